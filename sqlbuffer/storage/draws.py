@@ -41,7 +41,7 @@ Columns = RowSelection | Sequence[Any] | None
 
 
 class SampledRows(NamedTuple):
-    """Rows as they are stored, and the arrays that the sampler gives with them."""
+    """Rows as they are stored, and the arrays that the sampler returns with them."""
 
     rows: list[Row]
     columns: Mapping[str, NDArray[Any] | None]
@@ -51,11 +51,11 @@ class BatchDraws:
     """Draws batches from a buffer.
 
     Args:
-        source: Opens the rows of the buffer to samplers.
+        source: Opens the rows of the buffer for samplers.
         queries: Reads the rows of tasks.
         own_writes: Steps of this process that wait to be stored.
         priorities: Keeps the priorities.
-        sessions: Pace, count and log what is drawn.
+        sessions: Waits for the rate limiter, and counts and logs the drawn rows.
         expiry: Removes rows that may never be sampled again.
     """
 
@@ -75,7 +75,7 @@ class BatchDraws:
 
     @retry_on_disconnect
     def draw(self, node: Node, choose: Callable[[Candidates], T], columns: Columns = None) -> T:
-        """Return what is chosen of the rows that match and may be sampled; nothing is counted.
+        """Return the choice among the rows that match and may be sampled, without counting uses.
 
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
@@ -87,11 +87,11 @@ class BatchDraws:
         return found
 
     def _find_eligible_low(self, candidates: Candidates) -> None:
-        """Where a draw found few rows that may be sampled, find out where they begin."""
+        """Find the first row that may be sampled, if a draw found only few such rows."""
         restrictions, buffer = self._source.restrictions, self.buffer
         if not restrictions.eligible_low.is_due(candidates):
             return
-        # The draw is done, whatever becomes of this.
+        # The draw is done; errors of this step do not matter.
         with suppress(StorageError), translated(buffer.url):
             epoch = server_epoch(buffer.engine)
             settled = settled_seq(buffer.engine, buffer.watermark)
@@ -101,11 +101,11 @@ class BatchDraws:
 
     @contextmanager
     def session(self, sampler: RowStrategy | TaskStrategy, n: int) -> Iterator[SamplingSession]:
-        """Sample n things: wait for the rate limiter, and count what is handed out.
+        """Sample n items: wait for the rate limiter, and count the returned items.
 
         Raises:
-            BufferConfigError: The rows are handed out by leases alone.
-            FlowControlError: The rate limiter did not let the batch out in time.
+            BufferConfigError: Rows of this buffer are only claimed with leases.
+            FlowControlError: The rate limiter did not allow the batch in time.
         """
         info = self.buffer.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
@@ -135,18 +135,19 @@ class BatchDraws:
         kind: ClaimKind[T],
         least: int,
     ) -> T:
-        """Return what is chosen; its uses are counted, and it is logged.
+        """Return the chosen items, with their uses counted and logged.
 
         Args:
-            session: The session that it is drawn in.
-            sampler: Draws it.
-            n: How many are wanted.
-            node: Which rows.
-            columns: What is read of them.
-            choose: Called with the candidates, how many are wanted (`n`), and whether it is the
-                first time (`is_first`).
-            kind: How several draws are joined.
-            least: Fewer are not counted or logged.
+            session: Session of the draw.
+            sampler: Sampler that draws the items.
+            n: Number of items.
+            node: Condition that rows must match.
+            columns: Columns to read.
+            choose: Function called with the candidates, the number of missing items (`n`), and True
+                for
+                the first draw (`is_first`).
+            kind: Functions that join several draws.
+            least: Smallest number of items that is counted and logged.
         """
         if n == 0 or not self._sessions.uses.is_on:
             return self.draw(node, partial(choose, n=n, is_first=True), columns)
@@ -178,15 +179,17 @@ class BatchDraws:
         n: int,
         begin: Callable[[], None] | None = None,
     ) -> Batch:
-        """Return n things that a reader makes of what a sampler draws. If too few can be drawn,
-        fewer come back, and their uses are not counted.
+        """Return n items that a reader makes of the rows that a sampler draws.
+
+        If fewer can be drawn, fewer are returned, and their uses are not counted.
 
         Args:
-            node: Which rows.
-            reader: Makes the batch.
-            sampler: Draws the keys.
-            n: How many.
-            begin: Called before each attempt: after a lost connection the batch is drawn again.
+            node: Condition that rows must match.
+            reader: Reader that makes the batch.
+            sampler: Sampler that draws the keys.
+            n: Number of items.
+            begin: Function called before each attempt: after a lost connection the batch is drawn
+                again.
         """
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:
@@ -202,7 +205,7 @@ class BatchDraws:
             columns = sampler.finished(batch, self._priorities.alpha)
             if columns:
                 batch = Batch({**batch, **columns}, batch.info)
-            # A batch that is too small is not handed out.
+            # A batch that is too small is not returned.
             session.n_rows = batch.n_rows if batch.n_rows >= n else 0
         return batch
 
@@ -214,8 +217,9 @@ class BatchDraws:
         least: int = 0,
         payloads: Payloads | None = None,
     ) -> tuple[SampledRows, int | None]:
-        """Return up to n rows that a sampler draws, and their number in the sample log. Fewer than
-        `least` are not counted as used.
+        """Return up to n rows that a sampler draws, and their number in the sample log.
+
+        Uses of fewer than `least` rows are not counted.
         """
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> SampledRows:
@@ -238,14 +242,15 @@ class BatchDraws:
         least: int = 0,
         payloads: Payloads | None = None,
     ) -> tuple[list[list[Row]], int | None]:
-        """Return up to n tasks that a sampler draws, each with all its rows, and their number in
-        the sample log. Fewer than `least` are not counted as used.
+        """Return up to n tasks that a sampler draws, each with all its rows, and their log number.
+
+        Uses of fewer than `least` tasks are not counted.
         """
 
         most = n
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> list[list[Row]]:
-            # All each time: the sampler cannot leave out the tasks that it drew before.
+            # Each draw starts again: the sampler cannot leave out the tasks that it drew before.
             chosen, limits = sampler.choose_tasks(candidates, most), candidates.limits.of_steps
             found = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
             return [rows for rows in found.values() if rows]
@@ -260,14 +265,14 @@ class BatchDraws:
 
         Args:
             batch: The batch.
-            clock: The buffer's clock when it was read.
-            what: What the log names instead of a sampler.
+            clock: The buffer's clock when the batch was read.
+            what: Name in the log in place of a sampler.
         """
         seqs = batch.info["seq"].tolist()
         return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(what)))
 
     def return_batch(self, batch: Batch) -> None:
-        """Undo what was counted and logged of a batch that is not handed out."""
+        """Undo the counts and the log entry of a batch that is not returned."""
         if not batch.n_rows:
             return
         give_back(self._sessions.uses, BATCHES.units(batch))
@@ -293,7 +298,7 @@ def _numbered(batch: Batch, number: int | None) -> Batch:
 
 
 def log_entry_of(sampler: RowStrategy | TaskStrategy) -> LogEntry:
-    """Return what the sample log says of the sampler of a batch."""
+    """Return the sample log's entry for the sampler of a batch."""
     seeds = (getattr(value, "seed", None) for value in (sampler, *vars(sampler).values()))
     seed = next((seed for seed in seeds if isinstance(seed, (int, np.integer))), None)
     return LogEntry(type(sampler).__name__, None if seed is None else str(int(seed)))

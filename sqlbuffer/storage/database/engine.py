@@ -1,4 +1,4 @@
-"""One small pool of connections per URL and process, and what a connection is told at opening."""
+"""One small pool of connections per URL and process, and the settings of a new connection."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ OTHER_DATABASES = ("duckdb", "mariadb", "mongodb", "mssql", "mysql", "oracle", "
 IDLE_BEFORE_PING_S = 1.0
 
 # WAL lets readers read while one writes, and needs one fsync a checkpoint instead of two a commit.
-# It is a property of the file, so it is set once, by whoever creates the schema.
+# It is a property of the file, so it is set once, by the process that creates the schema.
 SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
 
 _lock = threading.Lock()
@@ -49,10 +49,10 @@ _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 _adopted_sqlite: WeakSet[Engine] = WeakSet()
-# The engines of whose pools others run rewritten statements.
+# The engines whose pools are shared by engines with rewritten statements.
 _owners: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 
-# Returns the statement to run in the place of another one.
+# Returns the statement to run in place of another one.
 Rewrite = Callable[[Any], Any]
 
 
@@ -65,7 +65,7 @@ class _BinaryCursor(psycopg.Cursor[Any]):
 
 
 class _Pool(QueuePool):
-    """Keeps no connection that comes back after it was closed."""
+    """Drops each connection that comes back after the pool was closed."""
 
     _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"  # or it would log as this library
     _is_closed = False
@@ -76,7 +76,7 @@ class _Pool(QueuePool):
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         super()._do_return_conn(record)
-        # Not before: it may be closed in between.
+        # Checked after the return: the pool may be closed in between.
         if self._is_closed:
             super().dispose()
 
@@ -96,7 +96,7 @@ def resolve_url(url: Database) -> URL:
         return _resolve_postgresql(resolved)
     if backend == "sqlite":
         return _resolve_sqlite(resolved)
-    # Only a name that is known: what stands there may be a part of a password.
+    # Only a known name is shown: this part may belong to a password.
     other = f", not {backend}" if backend in OTHER_DATABASES else ""
     raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL{other}; write {URL_FORMS}")
 
@@ -121,12 +121,12 @@ def _resolve_sqlite(url: URL) -> URL:
         return url
     if not (url.database or "").startswith("file:"):
         url = url.set(database=str(Path(url.database or "").expanduser().absolute()))
-    check_characters(url)  # after the working folder came in
+    check_characters(url)  # after the working folder was added
     return with_options_of_sqlite(url)
 
 
 def is_memory(url: URL) -> bool:
-    """Tell whether the URL names a SQLite database that lives in this process only."""
+    """Return True if the URL names a SQLite database that exists in this process only."""
     return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
 
 
@@ -140,8 +140,9 @@ def engine_for(url: URL) -> Engine:
 
 
 def server_epoch(engine: Engine) -> int:
-    """Return a number that is another one when the server may have crashed meanwhile, and what was
-    remembered of it no longer holds.
+    """Return a number that changes when the server may have crashed.
+
+    State of the server that was remembered under another number is no longer valid.
     """
     return _epochs.setdefault(pool_owner(engine), next(_numbers))
 
@@ -152,11 +153,11 @@ def begin_epoch(engine: Engine) -> None:
 
 
 def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
-    """Return an engine over the same pool whose statements are rewritten before they run.
+    """Return an engine over the same pool that rewrites its statements before they run.
 
     Args:
         engine: The engine.
-        rewrite: Returns the statement to run instead of one; both SQLAlchemy's.
+        rewrite: Function from a statement to the one that runs instead; both SQLAlchemy's.
     """
     found = engine.execution_options()
 
@@ -171,24 +172,25 @@ def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
 
 
 def pool_owner(engine: Engine) -> Engine:
-    """Return the engine that has the pool of one that rewrites its statements."""
+    """Return the engine that owns the pool of an engine with rewritten statements."""
     return _owners.get(engine, engine)
 
 
 def close_idle(url: URL) -> None:
-    """Forget this process's engine of a URL and close its idle connections."""
+    """Drop this process's engine of a URL and close its idle connections."""
     key = url.render_as_string(hide_password=False)
     with _lock:
         engine = _engines.pop(key, None)
     if engine is not None:
         engine.dispose()
-        # Once more, for threads that got hold of the engine before, and go on with the new pool.
+        # Close once more, for threads that had the engine before and continue with the new pool.
         engine.pool.dispose()
 
 
 def own_engine(url: Database, resolved: URL) -> Engine | None:
-    """Return the engine of one buffer alone: the user's, or one for a database in memory; None: the
-    process's shared one.
+    """Return the engine of one buffer alone; None for the process's shared engine.
+
+    It is the user's engine, or a new one for a database in memory.
 
     Raises:
         URLError: An engine of another driver, or of a SQLite database in memory that threads do not
@@ -200,8 +202,9 @@ def own_engine(url: Database, resolved: URL) -> Engine | None:
 
 
 def adopt_as_it_is(engine: Engine) -> None:
-    """Have buffers that are opened on an engine use it unchanged: it begins transactions in its own
-    way.
+    """Make buffers that are opened on an engine use it unchanged.
+
+    The engine begins transactions in its own way.
     """
     _adopted[engine] = engine
 
@@ -210,7 +213,7 @@ def _adopt(engine: Engine) -> Engine:
     if engine in _adopted:
         return _adopted[engine]
     if engine.dialect.name != "sqlite":
-        # An engine of its own over the same pool: the user's transactions begin as before.
+        # A separate engine over the same pool: the user's transactions begin as before.
         _adopted[engine] = engine.execution_options()
         listen_postgresql(_adopted[engine])
         return _adopted[engine]
@@ -223,9 +226,9 @@ def _adopt(engine: Engine) -> Engine:
     if not is_memory(engine.url):
         if engine not in _adopted_sqlite:
             _adopted_sqlite.add(engine)
-            engine.dispose()  # it may have opened connections that a fork does not close
+            engine.dispose()  # it may have connections that a fork does not close
         return engine
-    with engine.connect() as connection:  # it may have been opened before the listeners were there
+    with engine.connect() as connection:  # it may have been opened before the listeners were added
         driver = driver_of(connection)
         prepare(driver)
     return engine
@@ -235,7 +238,7 @@ def _create(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         if not is_memory(url):
             warn_of_network(sqlite_path(url))
-        # One connection is the whole database when it lives in memory.
+        # A database in memory has one connection, which is the whole database.
         sizes: dict[str, Any] = (
             {"pool_size": 1, "max_overflow": 0}
             if is_memory(url)
@@ -250,7 +253,7 @@ def _create(url: URL) -> Engine:
 
 
 def postgresql_engine(url: URL, **sizes: Any) -> Engine:
-    """Return a new engine of a server; how its transactions begin is up to the caller.
+    """Return a new engine of a server; the caller decides how its transactions begin.
 
     Args:
         url: The resolved URL.
@@ -281,11 +284,11 @@ def postgresql_engine(url: URL, **sizes: Any) -> Engine:
 def sqlite_engine(
     url: URL, connect_args: Mapping[str, Any] = MappingProxyType({}), **sizes: Any
 ) -> Engine:
-    """Return a new engine of a SQLite database; how its transactions begin is up to the caller.
+    """Return a new engine of a SQLite database; the caller decides how its transactions begin.
 
     Args:
         url: The resolved URL.
-        connect_args: What the driver is given beyond the library's own.
+        connect_args: Arguments of the driver, in addition to the library's own.
         sizes: Arguments of the pool.
     """
     given = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, **connect_args}
@@ -295,7 +298,7 @@ def sqlite_engine(
 
 
 def _settings() -> dict[str, Any]:
-    """Return what a connection to PostgreSQL is opened with where the URL says nothing else."""
+    """Return the settings of a connection to PostgreSQL, unless the URL changes them."""
     return {
         "connect_timeout": 10,
         "application_name": f"sqlbuffer {os.getpid()}",
@@ -312,9 +315,7 @@ def _note_use(_connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _ping_after_idling(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
-    """Replace a connection that died while it lay in the pool; a ping each time would cost a round
-    trip.
-    """
+    """Replace a connection that died while idle in the pool; a constant ping costs a round trip."""
     if time.monotonic() - record.info.get("used_at", time.monotonic()) < IDLE_BEFORE_PING_S:
         return
     try:
@@ -334,21 +335,22 @@ def _refuse_unread_log(_dialect: Any, _record: Any, arguments: Any, _options: An
 
 
 def refuse_unread_log(url: URL) -> None:
-    """Raise StorageReadOnlyError where a URL leaves out the log, and the log holds rows."""
+    """Raise StorageReadOnlyError if a URL leaves out the log, and the log holds rows."""
     if is_immutable(url) and (advice := unread_log(url)):
         raise StorageReadOnlyError(f"immutable=1 reads {sqlite_path(url)} alone, and {advice}")
 
 
 def _forget_engines() -> None:
-    """In a forked child: leave the parent's connections alone, and keep the collector from closing
-    them.
+    """Leave the parent's connections alone in a forked child.
+
+    The collector must not close them either.
     """
     global _lock
     _lock = threading.Lock()
     _inherited.extend(_engines.values())
     _engines.clear()
     for engine in list(_adopted_sqlite):
-        engine.dispose(close=False)  # a thread that is not here may hold the pool's locks
+        engine.dispose(close=False)  # a thread of the parent may hold the pool's locks
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Database errors by cause, as errors that tell the user what to do."""
+"""Translate database errors by cause into errors that tell the user what to do."""
 
 import re
 import shlex
@@ -28,29 +28,30 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.database.urls import is_read_only, shown_url, sqlite_path, unread_log
 
-# How the triggers of both databases begin to say that a buffer is unknown.
+# The triggers of both databases begin their message of an unknown buffer with this text.
 NO_BUFFER = "sqlbuffer: no buffer"
-# How they say that an unfinished copy takes no other steps.
+# They begin their message of an unfinished copy, which takes no other steps, with this one.
 UNFINISHED_COPY = "sqlbuffer: the buffer is an unfinished copy"
-# What the drivers raise when another writer holds an id.
+# Raised by the drivers when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
-# What a server raises where a value is larger than its type takes.
+# Raised by a server for a value that is larger than its type allows.
 ProgramLimitExceeded = psycopg.errors.ProgramLimitExceeded
 _COPIED = re.compile(r"^COPY \w+, line (\d+)(?:, column (\w+))?", re.MULTILINE)
 
 
 class ConnectionLost(StorageUnreachableError):
-    """The server could not be reached, or went away in the middle: what was under way may have
-    happened or not.
+    """The server could not be reached, or the connection was lost in the middle of a call.
+
+    The call may have taken effect or not.
     """
 
 
 class Deadlock(StorageBusyError):
-    """Two transactions waited for each other, and the server ended this one: nothing happened."""
+    """Two transactions waited for each other, and the server ended this one without any effect."""
 
 
 class RecoveryConflict(StorageBusyError):
-    """A standby ended a query that stood in the way of what it has to replay."""
+    """A standby ended a query that conflicted with the log that it must replay."""
 
 
 _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
@@ -72,8 +73,9 @@ _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
     "53100": (StorageFullError, "free space on the server and write again"),
 }
 
-# Why a server, or pgbouncer in front of it, lets no one in. A refused connection has no state: only
-# the text says why. In another language than English it counts as a lost connection.
+# Why a server, or pgbouncer in front of it, refuses a connection. A refused connection has no
+# state: only the text shows the reason. In another language than English it counts as a lost
+# connection.
 _REFUSALS: tuple[tuple[re.Pattern[str], type[StorageUnreachableError], str], ...] = tuple(
     (re.compile(f"^.*(?:{pattern}).*$", re.MULTILINE), kind, remedy)
     for pattern, kind, remedy in (
@@ -121,14 +123,14 @@ def translated(url: URL) -> Iterator[None]:
 
 
 def translate(error: BaseException | None, url: URL) -> SQLBufferError:
-    """Return the library's error for a driver's."""
+    """Return the library's error for a driver's error."""
     shown, reason = (
         shown_url(url),
         str(error).strip().splitlines()[0] if str(error) else type(error).__name__,
     )
     state = getattr(error, "sqlstate", None) or ""
     if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
-        return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it anew")
+        return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it again")
     if UNFINISHED_COPY in reason:
         return StorageReadOnlyError(
             f"{shown}: the buffer is an unfinished copy, and takes no other steps; run the copy "
@@ -159,7 +161,7 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
 
 
 def _refusal(error: BaseException | None, shown: str) -> StorageUnreachableError | None:
-    """Return the error of a server that answers, and lets this user in at no later attempt."""
+    """Return the error of a server that answers, but will refuse this user at every attempt."""
     for pattern, kind, remedy in _REFUSALS:
         if found := pattern.search(str(error)):
             reason = found[0].rpartition("FATAL:")[2].strip()
@@ -174,10 +176,10 @@ def _is_recovery_conflict(error: BaseException | None, state: str) -> bool:
 
 
 def too_large(error: psycopg.Error, ids: Sequence[str]) -> FieldError:
-    """Return the error of a batch with a value that a server does not take.
+    """Return the error of a batch with a value that a server refuses.
 
     Args:
-        error: What the server said.
+        error: Error of the server.
         ids: The ids of the rows that were sent, in their order.
     """
     found = _COPIED.search(error.diag.context or "")
@@ -195,8 +197,8 @@ def _too_large(reason: str) -> str:
     )
 
 
-# Besides SQLITE_FULL, what SQLite calls a full disk, a quota or a limit on the size of a file: at
-# the shared memory of a file that it opens, and at a write.
+# In addition to SQLITE_FULL, SQLite reports a full disk, a quota or a limit on the size of a file
+# with these names: at the shared memory of a file that it opens, and at a write.
 _FULL = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_WRITE")
 
 
@@ -209,7 +211,7 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
             f"{shown}: {reason}; another program holds the file: close it or try again"
         )
     if any(word in reason for word in ("readonly", "read-only", "not authorized")):
-        # Other names: the folder is not writable, so that a log cannot even be read.
+        # Other names mean that the folder is not writable, so that a log cannot even be read.
         name = getattr(error, "sqlite_errorname", "")
         if name in ("SQLITE_READONLY", "SQLITE_AUTH") and is_read_only(url):
             return StorageReadOnlyError(

@@ -1,11 +1,11 @@
-"""What a file lies on: SQLite's locks and its shared memory do not work over a network."""
+"""File system of a database file: SQLite's locks and shared memory do not work over a network."""
 
 import os
 import re
 import warnings
 from pathlib import Path
 
-MOUNTS = Path("/proc/self/mountinfo")  # Linux; elsewhere nothing is known, and nothing said
+MOUNTS = Path("/proc/self/mountinfo")  # Linux; elsewhere the kind is unknown: no warning
 _NETWORK = {
     "9p",
     "afs",
@@ -28,15 +28,15 @@ _NETWORK = {
 
 
 class NetworkFileSystemWarning(UserWarning):
-    """A SQLite file lies on a network file system."""
+    """A SQLite file is on a network file system."""
 
 
 def warn_of_network(path: Path) -> None:
-    """Warn where a database file lies on a network file system."""
+    """Warn if a database file is on a network file system."""
     kind = filesystem_of(path)
     if kind in _NETWORK:
         warnings.warn(
-            f"{path} lies on a network file system ({kind}): SQLite's locks do not hold there, and "
+            f"{path} is on a network file system ({kind}): SQLite's locks do not hold there, and "
             f"the file may be damaged; put it on a local disk, or use PostgreSQL for several "
             f"machines",
             NetworkFileSystemWarning,
@@ -45,9 +45,7 @@ def warn_of_network(path: Path) -> None:
 
 
 def filesystem_of(path: Path) -> str | None:
-    """Return the kind of file system that a path lies on, as the kernel names it; None where that
-    cannot be told.
-    """
+    """Return the kernel's name for the file system of a path; None if it is unknown."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -62,7 +60,7 @@ def filesystem_of(path: Path) -> str | None:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         inside = place == point or place.startswith(point.rstrip("/") + "/")
-        # Of two mounts at one point the later one hides the earlier.
+        # If two mounts have the same point, the later one hides the earlier.
         if inside and len(point) >= longest:
             found, longest = after.split(" ")[0], len(point)
     return found

@@ -1,4 +1,4 @@
-"""Locks that a forked child does not find held for ever by a thread that only its parent has."""
+"""Locks that are free in a forked child, also if a thread of the parent held them."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ class ForkLock:
         _locks.add(self)
 
     def renew(self) -> None:
-        """Forget who holds it."""
+        """Release the lock, regardless of its holder."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:

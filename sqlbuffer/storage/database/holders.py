@@ -1,4 +1,4 @@
-"""Which processes hold something in a database, and whether they still run."""
+"""Processes that hold objects in a database, and the check that they still run."""
 
 import os
 import socket
@@ -10,12 +10,12 @@ _own: set[str] = set()
 
 
 def new_name() -> str:
-    """Return a name that nothing else has: host, pid and a random part."""
+    """Return a unique name: host, pid and a random part."""
     return f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:12]}"
 
 
 def new_holder(owner: Any) -> str:
-    """Return a name for an object of this process, which lives as long as the object."""
+    """Return a name for an object of this process, valid as long as the object exists."""
     holder = new_name()
     _own.add(holder)
     weakref.finalize(owner, _own.discard, holder).atexit = False
@@ -23,17 +23,17 @@ def new_holder(owner: Any) -> str:
 
 
 def forget(holder: str) -> None:
-    """Note that an object of this process is done."""
+    """Remove an object of this process from the live ones."""
     _own.discard(holder)
 
 
 def is_alive(holder: str, age_s: float, timeout_s: float) -> bool:
-    """Tell whether a holder lives: exact on this machine, and elsewhere by when it was last seen.
+    """Return True if a holder is alive: exact on this machine, by its age on another one.
 
     Args:
         holder: Its name.
-        age_s: When it was last seen.
-        timeout_s: After how long one of another machine is taken for dead.
+        age_s: Seconds since it was last seen.
+        timeout_s: Age in seconds after which a holder on another machine counts as dead.
     """
     host, pid, _ = holder.rsplit(" ", 2)
     if host != socket.gethostname():
@@ -50,5 +50,5 @@ def is_alive(holder: str, age_s: float, timeout_s: float) -> bool:
 
 
 def is_here(holder: str) -> bool:
-    """Tell whether a holder is of this process."""
+    """Return True if a holder belongs to this process."""
     return holder.rsplit(" ", 1)[0] == f"{socket.gethostname()} {os.getpid()}"

@@ -1,6 +1,6 @@
 """Descriptors of one process: a forked child closes its copies.
 
-A lock on a file lasts as long as any process has the descriptor open, the child of its holder too.
+A lock on a file lasts as long as any process has the descriptor open, also a child of its holder.
 """
 
 import os
@@ -16,8 +16,8 @@ def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
 
     Args:
         path: The file.
-        flags: As `os.open` takes them.
-        mode: Who may use a file that is made.
+        flags: Flags of `os.open`.
+        mode: Permissions of a new file.
 
     Raises:
         OSError: See `os.open`.
@@ -30,7 +30,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def close_own(descriptor: int) -> None:
-    """Close what `open_own` has opened."""
+    """Close a descriptor of `open_own`."""
     with forks_held_off():
         _descriptors.discard(descriptor)
         os.close(descriptor)

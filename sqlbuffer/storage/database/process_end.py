@@ -9,11 +9,12 @@ _pids: dict[Callable[[], None], int] = {}
 
 
 def at_process_end(work: Callable[[], None], priority: int = 0) -> None:
-    """Have this process call a function when it ends, once however often it is asked; also a child
-    of multiprocessing, which runs no `atexit` of its parent.
+    """Register a function that this process calls once when it ends.
+
+    It also runs in a child of multiprocessing, which runs no `atexit` of its parent.
 
     Args:
-        work: The same object each time.
+        work: The function; the same object is registered only once.
         priority: The highest is called first.
     """
     if _pids.get(work) != os.getpid():

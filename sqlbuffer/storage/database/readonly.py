@@ -30,7 +30,7 @@ _Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query returned.
+    """Result of a query.
 
     Attributes:
         columns: Names of the columns.
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Stream:
-    """What a query returns, for as long as its connection is open.
+    """Result of a query, valid while its connection is open.
 
     Attributes:
         columns: Names of the columns.
@@ -55,12 +55,13 @@ class Stream:
 
 
 def query(url: Database, statement: str, parameters: _Parameters | None = None) -> Answer:
-    """Run one SQL statement that reads and return all it finds.
+    """Run one read-only SQL statement and return all its rows.
 
     Args:
         url: The database; a SQLite file must exist.
         statement: SQL of that database.
-        parameters: Values of the `:name` in the statement; without any, a colon is a colon.
+        parameters: Values of each `:name` in the statement. Without parameters, colons have no
+            special meaning.
 
     Raises:
         StorageReadOnlyError: The statement writes.
@@ -75,7 +76,7 @@ def query(url: Database, statement: str, parameters: _Parameters | None = None) 
 def stream(
     url: Database, statement: str, parameters: _Parameters | None = None
 ) -> Iterator[Stream]:
-    """Run one SQL statement that reads; its rows come as they are read, in little memory.
+    """Run one read-only SQL statement and yield its rows as they are read, in little memory.
 
     The arguments and errors are those of `query`.
     """

@@ -1,4 +1,4 @@
-"""Calling again after a lost connection, a deadlock or a conflict on a standby."""
+"""Repeat a call after a lost connection, a deadlock or a conflict on a standby."""
 
 import logging
 import random
@@ -22,25 +22,26 @@ FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
 LONGEST_PAUSE_S = 1.0
 ONCE_MORE_S = 0.05
 DEADLOCKS = 10
-# When a call that waits logs it first; then after 3 s, 9 s and so on.
+# Seconds after which a waiting call logs it first; then after 3 s, 9 s and so on.
 FIRST_LOG_S, SECOND_LOG_S, LOG_GROWTH = 0.1, 3.0, 3
 
 T = TypeVar("T")
 
 
 def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) -> T:
-    """Return what `work` returns, called again after a deadlock, and for some time while the
-    server cannot be reached or a standby ends the query.
+    """Return the result of `work`, repeated after a deadlock, a lost connection or a conflict.
+
+    After a loss, or when a standby ended the query, it is repeated for a limited time.
 
     Args:
-        work: May be called several times.
-        retry_s: How long after the first loss or conflict; 0 never calls again.
-        on_loss: Called after each loss.
+        work: Function to run; it may be called several times.
+        retry_s: Seconds after the first loss or conflict in which it is repeated; 0 for one call.
+        on_loss: Function called after each loss.
 
     Raises:
         StorageUnreachableError: The server could not be reached in that time.
-        StorageBusyError: Every one of many attempts ended in a deadlock, or a standby ended the
-            query each time.
+        StorageBusyError: Each of many attempts ended in a deadlock, or a standby ended the query
+            each time.
     """
     began: float | None = None
     deadlocks = 0
@@ -66,6 +67,6 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
             if waited_s >= log_s:
                 logger.warning("%s; trying again for %.0f s", error, retry_s - waited_s)
                 log_s = max(SECOND_LOG_S, LOG_GROWTH * waited_s)
-        # Not all writers at once, when the server is back.
+        # Writers wait for different times, so that they do not all return together.
         time.sleep(pause_s * _RANDOM.uniform(0.5, 1))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Connections to SQLite, and what becomes of them when this process forks.
+"""Connections to SQLite, and their end when this process forks.
 
 SQLite keeps the locks of a file in memory, and the kernel keeps them per process. A forked child
 copies the memory but not the kernel's locks. It would believe that it holds locks, and its parent's
@@ -27,7 +27,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from sqlbuffer.errors import StorageError
 
-# How long a fork waits for the transactions of other threads.
+# Seconds that a fork waits for the transactions of other threads.
 FORK_WAIT_S = 5.0
 
 CONNECTION_PRAGMAS = (
@@ -37,8 +37,8 @@ CONNECTION_PRAGMAS = (
     # The default of 2 MB is less than the hot pages of a million rows.
     "PRAGMA cache_size = -65536",
     "PRAGMA temp_store = MEMORY",
-    # After a checkpoint the WAL file is cut back to this, instead of keeping its largest size for
-    # ever.
+    # After a checkpoint the WAL file is truncated to this size, instead of keeping its largest
+    # size.
     "PRAGMA journal_size_limit = 67108864",
 )
 
@@ -47,8 +47,8 @@ class FileConnection(sqlite3.Connection):
     """A connection to a file that a fork closes.
 
     Attributes:
-        is_idle: It is in a pool. Until it comes back there first, a thread may be preparing it.
-        is_closed: It was closed, by a fork maybe.
+        is_idle: It is in a pool. Before it is first returned there, a thread may be preparing it.
+        is_closed: It was closed, possibly by a fork.
     """
 
     is_idle = False
@@ -96,13 +96,13 @@ _users: dict[Hashable, int] = {}
 _open: "WeakSet[FileConnection]" = WeakSet()
 _forking_thread: int | None = None
 _foreign: set[int] = set()
-_obstacle: str | None = None  # what kept the last fork from closing all connections
+_obstacle: str | None = None  # reason why the last fork did not close all connections
 _is_refused = False
 _inherited: list[FileConnection] = []
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Set a new connection up as the library uses it."""
+    """Configure a new connection for the library."""
     # Python's own transaction handling would begin late and commit before DDL.
     connection.isolation_level = None
     for pragma in CONNECTION_PRAGMAS:
@@ -113,12 +113,12 @@ def prepare(connection: sqlite3.Connection) -> None:
 def opened_file(
     name: str | Path, factory: type[FileConnection] = FileConnection, **options: Any
 ) -> Iterator[FileConnection]:
-    """Open a file past the engine, and close it at the end of the block; forks wait until then.
+    """Open a file without the engine, and close it at the end of the block; forks wait until then.
 
     Args:
         name: Its path, or a URI.
-        factory: What opens it.
-        options: Those of `sqlite3.connect`.
+        factory: Class of the connection.
+        options: Options of `sqlite3.connect`.
 
     Raises:
         StorageError: This process was forked while SQLite was in use.
@@ -132,7 +132,7 @@ def opened_file(
 
 @contextmanager
 def forks_held_off() -> Iterator[None]:
-    """Have forks of other threads wait until the end of the block.
+    """Make forks of other threads wait until the end of the block.
 
     A thread that enters while another thread forks waits until that is done.
     """
@@ -145,8 +145,9 @@ def forks_held_off() -> Iterator[None]:
 
 
 def listen_to_connections(engine: Engine, *, is_memory: bool) -> None:
-    """Prepare each new connection of a SQLite engine; have forks wait for connections in use, and
-    close those to a file.
+    """Prepare each new connection of a SQLite engine.
+
+    Forks wait for connections in use, and close those to a file.
     """
     if event.contains(engine, "checkin", _check_in):
         return
@@ -171,7 +172,7 @@ def _prepare(connection: Any, _record: Any) -> None:
 
 
 def _note_foreign(connection: Any, _record: Any) -> None:
-    """Note a connection that the user's engine made in its own way: no fork closes it."""
+    """Register a connection that the user's engine opened itself: no fork closes it."""
     if not isinstance(connection, FileConnection):
         _foreign.add(id(connection))
 
@@ -204,7 +205,8 @@ def _check_in(connection: Any, record: ConnectionPoolEntry) -> None:
 def _begin_use(user: Hashable) -> None:
     me = threading.get_ident()
     with _changed:
-        # The fork waits for a thread that uses one connection already: it must not wait as well.
+        # The fork waits for a thread that already uses one connection, so that thread must not wait
+        # too.
         while _forking_thread not in (None, me) and me not in _users.values():
             _changed.wait()
         _users[user] = me
@@ -254,7 +256,7 @@ def _found_obstacle(me: int) -> str | None:
 
 
 def _close_all() -> str | None:
-    """Close every connection to a file; return what prevented that."""
+    """Close every connection to a file; return the reason if that failed."""
     try:
         for connection in list(_open):
             connection.close()
@@ -264,7 +266,7 @@ def _close_all() -> str | None:
 
 
 def _close_idle_at_exit() -> None:
-    """Close what no thread uses: the last one to close moves the log into the file."""
+    """Close unused connections: the last one to close moves the log into the file."""
     for connection in list(_open):
         if connection.is_idle:
             with suppress(sqlite3.Error):

@@ -1,4 +1,4 @@
-"""SQLite files that have to be there already."""
+"""SQLite files that must already exist."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def existing_file(url: URL) -> Path:
     """Return the file of a resolved SQLite URL.
 
     Raises:
-        StorageUnreachableError: There is none; opening it would create it.
+        StorageUnreachableError: The file does not exist; opening it would create it.
         URLError: A database in memory.
     """
     refuse_memory(url)

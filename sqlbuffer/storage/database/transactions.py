@@ -1,8 +1,8 @@
-"""How a transaction begins: what it may see, how long it may wait, how durable it is.
+"""The begin of a transaction: its snapshot, its timeouts and its durability.
 
-The library begins transactions itself, through an event of the engine, since everything a
-transaction needs then travels in one message to the server and holds for it alone: behind pgbouncer
-in transaction mode a `SET` of the session would reach other clients.
+The library begins transactions itself, through an event of the engine. All settings of a
+transaction then travel in one message to the server, and hold for this transaction alone: behind
+pgbouncer in transaction mode a `SET` of the session would reach other clients.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +18,18 @@ from sqlalchemy import Connection, Engine, event
 BEGIN = "sqlbuffer_begin"
 _ANSWER = "sqlbuffer_answer"
 
-# No statement waits for another's lock longer than a writer of SQLite does for the file.
+# A statement waits for a lock of another one no longer than a writer of SQLite for the file.
 LOCK_TIMEOUT_S = 30
-# Only a filter that no index serves on a very large table comes near.
+# Only a filter that no index serves on a very large table takes nearly as long.
 STATEMENT_TIMEOUT_S = 600
-# No transaction of the library stays open between two calls: whoever is idle in one has hung.
+# No transaction of the library stays open between two calls: a process that is idle in one hangs.
 IDLE_TIMEOUT_S = 60
 
-# JIT starts where a plan looks dear, and plans that are forced by a penalty (`enable_sort = off`)
+# JIT starts if a plan looks expensive, and plans that are forced by a penalty (`enable_sort = off`)
 # always do: compiling took 1.2 s of claims that take 8 ms.
 _NO_JIT = "SET LOCAL jit = off"
 
-# Who interrupts a question does not wait longer for the server to hear of it.
+# Timeout for cancelling a query on Ctrl-C.
 CANCEL_TIMEOUT_S = 5.0
 
 # A server may wait for more than its own disk: `full` does not lower that.
@@ -42,17 +42,17 @@ _SYNCHRONOUS_COMMIT = {
 
 @dataclass(frozen=True)
 class Begin:
-    """How a transaction begins.
+    """Options of a new transaction.
 
     Attributes:
-        writes: SQLite takes its write lock at once.
+        writes: SQLite takes its write lock at the beginning.
         snapshot: Every statement sees the same state.
-        durability: `relaxed`, `full`, or None for what the server or the file is set to.
-        patient: No limit on how long a statement may run.
-        in_order: PostgreSQL reads by an index in the order that is wanted, and sorts what it
-            returns alone. Without statistics it would sort the steps of all chunks.
-        query: A select without parameters that goes along with the beginning: to a server, in the
-            same message. `answer` returns what it found.
+        durability: `relaxed`, `full`, or None for the setting of the server or the file.
+        patient: Statements have no time limit.
+        in_order: PostgreSQL reads rows in the requested order by an index, and sorts only the
+            result. Without statistics it would sort the steps of all chunks.
+        query: A select without parameters that is sent with the begin, to a server in the same
+            message. `answer` returns its rows.
     """
 
     writes: bool = False
@@ -64,19 +64,19 @@ class Begin:
 
 
 READ = Begin()
-# Each statement is its own transaction, as VACUUM wants it. No setting goes along, so it is for
-# statements whose plans never look dear.
+# Each statement is its own transaction, as VACUUM needs it. No setting is sent with it, so it is
+# for statements whose plans never look expensive.
 AT_ONCE = None
 
 
 def listen_sqlite(engine: Engine) -> None:
-    """Have transactions of an engine begin as their `Begin` says."""
+    """Make transactions of an engine begin with their `Begin`."""
     if not event.contains(engine, "begin", _begin_sqlite):
         event.listen(engine, "begin", _begin_sqlite)
 
 
 def listen_postgresql(engine: Engine) -> None:
-    """Have transactions of an engine begin as their `Begin` says."""
+    """Make transactions of an engine begin with their `Begin`."""
     if not event.contains(engine, "begin", _begin_postgresql):
         event.listen(engine, "begin", _begin_postgresql)
 
@@ -84,7 +84,7 @@ def listen_postgresql(engine: Engine) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     begin: Begin = connection.get_execution_options().get(BEGIN, READ)
     if not begin.writes:
-        # Past SQLAlchemy, which takes as long as the statements themselves.
+        # Without SQLAlchemy, which takes as long as the statements themselves.
         driver = driver_of(connection)
         driver.execute("BEGIN")
         if begin.query is not None:
@@ -112,7 +112,7 @@ def _begin_postgresql(connection: Connection) -> None:
         read_only=bool(options.get("postgresql_readonly")),
     )
     with invalidated_when_lost(connection):
-        # Several statements in one message need a cursor that asks for text.
+        # Several statements in one message need a cursor with the text protocol.
         cursor = psycopg.Cursor(driver).execute(statement)
         if begin.query is not None:
             while cursor.nextset():
@@ -121,12 +121,12 @@ def _begin_postgresql(connection: Connection) -> None:
 
 
 def keep_answer(connection: Connection, rows: Sequence[Any]) -> None:
-    """Keep what the query found which went along with the beginning, for `answer`."""
+    """Store the rows of the query that was sent with the begin, for `answer`."""
     connection.info[_ANSWER] = rows
 
 
 def answer(connection: Connection) -> Sequence[Any]:
-    """Return the rows that the query found which went along with the beginning."""
+    """Return the rows of the query that was sent with the begin."""
     found: Sequence[Any] = connection.info.pop(_ANSWER)
     return found
 
@@ -145,8 +145,9 @@ def snapshot(
 
 @contextmanager
 def invalidated_when_lost(connection: Connection) -> Iterator[None]:
-    """Drop a connection that is lost while the driver is used directly, or interrupted between a
-    question and its answer; the pool would try to roll it back, and log that it cannot.
+    """Drop a connection that is lost, or interrupted, while the driver is used directly.
+
+    The pool would try to roll it back, and log that it cannot.
     """
     try:
         yield
@@ -165,7 +166,7 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
-    """Undo the block alone if it fails: the transaction goes on."""
+    """Undo only the block if it fails: the transaction continues."""
     with connection.begin_nested(), invalidated_when_lost(connection):
         yield
 
@@ -174,9 +175,9 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     """Return the SQL that begins a transaction.
 
     Args:
-        begin: What it is like.
-        inside: The driver begins it by itself.
-        read_only: It cannot write.
+        begin: Options of the transaction.
+        inside: The driver has begun the transaction already.
+        read_only: The transaction cannot write.
     """
     level = "REPEATABLE READ" if begin.snapshot else "READ COMMITTED"
     mode = f"ISOLATION LEVEL {level}{', READ ONLY' if read_only else ''}"
@@ -204,8 +205,9 @@ def driver_of(connection: Connection) -> Any:
 def fetch(
     connection: Connection, statement: Any, parameters: Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
-    """Return what a select of whole rows finds, as the driver gives it: SQLAlchemy's rows would
-    take a third of the time that a sample does.
+    """Return the rows of a select of whole rows, in the driver's form.
+
+    SQLAlchemy's rows would take a third of the time of a sample.
     """
     result = connection.execute(statement, parameters)
     found: Any = result.cursor.fetchall()

@@ -1,4 +1,4 @@
-"""What database URLs and paths of SQLite files name, and how messages may show them."""
+"""Database URLs and paths of SQLite files, and their form in messages."""
 
 import os
 import re
@@ -13,19 +13,20 @@ from sqlalchemy.exc import ArgumentError
 
 from sqlbuffer.errors import URLError
 
-# What a caller may give: a URL, the path of a SQLite file, an engine, or None for the default.
+# Forms of a database that callers may give: a URL, the path of a SQLite file, an engine, or None
+# for the default.
 Database = str | os.PathLike[str] | URL | Engine | None
 
 # Also the options of later drivers and of other databases. `sslkey` is the path of a file.
 _SECRET = re.compile(r"pass|pwd|secret|token|(?<!ssl)key$", re.IGNORECASE)
 _DSN = re.compile(r"\s*[a-z_]+\s*=")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is no text
+_SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is not text
 URL_FORMS = "./replay.db, sqlite:///replay.db or postgresql://user@host/database"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|sqlite:")
 _SUFFIXES = (".db", ".db3", ".sqlite", ".sqlite3")
 _FOLDERS = ("/", "./", "../", "~")
-# What the address of a server without its scheme has and no relative path: a user, a port, options,
-# or a scheme without its colon.
+# Parts that the address of a server without its scheme has, but a relative path does not: a user, a
+# port, options, or a scheme without its colon.
 _OF_SERVERS = re.compile(r"@|^[^/]*:|^\s*[a-z_]+\s*=|^(sqlite|postgres)\w*/")
 _MODES = ("ro", "rw", "rwc")
 _OPTIONS = frozenset({"mode", "immutable", "uri"})
@@ -42,7 +43,7 @@ def parsed_url(url: Any) -> URL:
         parsed = make_url(url)
     except (ArgumentError, TypeError, ValueError):
         parsed = None
-    # Not in the handler: its error quotes the URL, and would stay in the chain.
+    # Outside the handler: its error quotes the URL, and would stay in the chain.
     if parsed is None:
         if isinstance(url, str) and _DSN.match(url):
             raise URLError(
@@ -58,10 +59,10 @@ def parsed_url(url: Any) -> URL:
 
 
 def check_characters(url: URL) -> None:
-    """Raise if a part of the URL is no text, as of bytes in the environment.
+    """Raise an error if a part of the URL is not text, such as bytes from the environment.
 
     Raises:
-        URLError: It is; the message quotes nothing of it.
+        URLError: A part is not text; the message quotes nothing of it.
     """
     options = (text for pair in url.normalized_query.items() for text in (pair[0], *pair[1]))
     parts = (url.username, url.password, url.host, url.database, *options)
@@ -73,7 +74,7 @@ def check_characters(url: URL) -> None:
 
 
 def _check_separators(text: str, parsed: URL) -> None:
-    """Raise if a character of the password may have ended it too early."""
+    """Raise an error if a character of the password may have ended it too early."""
     separators = 0 if parsed.username is None else 1
     if text.count("@") > separators:
         raise URLError(
@@ -92,10 +93,10 @@ def _check_separators(text: str, parsed: URL) -> None:
 
 
 def is_database(word: str) -> bool:
-    """Return True if a lone word names a database.
+    """Return True if a single word names a database.
 
     It is `scheme://...`, an existing file, or a path that looks like one of a database. A relative
-    path without a suffix, such as `runs/7`, may be something else.
+    path without a suffix, such as `runs/7`, may mean another thing.
     """
     if _SCHEME.match(word):
         return True
@@ -112,10 +113,10 @@ def is_database(word: str) -> bool:
 
 
 def url_of_path(given: object) -> URL | None:
-    """Return the URL of a SQLite file that is named by its path; None for anything else.
+    """Return the URL of a SQLite file that is named by its path; None for any other value.
 
     Raises:
-        URLError: No URL can hold the path.
+        URLError: The path cannot be written in a URL.
     """
     if isinstance(given, os.PathLike):
         path = os.fspath(given)
@@ -134,10 +135,10 @@ def _is_path(text: str) -> bool:
 
 
 def with_options_of_sqlite(url: URL) -> URL:
-    """Return the URL of a SQLite file in the form in which the driver heeds `mode` and `immutable`.
+    """Return the URL of a SQLite file in a form in which the driver reads `mode` and `immutable`.
 
     Raises:
-        URLError: A mode that is none.
+        URLError: An unknown mode.
     """
     name = url.database or ""
     if name.startswith("file:"):
@@ -150,7 +151,7 @@ def with_options_of_sqlite(url: URL) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """Return a URL without its passwords and its driver: as other programs take it too."""
+    """Return a URL without its passwords and its driver, in a form that other programs take too."""
     secrets = [name for name in url.query if _SECRET.search(name)]
     shown = url.set(drivername=url.get_backend_name()).difference_update_query(secrets)
     name = shown.database or ""
@@ -168,15 +169,16 @@ def sqlite_path(url: URL) -> Path:
 
 
 def is_immutable(url: URL) -> bool:
-    """Return whether a SQLite URL has the file read without its log: a resolved one, or one that
-    the driver takes.
+    """Return True if a SQLite URL makes the driver read the file without its log.
+
+    The URL may be resolved, or in the driver's form.
     """
     options = _options_of_sqlite(url)
     return options.get("immutable", ["0"])[-1].lower() in ("1", "on", "true", "yes")
 
 
 def is_read_only(url: URL) -> bool:
-    """Return whether a SQLite URL asks for reading alone; see `is_immutable`."""
+    """Return True if a SQLite URL opens the file only for reading; see `is_immutable`."""
     return is_immutable(url) or _options_of_sqlite(url).get("mode", ["rw"])[-1] == "ro"
 
 
@@ -185,7 +187,7 @@ def _options_of_sqlite(url: URL) -> dict[str, Sequence[str]]:
 
 
 def unread_log(url: URL) -> str:
-    """Return what to do about rows that only the log of a SQLite file holds; empty: none."""
+    """Return advice about rows that only the log of a SQLite file holds; empty if none are."""
     log = Path(f"{sqlite_path(url)}-wal")
     if not (log.is_file() and log.stat().st_size):
         return ""

@@ -1,9 +1,9 @@
-"""Cleaning up behind eviction, and behind learners, on PostgreSQL.
+"""Clean up after eviction, and after learners, on PostgreSQL.
 
-A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead one
-until a VACUUM. The server's own comes once a minute: until then a fast writer fills the table with
-nine times its live size. So every process that writes, learners too, also looks for dead rows. One
-process at a time cleans, in a thread that ends when the work is done.
+A row that is evicted, or updated while an old snapshot holds it, stays in the table as a dead row
+until a VACUUM. The server's own VACUUM runs once a minute: until then a fast writer fills the table
+with nine times its live size. So every process that writes, learners too, also checks for dead
+rows. One process at a time cleans, in a thread that ends when the work is done.
 """
 
 import logging
@@ -26,33 +26,34 @@ from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, driver_of
 from sqlbuffer.storage.schema.metadata import vacuumed_tables
 
-# Counts the rows of those blocks of a buffer that no row can come to.
+# Counts the rows of those blocks of a buffer that can get no more rows.
 Count = Callable[[Connection, int], None]
 
 logger = logging.getLogger("sqlbuffer")
 
-# Looking costs a millisecond: after so many rows, so many bytes of parts or chunks, or so long
-# after the last look.
+# A check costs a millisecond. It runs after this many rows, this many bytes of parts or chunks, or
+# this many seconds after the last check.
 ROWS_BETWEEN_LOOKS = 5_000
 BYTES_BETWEEN_LOOKS = 16 * 2**20
 SECONDS_BETWEEN_LOOKS = 5.0
-# Clean when a fifth of the rows is dead, and there are so many or they take so much room. A few
-# hundred chunks, each a row of up to 256 KiB, may be all that a buffer has.
+# Clean when a fifth of the rows is dead, and the dead rows are more than this number or take more
+# than this space. A few hundred chunks, each a row of up to 256 KiB, may be all that a buffer has.
 MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 2 * 2**20
-# Analyze when a tenth of the rows has come since the last time, and that many: plans that functions
-# keep are made again then, for a table of this size. A full buffer that turns over does not grow.
+# Analyze when a tenth of the rows is new since the last time, and at least this many: then the
+# plans that functions keep are made again, for a table of this size. A full buffer whose rows are
+# replaced does not grow.
 MAX_NEW_PER_KNOWN = 0.1
 MIN_NEW_ROWS = 5_000
-# While an old snapshot holds the dead rows a VACUUM reads the table for nothing. Most snapshots are
-# of a moment, the server's own among them: after ten seconds of a fast writer the table would have
-# grown by many times what it holds.
+# While an old snapshot holds the dead rows, a VACUUM reads the table for nothing. Most snapshots
+# are short, also the server's own. After ten seconds of a fast writer the table would have grown to
+# many times its contents.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
-# A process that died in a VACUUM is replaced then. One that takes longer goes on undisturbed: the
-# next one skips tables that are being cleaned.
+# After this time a process that died in a VACUUM is replaced. One that takes longer continues
+# undisturbed: the next one skips tables that are being cleaned.
 LEASE_S = 120.0
-# How long a process that ends waits for its cleaning: cut short, it would keep the lease.
+# Seconds that an ending process waits for its cleaning: cut short, it would keep the lease.
 END_S = 5.0
 TASK, ANALYZE_TASK = "vacuum", "analyze"
 # One process at a time deletes the ids of old writes (`applied_writes`), and old entries of the
@@ -61,7 +62,7 @@ FORGET_TASK, SECONDS_BETWEEN_FORGETTING = "forget writes", 30.0
 # Not the generator that a program may have seeded.
 chance = random.SystemRandom().random
 
-# Tables of which rows die often, with those that capabilities name when they are imported.
+# Tables whose rows die often, with those that capabilities add when they are imported.
 _TABLES = [
     "experiences", "episodes", "tasks", "priority_blocks", "row_blocks", "samples", "flow",
     "leases", "applied_writes",
@@ -83,8 +84,11 @@ WHERE s.relid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])
 
 @dataclass
 class Table:
-    """What the server knows of a table: rows dead and live, how many ever died, when it was
-    cleaned, who may, how large it is with its large values, and for how many rows it plans.
+    """Statistics of the server about a table.
+
+    They are the dead and live rows, how many rows ever died, the time of the last cleaning, the
+    right
+    to clean, the size with large values, and the number of rows that the planner expects.
     """
 
     name: str
@@ -98,13 +102,13 @@ class Table:
 
     @property
     def has_grown(self) -> bool:
-        """Whether it is worth an ANALYZE."""
+        """True if the table needs an ANALYZE."""
         new = self.live - self.known
         return new >= MIN_NEW_ROWS and new > MAX_NEW_PER_KNOWN * self.known
 
     @property
     def is_dirty(self) -> bool:
-        """Whether it is worth a VACUUM."""
+        """True if the table needs a VACUUM."""
         if self.dead <= MAX_DEAD_PER_LIVE * self.live:
             return False
         dead_bytes = self.size_bytes * self.dead / (self.dead + self.live)
@@ -112,13 +116,14 @@ class Table:
 
 
 class Cleaner:
-    """Looks after the dead rows of one database, for one process."""
+    """Cleans up the dead rows of one database, for one process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._mutex = ForkLock()
-        # The first look comes by chance, as if this process had begun long ago: processes that each
-        # write little look, taken together, as often as one that writes all of it.
+        # The first check comes at a random time, as if this process had begun long ago: many
+        # processes that each write little check, taken together, as often as one that writes all of
+        # it.
         begun = chance()
         self._rows = int(begun * ROWS_BETWEEN_LOOKS)
         self._bytes = int(begun * BYTES_BETWEEN_LOOKS)
@@ -130,12 +135,12 @@ class Cleaner:
         self.thread: threading.Thread | None = None
 
     def inserted(self, buffer_id: int, count: Count) -> None:
-        """Have full blocks of a buffer counted when it is time to look after dead rows."""
+        """Count full blocks of a buffer at the next check for dead rows."""
         with self._mutex:
             self._counts[buffer_id] = count
 
     def wrote(self, engine: Engine, n_rows: int, n_bytes: int = 0) -> None:
-        """Note that rows and bytes of parts were written; look after dead ones when it is time."""
+        """Count rows and bytes of parts that were written; check for dead rows if it is time."""
         with self._mutex:
             self._rows += n_rows
             self._bytes += n_bytes
@@ -152,7 +157,8 @@ class Cleaner:
             self.thread = threading.Thread(
                 target=self._run, args=(engine, counts), name="sqlbuffer-vacuum", daemon=True
             )
-        # At the end of the process, or at a limit on threads: another time. The write is done.
+        # At the end of the process, or at a limit on threads, a later check cleans. The write is
+        # done.
         with suppress(RuntimeError):
             self.thread.start()
             at_process_end(_finish)
@@ -167,7 +173,7 @@ class Cleaner:
                 for buffer_id, count in counts.items():
                     count(connection, buffer_id)
         except (SQLAlchemyError, psycopg.Error) as error:
-            # The writers go on; whoever writes next looks again.
+            # The writers continue; the next writer checks again.
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True
             logger.log(level, "could not clean up behind evicted rows: %s", error)
@@ -194,21 +200,22 @@ class Cleaner:
             connection.exec_driver_sql("SELECT sqlbuffer_trim_changes_v1()")
 
     def _analyze(self, connection: Connection, grown: list[Table]) -> None:
-        """Tell the planner of rows that it does not know of."""
+        """Update the planner's statistics of tables with many new rows."""
         if grown and _lease(connection, LEASE_S, ANALYZE_TASK):
             for table in grown:
                 connection.exec_driver_sql(f"ANALYZE (SKIP_LOCKED) {table.name}")
             _lease(connection, 0.0, ANALYZE_TASK, renew=True)
 
     def _vacuum(self, connection: Connection, dirty: list[Table]) -> None:
-        """Clean the tables, and keep away for a while where that was no use."""
+        """Clean the tables; pause for a while if that had no effect."""
         for table in dirty:
-            # Without TRUNCATE, which would lock writers out; another VACUUM under way is enough.
+            # Without TRUNCATE, which would lock writers out. Tables with another VACUUM under way
+            # are skipped.
             connection.exec_driver_sql(f"VACUUM (TRUNCATE OFF, SKIP_LOCKED) {table.name}")
         before = sum(table.dead for table in dirty)
         names = {table.name for table in dirty}
         cleaned = [table for table in _tables(connection) if table.name in names]
-        # Without those that died meanwhile.
+        # Without those that died during the cleaning.
         held = sum(table.dead - table.died for table in cleaned) + sum(t.died for t in dirty)
         logger.debug("cleaned %s: %d dead rows, %d are held", ", ".join(names), before, held)
         if held > before / 2:
@@ -219,7 +226,7 @@ class Cleaner:
             self._pause_s = FIRST_PAUSE_S
 
     def _sweep(self, connection: Connection, tables: list[Table]) -> None:
-        """Remove rows that the trigger's narrow look missed, once the index is clean."""
+        """Remove rows that the trigger's narrow search missed, once the index is clean."""
         cleaned_at = max((table.cleaned_at or 0.0 for table in tables), default=0.0)
         if cleaned_at <= self._swept_at:
             return
@@ -241,7 +248,7 @@ def cleaner_for(engine: Engine) -> Cleaner:
 
 
 def _finish() -> None:
-    """Wait for what this process cleans."""
+    """Wait until this process has finished cleaning."""
     deadline = time.monotonic() + END_S
     for cleaner in list(_cleaners.values()):
         if (thread := cleaner.thread) is not None and thread.is_alive():
@@ -256,7 +263,7 @@ def _tables(connection: Connection) -> list[Table]:
 def _lease(
     connection: Connection, lease_s: float, task: str = TASK, *, renew: bool = False
 ) -> bool:
-    """Take a task, or as its holder say for how long it stays taken."""
+    """Take a task, or renew it as its holder, and set how long it stays taken."""
     statement = text("SELECT sqlbuffer_lease_v1(:task, :holder, :lease_s, :renew)")
     values = {"task": task, "holder": _holder(), "lease_s": lease_s, "renew": renew}
     return bool(connection.execute(statement, values).scalar_one())

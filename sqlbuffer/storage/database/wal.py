@@ -1,9 +1,10 @@
-"""Moving a large log of a SQLite file into the file, while writers go on.
+"""Move a large log of a SQLite file into the file, while writers continue.
 
-A read transaction that stays open keeps everything in the log that is written after its beginning:
-1.2 GB in 30 s were seen. When it ends, SQLite has the next writer move all of it, and the others
-wait for that one. Instead, writers that find a large log leave that to a thread of their process,
-which looks every moment whether the reader has ended.
+A read transaction that stays open keeps all later writes in the log: 1.2 GB in 30 s were measured.
+When it ends, SQLite makes the next writer move all of it, and the others wait for that one.
+Instead,
+writers that find a large log leave that to a thread of their process, which checks every moment if
+the reader has ended.
 """
 
 import logging
@@ -23,16 +24,16 @@ from sqlbuffer.storage.database.writer_lock import writer_lock
 
 logger = logging.getLogger("sqlbuffer")
 
-# After a checkpoint SQLite cuts the log back to this; see `CONNECTION_PRAGMAS`.
+# After a checkpoint SQLite truncates the log to this size; see `CONNECTION_PRAGMAS`.
 LARGE_WAL_BYTES = 64 * 2**20
 USUAL_PAGES = 1_000
 # A claim of 256 random rows writes a page for each: 1 MB a batch. Checkpoints after every fourth
-# batch took more than half of the commits' time; pages that come again are now written once. As for
-# the parts of large rows: a checkpoint behind each fragment would wait for the disk twice.
+# batch took more than half of the commits' time; pages that change again are now written once. For
+# the parts of large rows, a checkpoint after each fragment would wait for the disk twice.
 RARE_PAGES = 8_000
-# So many pages are moved while writers wait; more are moved before that.
+# At most this many pages are moved while writers wait; more are moved before that.
 FEW_PAGES = 2_000
-# How long writers may wait for readers of a moment, so that the log can begin anew.
+# Seconds that writers may wait for short readers, so that the log can start again at its beginning.
 READERS_WAIT_S = 0.1
 QUEUE_S = 5.0
 PAUSE_S = 0.25
@@ -48,13 +49,13 @@ def wal_path(path: Path) -> Path:
 
 
 def checkpoint_rarely(connection: Connection) -> None:
-    """Have the commits of a connection move fewer logs, larger ones."""
+    """Make the commits of a connection move the log less often, and more of it at a time."""
     if connection.info.get(_PAGES, USUAL_PAGES) == USUAL_PAGES:
         _set_pages(connection, RARE_PAGES)
 
 
 def spare_writer(connection: Connection, lock: Path) -> None:
-    """Have a large log moved by a thread, and not at the commit of this transaction.
+    """Leave a large log to a thread, instead of moving it at the commit of this transaction.
 
     Args:
         connection: The transaction, of a writer.
@@ -98,7 +99,7 @@ class _Mover:
         self._is_ending = threading.Event()
 
     def is_at_work(self) -> bool:
-        """Start the thread where it does not run, and return whether it does."""
+        """Start the thread if it does not run; return True if it runs."""
         with self._mutex:
             self._asked_at = time.monotonic()
             if self._thread is None:
@@ -110,7 +111,7 @@ class _Mover:
             return self._thread is not None and not self._is_ending.is_set()
 
     def finish(self, timeout_s: float) -> None:
-        """End the thread after the attempt that is under way."""
+        """End the thread after its current attempt."""
         self._is_ending.set()
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
@@ -130,10 +131,10 @@ class _Mover:
                     return
 
     def _move(self) -> float:
-        """Move what no reader needs; return for how long to pause."""
+        """Move the pages that no reader needs; return the seconds to pause."""
         _, n_pages, n_moved = self._checkpoint("PASSIVE")
         if n_pages - n_moved > FEW_PAGES:
-            # A reader is open; or writers were quick, and the rest is soon moved.
+            # A reader is open, or writers were quick and the rest is soon moved.
             return PAUSE_S
         # In the queue, where no fork waits for this thread.
         with writer_lock(self._lock, QUEUE_S):
@@ -141,8 +142,8 @@ class _Mover:
         return 4 * PAUSE_S if is_busy else 0.0
 
     def _checkpoint(self, mode: str) -> tuple[int, int, int]:
-        """Return whether others were in the way, the pages of the log, and how many are moved."""
-        # A name that does not create the file where it was removed.
+        """Return if others blocked the checkpoint, the pages of the log, and the pages moved."""
+        # With this name SQLite does not create the file if it was removed.
         name = f"{Path(self._path).absolute().as_uri()}?mode=rw"
         with opened_file(name, uri=True, isolation_level=None, timeout=READERS_WAIT_S) as file:
             (found,) = file.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()

@@ -19,12 +19,12 @@ from sqlbuffer.storage.database.urls import sqlite_path
 
 try:
     import fcntl
-except ImportError:  # Windows: SQLite's own busy handler has to do
+except ImportError:  # Windows: only SQLite's own busy handler is available
     fcntl = None  # type: ignore[assignment]
 
 
 def lock_path(url: URL) -> Path | None:
-    """Return the file that writers of a database queue on; None: the database has no file."""
+    """Return the file that writers of a database queue on; None if the database has no file."""
     if url.get_backend_name() != "sqlite" or is_memory(url):
         return None
     return Path(f"{sqlite_path(url)}.lock")
@@ -32,11 +32,11 @@ def lock_path(url: URL) -> Path | None:
 
 @contextmanager
 def writer_lock(path: Path | None, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a database file; None, a database in memory, needs none.
+    """Hold the lock of a database file; None, for a database in memory, needs no lock.
 
     Raises:
         StorageBusyError: Another writer held the lock for the whole timeout.
-        StorageReadOnlyError: The lock file cannot be created beside the database.
+        StorageReadOnlyError: The lock file cannot be created next to the database.
     """
     if path is None or fcntl is None:
         yield
@@ -59,14 +59,15 @@ def _acquire(path: Path, timeout_s: float) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         _Waiter(descriptor).wait(path, timeout_s)
-    with suppress(OSError):  # for those that look how long the lock has been held
+    with suppress(OSError):  # for processes that read how long the lock has been held
         os.utime(descriptor)
     return descriptor
 
 
 class _Waiter:
-    """Waits in a blocking flock on a thread of its own, so that the caller can time out and be
-    interrupted.
+    """Waits in a blocking flock on its own thread, so that the caller can be interrupted.
+
+    The caller can also time out.
     """
 
     def __init__(self, descriptor: int) -> None:

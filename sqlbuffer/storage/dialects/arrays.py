@@ -1,4 +1,4 @@
-"""Arrays for PostgreSQL as text. psycopg takes up to ten times as long for lists."""
+"""Arrays for PostgreSQL as text. For lists psycopg takes up to ten times as long."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def real_array(reals: Sequence[float | None]) -> str:
 def id_array(ids: Sequence[str]) -> str | list[str]:
     """Return ids as the text of an array if none of them needs quotes, otherwise as a list.
 
-    The ids that the library makes need none. In a list psycopg takes 4 us to look at each.
+    Ids of the library never need quotes. In a list psycopg checks each id in 4 us.
     """
     joined = ",".join(ids)
     if not _PLAIN_IDS.fullmatch(joined) or joined.count(",") >= len(ids):

@@ -14,7 +14,7 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)
 NULL = b"\xff\xff\xff\xff"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-# The fields of a column: of each row, or the one of all rows.
+# The fields of a column: one for each row, or one for all rows.
 Fields = list[bytes] | bytes
 
 
@@ -36,17 +36,17 @@ def bytes_field(value: bytes) -> bytes:
 
 
 def bigint_field(value: int) -> bytes:
-    """Encode a whole number of 64 bits."""
+    """Encode a 64-bit whole number."""
     return struct.pack(">iq", 8, value)
 
 
 def integer_field(value: int) -> bytes:
-    """Encode a whole number of 32 bits."""
+    """Encode a 32-bit whole number."""
     return struct.pack(">ii", 4, value)
 
 
 def double_field(value: float) -> bytes:
-    """Encode a number of 64 bits."""
+    """Encode a 64-bit floating-point number."""
     return struct.pack(">id", 8, value)
 
 
@@ -63,7 +63,7 @@ def time_field(time: datetime) -> bytes:
 
 
 def fields_of(values: Sequence[Any], encode: Callable[[Any], bytes]) -> Fields:
-    """Encode a column, at least one value of it; None is null.
+    """Encode a column with at least one value; None is null.
 
     Most columns hold the same value in every row of a batch, which is encoded once.
     """
@@ -83,8 +83,8 @@ def rows_of(n: int, head: bytes, columns: Iterable[Fields]) -> bytes:
     """Return the body of a COPY of n rows.
 
     Args:
-        n: How many rows.
-        head: What each row begins with.
+        n: Number of rows.
+        head: First bytes of each row.
         columns: The columns, encoded.
     """
     same, parts = head, list[Iterable[bytes]]()
@@ -101,11 +101,11 @@ def rows_of(n: int, head: bytes, columns: Iterable[Fields]) -> bytes:
 
 
 class ArrayFields:
-    """Encodes columns of arrays of one dimension.
+    """Encodes columns of one-dimensional arrays.
 
     Args:
-        oid: The server's number of the type of elements.
-        dtype: Their form in an array of the server: big-endian.
+        oid: The server's number of the element type.
+        dtype: Dtype of the elements in an array of the server: big-endian.
     """
 
     def __init__(self, oid: int, dtype: str) -> None:
@@ -144,7 +144,7 @@ class ArrayFields:
         return self._head(len(values), len(body)) + body
 
     def _head(self, n: int, n_bytes: int | None = None) -> bytes:
-        """Return what n values begin with, which take so many bytes if some may be null."""
+        """Return the header of n values; it has their size in bytes if some may be null."""
         has_nulls, size = n_bytes is not None, n_bytes or n * self._item.itemsize
         return struct.pack(">iiiIii", 20 + size, 1, has_nulls, self._oid, n, 1)
 

@@ -1,4 +1,4 @@
-"""Operations that each database does in its own way."""
+"""Operations that differ between the databases."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ def by_database(
     sqlite: Callable[Concatenate[D, P], T],
     postgresql: Callable[Concatenate[D, P], T],
 ) -> Callable[Concatenate[D, P], T]:
-    """Return an operation that does what the database of its first argument needs.
+    """Return an operation that runs the version for the database of its first argument.
 
     Args:
         sqlite: The operation on SQLite. Its first argument is a connection or an engine.

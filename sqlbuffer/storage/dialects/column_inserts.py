@@ -1,4 +1,4 @@
-"""Inserts rows on SQLite that are given column by column."""
+"""Insert rows on SQLite that are given column by column."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 # Measured: a statement for each row takes a third longer. A row has fewer than 30 values, and older
-# versions of SQLite take 999.
+# versions of SQLite allow 999.
 _ROWS_AT_ONCE = 32
-# The driver copies what a statement binds.
+# The driver copies the values that a statement binds.
 _BYTES_AT_ONCE = 2**24
 
 
@@ -23,9 +23,9 @@ def insert_columns(
         connection: The transaction.
         table: The table.
         columns: The values of each column, one for each row.
-        n_bytes: About how many bytes they have.
+        n_bytes: Approximate size of the values in bytes.
     """
-    # To bind a null takes as long as to bind a number.
+    # Binding a null takes as long as binding a number.
     held = {name: values for name, values in columns.items() if values.count(None) < len(values)}
     rows = list(zip(*held.values(), strict=True))
     n_whole = len(rows) // _ROWS_AT_ONCE * _ROWS_AT_ONCE if n_bytes <= _BYTES_AT_ONCE else 0

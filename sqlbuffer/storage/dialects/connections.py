@@ -1,6 +1,6 @@
 """Connections and transactions, as each database needs them.
 
-An operation of one capability lies in the folder of that capability instead, in its modules
+An operation of one capability is in the folder of that capability instead, in its modules
 `sqlite` and `postgresql`.
 """
 

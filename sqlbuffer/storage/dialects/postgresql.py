@@ -13,7 +13,7 @@ from sqlbuffer.storage.database.transactions import (
     invalidated_when_lost,
 )
 
-# Without statistics the planner takes a queue for a few rows, and would sort all of them.
+# Without statistics the planner expects only a few rows of a queue, and would sort all of them.
 _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", "seqscan", "sort"))
 
 
@@ -43,8 +43,9 @@ def claiming(engine: Engine, durability: str | None, query: str) -> Iterator[Con
 
 @contextmanager
 def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
-    """Begin a transaction for writes that can be left out. It waits `wait_s` for other writers, at
-    least 20 ms, and does not wait for the disk.
+    """Begin a transaction for writes that can be left out.
+
+    It waits `wait_s` for other writers, at least 20 ms, and does not wait for the disk.
     """
     with writing(engine, "relaxed") as connection:
         timeout_ms = max(20, int(wait_s * 1000))
@@ -66,8 +67,8 @@ def at_once(engine: Engine) -> Iterator[Connection]:
 
 
 def make_room(engine: Engine) -> str:
-    """Return what to do if the disk has no room for a deletion: nothing can be done here."""
+    """Return advice for a disk without room for a deletion; the library can do nothing here."""
     return (
-        "a deletion writes to the disk of the server as well: free a few megabytes there (a "
-        "table that is dropped gives its space back at once), then delete again"
+        "a deletion writes to the disk of the server as well: free a few megabytes "
+        "there (a dropped table frees its space immediately), then delete again"
     )

@@ -17,7 +17,7 @@ from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 
-# What a deletion on a full disk takes besides: blocks of the file system, a few pages.
+# Extra space for a deletion on a full disk: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18
 
 
@@ -53,7 +53,7 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
     """Begin a transaction for writes that can be left out. It waits `wait_s` for other writers.
 
     Raises:
-        StorageBusyError: Another writer is at work.
+        StorageBusyError: Another writer is active.
     """
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True)}
@@ -83,10 +83,10 @@ def at_once(engine: Engine) -> Iterator[Connection]:
 
 
 def make_room(engine: Engine) -> str:
-    """Move the log into the file if the disk is almost full, so that a deletion can use the space
-    of the log. Return what to do if that is not enough.
+    """Move the log into the file if the disk is almost full; return advice if that is not enough.
 
-    Called before the deletion: one that fails leaves the log longer, and takes what was freed.
+    The deletion can then use the space of the log. Call this before the deletion: a deletion that
+    fails makes the log longer, and uses up the freed space.
     """
     path, lock = sqlite_path(engine.url), lock_path(engine.url)
     if lock is None:

@@ -1,1 +1,1 @@
-"""Which rows may be sampled: not used up, not stale, of the session, not in quarantine."""
+"""Rows that may be sampled: not used up, not stale, of the session, not in quarantine."""

@@ -1,4 +1,4 @@
-"""Which rows may be sampled: not used up, not stale, of the current session, not in quarantine."""
+"""Rows that may be sampled: not used up, not stale, of the current session, not in quarantine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ LEAST_VERSION = -(2**63)
 
 
 class EligibilityKind(NamedTuple):
-    """Which limits there are: statements are the same for all limits of a kind.
+    """The limits that are set: statements are the same for all limits of a kind.
 
     Attributes:
-        uses: Of how often a row is used: of the first of what is drawn.
-        versions: Of how old every row is.
-        sessions: Of the session of every row.
-        quarantine: None may be in quarantine.
+        uses: Limit on the uses of the first row of an item.
+        versions: Limit on the age of every row.
+        sessions: Limit on the session of every row.
+        quarantine: No row may be in quarantine.
     """
 
     uses: bool = False
@@ -32,7 +32,7 @@ class EligibilityKind(NamedTuple):
 
     @property
     def of_steps(self) -> "EligibilityKind":
-        """Those that hold for every step of what is drawn, and not only for the first."""
+        """The limits on every step of an item, and not only on the first."""
         return self._replace(uses=False)
 
 
@@ -41,13 +41,14 @@ NO_KIND = EligibilityKind()
 
 @dataclass(frozen=True)
 class Eligibility:
-    """What holds for sampling at one moment.
+    """The limits of sampling at one moment.
 
     Attributes:
-        max_use: A row is used so often at most; None: any number of times.
-        oldest_version: The lowest `model_version` that is not stale; None: none is.
-        session: Number of the only session whose rows are sampled, beside those of none; None: any.
-        quarantine: Rows in quarantine are not.
+        max_use: Maximum number of uses of a row; None for no limit.
+        oldest_version: The lowest `model_version` that is not stale; None if no version is stale.
+        session: Number of the only session whose rows are sampled, in addition to rows without a
+            session; None for all.
+        quarantine: Rows in quarantine are not sampled.
     """
 
     max_use: int | None = None
@@ -56,12 +57,12 @@ class Eligibility:
     quarantine: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether there is any."""
+        """Return True if there is any limit."""
         return self.kind != NO_KIND
 
     @property
     def kind(self) -> EligibilityKind:
-        """Which there are."""
+        """Return which limits are set."""
         return EligibilityKind(
             self.max_use is not None,
             self.oldest_version is not None,
@@ -71,17 +72,17 @@ class Eligibility:
 
     @property
     def of_steps(self) -> "Eligibility":
-        """Those that hold for every step of what is drawn, and not only for the first."""
+        """The limits on every step of an item, and not only on the first."""
         return replace(self, max_use=None)
 
     @property
     def lasting(self) -> "Eligibility":
-        """Those under which a row that is barred stays barred, while the clock does not go back."""
+        """The limits that exclude a row for ever, while the clock does not go back."""
         return replace(self, quarantine=False)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The values for a statement made with `by_parameters`."""
+        """The values for a statement made with `hold_by_parameters`."""
         given = {
             MAX_USE: self.max_use,
             OLDEST_VERSION: self.oldest_version,
@@ -104,9 +105,7 @@ NO_LIMITS = Eligibility()
 def hold_by_parameters(
     kind: EligibilityKind, buffer_id: Any, seqs: Any
 ) -> list[ColumnElement[bool]]:
-    """Return what `Eligibility.hold` does, of rows among numbers and limits whose values are
-    parameters.
-    """
+    """Return the condition of `Eligibility.hold` for some numbers, with limits as parameters."""
     held: list[Any] = []
     if kind.versions:
         held.append(_hold(EligibilityKind(versions=True), experiences, _PARAMETERS))
@@ -120,10 +119,10 @@ def hold_by_parameters(
 
 
 def is_ineligible_step(kind: EligibilityKind, buffer_id: Any, step: Any) -> ColumnElement[bool]:
-    """Return the expression for a step that bars what it is part of.
+    """Return the expression for a step that excludes its whole item.
 
     Args:
-        kind: The limits, one of them for steps.
+        kind: The limits; at least one of them applies to steps.
         buffer_id: The buffer.
         step: A table with its `seq`, `model_version` and `session_id`.
     """
@@ -138,20 +137,18 @@ def is_ineligible_step(kind: EligibilityKind, buffer_id: Any, step: Any) -> Colu
 
 
 def oldest_version(clock: int | None, max_staleness: int | None) -> int | None:
-    """Return the lowest version that is not stale; None where none is."""
+    """Return the lowest version that is not stale; None if no version is stale."""
     if clock is None or max_staleness is None:
         return None
     return max(clock - max_staleness, LEAST_VERSION)
 
 
 def is_used_up(over: Any, max_use: Any) -> ColumnElement[bool]:
-    """Return the expression for a row of `experiences`, or an alias of it, that was used so
-    often.
-    """
+    """Return the expression for a row of `experiences` or its alias that reached `max_use`."""
     used_up = select(1).where(
         uses.c.buffer_id == over.c.buffer_id, uses.c.seq == over.c.seq, uses.c.n_uses >= max_use
     )
-    # PostgreSQL would make an anti-join of it, over all rows of `uses`.
+    # Without the offset PostgreSQL would make an anti-join over all rows of `uses`.
     found: ColumnElement[bool] = used_up.correlate(over).offset(0).exists()
     return found
 
@@ -172,7 +169,7 @@ def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> Column
 
 
 def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
-    """Return the expression for a number of a buffer being in quarantine."""
+    """Return the expression that is true if a number of a buffer is in quarantine."""
     found = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
     # As above.
     ineligible: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()

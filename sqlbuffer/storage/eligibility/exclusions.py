@@ -1,4 +1,4 @@
-"""What excludes rows from being sampled, of rows that are among numbers."""
+"""Conditions that exclude rows from sampling, for rows with some numbers."""
 
 from typing import Any
 
@@ -11,11 +11,10 @@ from sqlbuffer.storage.schema.list_parameters import pg_array
 
 
 class not_used_up(FunctionElement[bool]):
-    """Whether a row of `experiences` was used less than so often, of rows that are among numbers:
-    `not_used_up(seq, buffer_id, seqs, max_use)`.
+    """True if a row of `experiences` was used less than `max_use` times.
 
-    PostgreSQL looks the counts of all numbers up at once: a third of the time that one subquery for
-    each row takes.
+    `not_used_up(seq, buffer_id, seqs, max_use)` is for rows with one of some numbers. PostgreSQL
+    looks up the counts of all numbers together: a third of the time of one subquery for each row.
     """
 
     inherit_cache = True
@@ -42,8 +41,10 @@ def _sqlite_not_used_up(element: not_used_up, compiler: Any, **kw: Any) -> str:
 
 
 class not_in_quarantine(FunctionElement[bool]):
-    """Whether a row of `experiences` is not in quarantine, of rows that are among numbers:
-    `not_in_quarantine(seq, buffer_id, seqs)`; see `not_used_up`.
+    """True if a row of `experiences` is not in quarantine.
+
+    `not_in_quarantine(seq, buffer_id, seqs)` is for rows with one of some numbers; see
+    `not_used_up`.
     """
 
     inherit_cache = True

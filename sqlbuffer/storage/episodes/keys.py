@@ -13,7 +13,7 @@ from sqlbuffer.storage.schema.list_parameters import is_one_of
 
 EpisodeKey = tuple[str, str]  # the user's id and the task
 
-# Both databases know this form. Sorted by key at the call, so that two writers of the same new keys
+# Both databases know this form. The call sorts by key, so that two writers of the same new keys
 # cannot deadlock.
 INSERT_EPISODE = text(
     "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
@@ -32,7 +32,7 @@ _SESSIONS = select(sessions.c.key, sessions.c.id).where(
 
 
 class Keyed(Protocol):
-    """A row or a chunk, by what names its episode and its session."""
+    """A row or a chunk, with the names of its episode and its session."""
 
     @property
     def episode_key(self) -> str | None:
@@ -44,11 +44,11 @@ class Keyed(Protocol):
 
     @property
     def agent_id(self) -> str:
-        """Who acts."""
+        """The acting agent."""
 
     @property
     def model_version(self) -> int | None:
-        """Version of the model that acts."""
+        """Version of the acting model."""
 
     @property
     def session_key(self) -> str | None:
@@ -61,8 +61,9 @@ def episode_ids(
     records: Sequence[Keyed],
     metas: Mapping[EpisodeKey, str],
 ) -> list[int | None]:
-    """Return the number of each record's episode, or None without one; new ones are made, with the
-    JSON of their meta.
+    """Return the number of each record's episode, or None without one.
+
+    New episodes are made, with the JSON of their meta.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
     for record in records:
@@ -92,7 +93,7 @@ def episode_ids(
 def session_ids(
     connection: Connection, buffer_id: int, records: Sequence[Keyed]
 ) -> list[int | None]:
-    """Return the number of each record's session, or None without one; new ones are made."""
+    """Return the number of each record's session, or None without one; new sessions are made."""
     keys = sorted({record.session_key for record in records if record.session_key is not None})
     if not keys:
         return [None] * len(records)
@@ -121,5 +122,5 @@ def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str])
 
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:
-    """Return the expression for a text column being one of the keys."""
+    """Return the expression that is true if a text column is one of the keys."""
     return is_one_of(column, bindparam(None, list(keys), KeyList(), unique=True))

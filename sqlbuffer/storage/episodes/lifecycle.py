@@ -18,7 +18,7 @@ advance = by_database(sqlite=sqlite.advance, postgresql=postgresql.advance)
 
 _FIRST = bindparam("first_", type_=BigInteger())
 _RETURN: Any = bindparam("return_", type_=Double())
-# Of an open episode the column holds by how much annotations have changed it so far.
+# For an open episode the column holds the sum of the changes by annotations so far.
 _WHOLE_RETURN = case(
     (
         (episodes.c.status == "open") & episodes.c["return"].is_not(None),
@@ -32,7 +32,7 @@ _END = (
         episodes.c.buffer_id == bindparam("of_buffer"),
         episodes.c.key == bindparam("of_key"),
         episodes.c.task_id == bindparam("of_task"),
-        # Or it was sent again after its steps had left.
+        # Or the episode was sent again after its steps had left.
         or_(
             episodes.c.status == "open",
             episodes.c.first_seq < _FIRST,
@@ -54,13 +54,13 @@ _END = (
 
 
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
-    """Make the row of an episode; tell whether there was none."""
+    """Make the row of an episode; return False if it existed."""
     values = {"buffer_id": buffer_id, **vars(beginning)}
     return bool(connection.execute(INSERT_EPISODE, values).rowcount)
 
 
 def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
-    """Return the error of an id that is taken."""
+    """Return the error for an id that is taken."""
     return EpisodeExistsError(
         f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
         f"episode_id, or leave it out to have one made"
@@ -70,19 +70,19 @@ def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
 def end(
     connection: Connection, buffer_id: int, endings: Iterable[EpisodeEnd], seqs: Mapping[str, int]
 ) -> None:
-    """Note how open episodes ended, in the transaction that stores their last steps.
+    """Store the ends of open episodes, in the transaction that stores their last steps.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        endings: They.
+        endings: Ends of the episodes.
         seqs: The number of each id that was stored.
     """
 
     def number(step: str | int | None) -> int | None:
         return seqs.get(step) if isinstance(step, str) else step
 
-    # In one order: two writers may end several of the same ones.
+    # In one order: two writers may end several of the same episodes.
     rows = [
         {
             "of_buffer": buffer_id,

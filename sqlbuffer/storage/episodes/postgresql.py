@@ -1,4 +1,4 @@
-"""Makes the ids of episodes free, and counts their steps, on PostgreSQL."""
+"""Make the ids of episodes free, and count their steps, on PostgreSQL."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def free_episode(
     """Make the id of an ended episode free if all its steps have left.
 
     Returns:
-        The status and length of an episode that keeps its id; None: the id is free.
+        The status and length of an episode that keeps its id; None if the id is free.
     """
     statement = "SELECT status, length FROM sqlbuffer_free_episode_v1(%s::integer, %s, %s)"
     values = (buffer_id, key, task_id)
@@ -29,7 +29,7 @@ def free_episode(
 
 
 def advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Have steps follow those that episodes have; return the episodes whose next step was theirs.
+    """Append steps to episodes; return the episodes for which these were the next steps.
 
     Args:
         connection: The transaction.

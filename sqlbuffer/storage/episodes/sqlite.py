@@ -1,4 +1,4 @@
-"""Makes the ids of episodes free, and counts their steps, on SQLite."""
+"""Make the ids of episodes free, and count their steps, on SQLite."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def free_episode(
     """Make the id of an ended episode free if all its steps have left.
 
     Returns:
-        The status and length of an episode that keeps its id; None: the id is free.
+        The status and length of an episode that keeps its id; None if the id is free.
     """
     found = connection.exec_driver_sql(
         "SELECT id, status, length FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?",
@@ -40,7 +40,7 @@ def free_episode(
 
 
 def advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Have steps follow those that episodes have; return the episodes whose next step was theirs.
+    """Append steps to episodes; return the episodes for which these were the next steps.
 
     Args:
         connection: The transaction.

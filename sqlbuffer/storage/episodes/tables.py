@@ -31,38 +31,40 @@ episodes = Table(
         Text,
         nullable=False,
         server_default="open",
-        comment="open, complete or aborted; v_episodes knows those that are abandoned",
+        comment="open, complete or aborted; v_episodes also shows abandoned ones",
     ),
     Column("length", Integer, comment="steps"),
     Column(
         "return",
         Double,
-        comment="sum of rewards; while it is open, what annotations have changed of it",
+        comment="sum of rewards; while the episode is open, the sum of changes by annotations",
     ),
-    Column("reward", Double, comment="the episode's own reward"),
+    Column("reward", Double, comment="reward of the episode itself"),
     Column("first_seq", BigInteger, comment="seq of the first step"),
     Column("last_seq", BigInteger, comment="seq of the last step"),
     Column("model_version", BigInteger, comment="version of the model at its start"),
     Column("meta", JSON, comment="user's fields"),
     Column("final_arrays", BYTES, comment="the final observation"),
-    Column("started_at", TIME, nullable=False, server_default=utc_now(), comment="when it began"),
-    Column("ended_at", TIME, comment="when it ended"),
-    Column("n_rows", BigInteger, comment="rows held, where eviction is by episode"),
+    Column(
+        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
+    ),
+    Column("ended_at", TIME, comment="time when it ended"),
+    Column("n_rows", BigInteger, comment="rows held, if eviction is by episode"),
     Column(
         "next_t",
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="steps stored of it in chunks, and so the t of the next",
+        comment="steps stored in chunks, which is the t of the next step",
     ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
-    # No number is given twice: readers go by it.
+    # Numbers are unique: readers depend on them.
     sqlite_autoincrement=True,
 )
 Index(None, episodes.c.buffer_id, episodes.c.id)
 
-# The oldest that is held, behind any number of those that have left.
+# Finds the oldest held episode behind any number of those whose steps have left.
 Index(
     "ix_episodes_held",
     episodes.c.buffer_id,
@@ -71,5 +73,5 @@ Index(
     postgresql_where=episodes.c.n_rows > 0,
 )
 
-# Those with steps that are left, without those whose steps have left.
+# Finds the episodes with held steps, without those whose steps have left.
 Index(None, episodes.c.buffer_id, episodes.c.last_seq)

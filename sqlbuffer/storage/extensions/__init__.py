@@ -1,7 +1,7 @@
-"""What only the compatibility layers need, with the layouts of their buffers.
+"""Storage of the compatibility layers, with the layouts of their buffers.
 
-`sqlbuffer.storage` imports this package for its tables, so that every process knows the layouts:
-also one that opens such a buffer by the core API alone.
+`sqlbuffer.storage` imports this package for its tables, so that every process knows the layouts,
+also a process that opens such a buffer with the core API alone.
 """
 
 from sqlbuffer.storage.buffers.layouts import BufferLayout, register_layout

@@ -1,4 +1,4 @@
-"""What a ring of priorities keeps next to its counters."""
+"""Values that a ring of priorities stores next to its counters."""
 
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,11 @@ from sqlbuffer.storage.extensions.ring_buffer import (
 
 @dataclass(frozen=True)
 class CreditLedger:
-    """What a ring keeps in addition to its counters.
+    """Values that a ring stores in addition to its counters.
 
     Attributes:
-        max_priority: The priority of items that are pushed without one: the largest that was set.
-        beta: Exponent of the importance weights; None: it is as the opener's config says.
+        max_priority: Priority of items pushed without one: the largest that was set.
+        beta: Exponent of the importance weights; None for the one in the opener's config.
         pushed: Items pushed, decayed.
         sampled: Items sampled, decayed.
         decayed_at: Unix time up to which these two are decayed.
@@ -28,11 +28,11 @@ class CreditLedger:
 
     @classmethod
     def of(cls, counts: RingCounts) -> "CreditLedger":
-        """Return what the counters of a ring have along."""
+        """Return the ledger that is stored with the counters of a ring."""
         return cls() if counts.state is None else cls(**counts.state)
 
     def decayed(self, limit: RatioWindow, now: float) -> "CreditLedger":
-        """Return it with what is left of its two counts at a moment."""
+        """Return the ledger with its two counts decayed to a moment."""
         left, at = limit.decayed_by_second(self.flow, self.decayed_at, now)
         return replace(self, pushed=left.inserted, sampled=left.sampled, decayed_at=at)
 

@@ -16,14 +16,14 @@ def draw_by_weight(key: int, candidates: Candidates, n: int, alpha: float) -> li
     found = draw_stratified(key, candidates.priorities.weights, n)
     if found.is_complete:
         return _listed(found.seqs)
-    # Sums that are no sums: one has changed what another program keeps.
+    # The stored sums do not fit: another program has changed them.
     numbers, priorities = candidates.priorities.all(candidates)
     is_part = numbers <= candidates.high
     return draw_of_all(key, numbers[is_part], priorities[is_part], n, alpha)
 
 
 def draw_of_all(key: int, numbers: Integers, priorities: Reals, n: int, alpha: float) -> list[int]:
-    """Return the numbers of n of these items, drawn as `draw_by_weight` does."""
+    """Return the numbers of n of these items, drawn as in `draw_by_weight`."""
     weights = weights_of(priorities, alpha)
     return _listed(strata_of_all(key, numbers, weights, n))
 

@@ -1,4 +1,4 @@
-"""How many items a ring holds."""
+"""Count the items of a ring."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from sqlbuffer.storage.store import BufferStore
 
 
 class ItemCount:
-    """How many items a ring holds, as one process knows it.
+    """Counts the items of a ring, and remembers the count in this process.
 
     Args:
         store: The buffer.
@@ -25,14 +25,14 @@ class ItemCount:
     def __init__(self, store: BufferStore) -> None:
         self._store = store
         self._live = LiveCount()
-        self._counted: tuple[Any, int] = (None, 0)  # the last window, and how many rows it held
+        self._counted: tuple[Any, int] = (None, 0)  # the last window, and its number of rows
         self._surely: tuple[tuple[int, int], int, int] = ((-1, -1), 0, 0)
 
     def of(self, connection: Connection, window: SampledWindow) -> int:
-        """Return how many items there are. The caller holds the lock of the ring."""
+        """Return the number of items. The caller holds the lock of the ring."""
         state = (window.deletions, server_epoch(self._store.engine))
         buffer_id = self._store.info.id
-        # Whoever pushes holds the lock: no number up to the newest is still to come.
+        # A process that pushes holds the lock, so no lower number can still appear.
         span = (state, window.low, window.high)
         if self._counted[0] != span:
             n_rows = self._live.count(
@@ -42,8 +42,9 @@ class ItemCount:
         return self._counted[1]
 
     def at_least(self, connection: Connection, window: SampledWindow, least: float) -> int:
-        """Return how many items there are; or that there are enough, where nothing was deleted
-        since they were counted: of each number that is given, one leaves at most.
+        """Return the number of items, or a count that shows that there are at least `least`.
+
+        If nothing was deleted since the last count, each new number removes at most one item.
         """
         state = (window.deletions, server_epoch(self._store.engine))
         known, n_held, high = self._surely
@@ -54,8 +55,9 @@ class ItemCount:
         return n_held
 
     def seq_at(self, connection: Connection, window: SampledWindow, n_held: int, place: int) -> int:
-        """Return the number of the item at a place by age: counted by blocks where some are
-        missing, and one of them is read.
+        """Return the number of the item at a place by age.
+
+        If some numbers are missing, items are counted by blocks, and one block is read.
         """
         if n_held == window.span:
             return window.low + 1 + place
@@ -74,6 +76,6 @@ class ItemCount:
             block += 1
 
     def removed(self, before: int, after: int, seqs: Sequence[int]) -> None:
-        """Note that items were removed, between two counts of deletions."""
+        """Note that items were removed between two counts of deletions."""
         epoch = server_epoch(self._store.engine)
         self._live.removed((before, epoch), (after, epoch), seqs)

@@ -1,4 +1,4 @@
-"""What is asked of a ring of priorities, and what it returns."""
+"""Arguments and results of calls on a ring of priorities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from sqlbuffer.storage.rows.stored_rows import Row
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of a push.
+    """The result of a push.
 
     Attributes:
         numbers: The number of each item that stays, counted over all pushes from 0 on.
         places: Their places in the ring.
-        default: The priority of those that came without one.
+        default: Priority of the items pushed without one.
         left: The items that left.
-        refused: Why nothing was pushed; None: it was.
+        refused: Reason why nothing was pushed; None if the items were pushed.
     """
 
     numbers: range = range(0)
@@ -34,19 +34,19 @@ class Pushed:
 
 @dataclass(frozen=True)
 class WantedItems:
-    """What a draw asks for.
+    """Arguments of a draw.
 
     Attributes:
-        size: How many items.
-        beta: Exponent of the importance weights where the ring keeps none.
-        beta_step: What is added to it behind the draw.
-        least_held: So many items there must be.
-        which: Which of the items by age; None: all.
-        max_use: Items leave after that many uses; None: none does.
-        oldest_version: Items of an older version leave first; None: none does.
-        keeps_used: Items that were used up stay, and are never drawn again.
-        tracks: The rows of those that leave are wanted.
-        seed: What decides the draw.
+        size: Number of items.
+        beta: Exponent of the importance weights, if the ring stores none.
+        beta_step: Increase of the exponent after the draw.
+        least_held: Smallest number of items that the ring must hold.
+        which: Range of the items by age; None for all.
+        max_use: Number of uses after which items leave; None if none leave.
+        oldest_version: Items of an older version leave first; None if none leave.
+        keeps_used: Used-up items stay, and are never drawn again.
+        tracks: Return the rows of the items that leave.
+        seed: Seed of the draw.
     """
 
     size: int
@@ -61,28 +61,28 @@ class WantedItems:
     seed: int = 0
 
     def refused_at(self, n_held: int) -> str | None:
-        """Return why a ring of that many items is too small for it; None: it is not."""
+        """Return why a ring of that many items is too small; None if it is not."""
         if n_held >= self.least_held:
             return None
         return f"it holds {n_held} items of {self.least_held:g} needed"
 
 
-# Why nothing is drawn.
+# Reason why no item is drawn.
 ALL_USED_UP = "no item can be drawn: all are used up"
 
 
 def no_items_of(n_held: int) -> str:
-    """Return why nothing is drawn from a range without items."""
+    """Return the reason why no item is drawn from a range without items."""
     return f"it has none of {n_held} items"
 
 
 class NewPriority(NamedTuple):
-    """What an update says of an item.
+    """An update of the priority of an item.
 
     Attributes:
         place: Its place in the ring.
-        priority: Its new priority; the last one, where there are several.
-        largest: The largest of them.
+        priority: Its new priority; the last one if several were given.
+        largest: The largest of the given ones.
     """
 
     place: int | None
@@ -92,19 +92,19 @@ class NewPriority(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a draw found.
+    """The result of a draw.
 
     Attributes:
         rows: The rows, in the order of the draw.
         counts: The ring's counters.
-        priorities: Of each row.
+        priorities: Priority of each row.
         weights: Their importance weights, as numpy's float64.
-        uses: How often each was used, itself included.
-        beta: The exponent behind the draw.
-        n_removed: How many items left.
-        left: Their rows, where they are tracked.
-        refused: Why nothing was drawn; None: it was.
-        is_empty_range: It was refused since the range that was asked for has no items.
+        uses: Number of uses of each row, this one included.
+        beta: The exponent after the draw.
+        n_removed: Number of items that left.
+        left: Their rows, if they are tracked.
+        refused: Reason why no item was drawn; None if items were drawn.
+        is_empty_range: It was refused because the given range has no items.
     """
 
     rows: Sequence[Row] = ()
@@ -121,12 +121,12 @@ class Sampled:
 
 @dataclass(frozen=True)
 class HeldItems:
-    """All that a ring holds.
+    """All items of a ring.
 
     Attributes:
         contents: Its rows and counters.
-        priorities: Of each row.
-        uses: How often each was used.
+        priorities: Priority of each row.
+        uses: Number of uses of each row.
     """
 
     contents: Contents
@@ -137,7 +137,7 @@ class HeldItems:
 def use_of_each(
     seqs: Sequence[int], counted: Mapping[int, int], total: Mapping[int, int]
 ) -> list[int]:
-    """Return how often each row of a batch had been used when it was drawn, itself included."""
+    """Return the uses of each row of a batch at its draw, this one included."""
     now = {seq: total[seq] - n for seq, n in counted.items()}
     found = []
     for seq in seqs:

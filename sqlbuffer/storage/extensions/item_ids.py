@@ -12,7 +12,7 @@ def number_of(id_: str) -> int:
 
 
 def numbered(records: Sequence[Record], numbers: range, name: str, priority: float) -> list[Record]:
-    """Return records with the ids of their numbers, and with a priority where they have none."""
+    """Return records with the ids of their numbers, and with a priority if they have none."""
     return [
         record._replace(
             id=f"{name}_{number}",

@@ -1,4 +1,4 @@
-"""Finds rows by id."""
+"""Find rows by id."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions import postgresql, sqlite

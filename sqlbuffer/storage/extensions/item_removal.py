@@ -40,13 +40,13 @@ def remove_items(
 ) -> None:
     """Remove items that a ring holds, and count them.
 
-    Without their weight the sums of their blocks hold and are not added up again. Otherwise each
+    Their weight is subtracted from the sums of their blocks, so these stay valid. Otherwise each
     sample would read as many blocks as items leave.
 
     Args:
         connection: The transaction, which holds the lock of the ring.
         store: The buffer.
-        count: How many items the ring holds.
+        count: Counter of the ring's items.
         seqs: The items.
         cause: The column of `buffers` that counts them.
     """
@@ -61,7 +61,7 @@ def remove_items(
 
 
 def items_there(connection: Connection, store: BufferStore, seqs: list[int]) -> list[int]:
-    """Return those of the items that have not left."""
+    """Return the items that have not left."""
     if not seqs:
         return []
     parameters = {"buffer": store.info.id, "seqs": seqs}
@@ -69,7 +69,7 @@ def items_there(connection: Connection, store: BufferStore, seqs: list[int]) -> 
 
 
 def _sums(connection: Connection, store: BufferStore, seqs: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what is kept of the blocks of items that are about to leave, without them."""
+    """Return the stored values of the blocks of leaving items, without these items."""
     size = store.info.block_size
     leaving = Counter(seq // size for seq in seqs)
     parameters = {"buffer": store.info.id, "blocks": sorted(leaving)}

@@ -1,4 +1,4 @@
-"""What the buffers with a layout were made with."""
+"""Configurations of buffers with a layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +23,9 @@ def make_layout(
     config: Mapping[str, Any],
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """Note what a buffer is made with, unless another process was faster."""
-    # As a writer: who stores to a ring may not lock the row of the buffer otherwise.
+    """Store the configuration of a new buffer, unless another process was faster."""
+    # With a writer's rights: a process that stores to a ring may not lock the row of the buffer
+    # otherwise.
     lock_as_writer(connection, store.info.id)
     texts = {
         name: None if value is None else orjson.dumps(value).decode()
@@ -34,10 +35,10 @@ def make_layout(
 
 
 def stored_config(store: BufferStore, layout: str) -> dict[str, Any] | None:
-    """Return what a buffer was made with.
+    """Return the stored configuration of a buffer.
 
     Returns:
-        None where it has another layout, or where its maker died before noting that.
+        None if it has another layout, or if its maker died before storing the configuration.
     """
     if store.info.layout != layout:
         return None

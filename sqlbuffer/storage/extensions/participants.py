@@ -1,4 +1,4 @@
-"""Who takes part in a buffer: writers of slots, workers that make fragments, consumers."""
+"""Participants of a buffer: writers of slots, workers that make fragments, consumers."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ _NOTE = text(
 
 
 def state_of(connection: Connection, buffer_id: int, role: str, name: str) -> Any:
-    """Return what is known of a participant; None: nothing."""
+    """Return the stored state of a participant; None if there is none."""
     given = {"of": buffer_id, "as_role": role, "who": name}
     found = connection.execute(_STATE, given).scalar_one_or_none()
     return None if found is None else orjson.loads(found)
@@ -58,7 +58,7 @@ def note_seen(
     state: Any = None,
     oldest_version: int | None = None,
 ) -> None:
-    """Note that a participant was there just now, and what is known of it."""
+    """Store the state of a participant, and that it was active just now."""
     value = None if state is None else orjson.dumps(state).decode()
     given = {"of": buffer_id, "as_role": role, "who": name}
     connection.execute(_NOTE, {**given, "value": value, "oldest": oldest_version})
@@ -72,11 +72,11 @@ def change(
     state: Any,
     oldest_version: int | None,
 ) -> None:
-    """Change what is known of a participant without noting that it was there."""
+    """Change the state of a participant without storing that it was active."""
     given = {"of": buffer_id, "as_role": role, "who": name, "oldest": oldest_version}
     connection.execute(_CHANGE, {**given, "value": orjson.dumps(state).decode()})
 
 
 def forget(connection: Connection, buffer_id: int, role: str, name: str) -> None:
-    """Forget a participant."""
+    """Delete a participant."""
     connection.execute(_FORGET, {"of": buffer_id, "as_role": role, "who": name})

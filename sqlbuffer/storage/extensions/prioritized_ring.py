@@ -1,6 +1,6 @@
-"""A ring of items that are drawn by priority: what the advanced buffer of `compat.ding` keeps.
+"""A ring of items that are drawn by priority, for the advanced buffer of `compat.ding`.
 
-Every call holds the row of `buffer_layouts`: it sees what the call before has left, and every count
+Every call locks the row of `buffer_layouts`: it sees the result of the call before, and every count
 is exact, with any number of processes.
 """
 
@@ -79,9 +79,9 @@ class PriorityRing(ItemRing):
 
     Args:
         store: The buffer.
-        kind: What it is used as.
-        size: How many items it holds.
-        limit: What keeps pushes and draws in proportion; None: nothing.
+        kind: Use of the ring.
+        size: Maximum number of items.
+        limit: Limit on the ratio of pushes and draws; None for no limit.
     """
 
     def __init__(
@@ -93,32 +93,30 @@ class PriorityRing(ItemRing):
         self._forget()
 
     def _forget(self) -> None:
-        """Know nothing of the rows any more; what was learnt in a transaction that was undone is
-        not so.
-        """
+        """Forget all known rows, because a transaction that read or changed them was undone."""
         self._stale = StaleRows()
         self.item_count = ItemCount(self.store)
         self._cleaned_to = 0
 
     def set_ledger(self, connection: Connection, counts: RingCounts, ledger: CreditLedger) -> None:
-        """Set all that it counts and keeps."""
+        """Set all its counters and its ledger."""
         kept = orjson.dumps(asdict(ledger)).decode()
         values = {**self._key, "n": counts.push_count, "place": counts.tail, "kept": kept}
         connection.execute(_SET, values)
 
     def place_of(self, number: int, counts: RingCounts) -> int:
-        """Return the place in the ring of an item that is held, by its number."""
+        """Return the place in the ring of a held item, by its number."""
         return (number - counts.push_count + counts.tail) % self.size
 
     def push_items(
         self, records: Sequence[Record], n_pushed: int, name: str, *, track: bool = False
     ) -> Pushed:
-        """Put items at the end, all or none; the oldest leave.
+        """Append items, all or none; the oldest leave.
 
         Args:
-            records: The items that are kept, no more than it holds; their ids are left to it.
-            n_pushed: How many were pushed.
-            name: What their ids begin with.
+            records: The items that are kept, at most the ring's size; the ring sets their ids.
+            n_pushed: Number of items pushed.
+            name: Prefix of their ids.
             track: Return the rows of the items that leave.
         """
         batch = WriteBatch(prepared(records, self.store.layout))
@@ -139,8 +137,9 @@ class PriorityRing(ItemRing):
         return self.store.writer.store_within(batch, work)
 
     def _count_limited(self, connection: Connection, n: int) -> tuple[RingCounts, str | None]:
-        """Count items that are pushed, unless the limit refuses them; return what is counted, and
-        why they are refused.
+        """Count pushed items, unless the limit refuses them.
+
+        Return the counters, and the reason why they are refused.
         """
         if self._limit is None:
             return self.count_pushed(connection, n), None
@@ -154,8 +153,9 @@ class PriorityRing(ItemRing):
         return counts, refused
 
     def sample(self, wanted: WantedItems) -> Sampled:
-        """Draw items by priority, one from each of equal parts of all weights. Count their uses,
-        and remove those that are too old or used up.
+        """Draw items by priority, one from each of equal parts of all weights.
+
+        Count their uses, and remove items that are too old or used up.
         """
         self.store.priorities.summarize_due(self.store.source)
         is_first = True
@@ -242,7 +242,7 @@ class PriorityRing(ItemRing):
         window: SampledWindow,
         wanted: WantedItems,
     ) -> list[int] | None:
-        """Return the numbers that are drawn; None where the range has no items."""
+        """Return the numbers that are drawn; None if the range has no items."""
         key, alpha = (
             key_of(np.random.default_rng(wanted.seed)),
             self.store.info.config.priorities.alpha,
@@ -264,8 +264,9 @@ class PriorityRing(ItemRing):
     def _remove_stale(
         self, connection: Connection, window: SampledWindow, wanted: WantedItems
     ) -> tuple[list[int], list[Row]]:
-        """Remove the items that are too old; return their numbers, and where they are tracked
-        their rows.
+        """Remove the items that are too old.
+
+        Return their numbers, and their rows if they are tracked.
         """
         if wanted.oldest_version is None:
             return [], []
@@ -303,11 +304,11 @@ class PriorityRing(ItemRing):
         )
 
     def update(self, given: Mapping[str, NewPriority], max_use: float | None = None) -> int:
-        """Set the priorities of items that are still where they were; return how many there were.
+        """Set the priorities of items that are still at their places; return how many were set.
 
         Args:
             given: Their new priorities by their ids.
-            max_use: Items with that many uses keep theirs; None: all may be set.
+            max_use: Items with that many uses keep their priority; None for no limit.
         """
 
         def work(connection: Connection) -> int:
@@ -353,8 +354,9 @@ class PriorityRing(ItemRing):
         self.store.write(work)
 
     def clear_items(self, *, track: bool = False) -> Left:
-        """Remove all items, and return them. New items begin at the first place with the priority
-        1; numbers go on.
+        """Remove all items, and return them.
+
+        New items begin at the first place with priority 1; their numbers continue.
 
         Args:
             track: Return their rows too.
@@ -371,7 +373,7 @@ class PriorityRing(ItemRing):
         return self.store.write(work)
 
     def held(self) -> HeldItems:
-        """Return all that it holds, of one moment."""
+        """Return all items and counters of the ring, at one moment."""
 
         def work() -> HeldItems:
             with self.store.source.candidates(EVERYTHING, self.payloads.reading) as candidates:
@@ -385,7 +387,7 @@ class PriorityRing(ItemRing):
         return self._surviving(work)
 
     def candidates(self, connection: Connection, window: SampledWindow | None = None) -> Candidates:
-        """Return what there is to choose from in a transaction, with its priorities."""
+        """Return the candidates of a transaction, with their priorities."""
         found = super().candidates(connection, window)
         found.priorities = self.store.priorities.of(found)
         return found

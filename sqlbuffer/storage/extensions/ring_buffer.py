@@ -1,4 +1,4 @@
-"""A buffer as a ring of items with counters of its own: what `compat.ding` keeps.
+"""A buffer as a ring of items with separate counters, for `compat.ding`.
 
 The rows are the items, in the order in which they were pushed. Every change locks the row of
 `buffer_layouts` first, so that the counters and the order of the rows agree.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 COLUMNS = frozenset({"state", "arrays", "payload_bytes"})
 ROWS_AT_ONCE = 10_000
-# Places in a row that was read with them.
+# Positions in a row that was read with them.
 STATE, ARRAYS = (1 + Record._fields.index(name) for name in ("state", "arrays"))
 EXTRA = 1 + Record._fields.index("extra")
 IN_PARTS = 1 + Record._fields.index("payload_bytes")
@@ -81,12 +81,12 @@ _N_BETWEEN = select(func.count()).where(
 
 @dataclass(frozen=True)
 class RingCounts:
-    """What a ring has counted.
+    """The counters of a ring.
 
     Attributes:
-        push_count: Items pushed, those that left included.
+        push_count: Items pushed, including those that left.
         tail: The place of the next item.
-        state: What else its kind keeps.
+        state: Further state of its kind.
     """
 
     push_count: int = 0
@@ -106,8 +106,8 @@ class Left(NamedTuple):
     """Items that left.
 
     Attributes:
-        n: How many.
-        items: Their rows, or these decoded, the oldest first; none unless they are tracked.
+        n: Number of items.
+        items: Their rows, or the decoded items, the oldest first; empty unless they are tracked.
     """
 
     n: int
@@ -122,8 +122,8 @@ class ItemRing:
 
     Args:
         store: The buffer.
-        kind: What it is used as.
-        size: How many items it holds.
+        kind: Use of the ring.
+        size: Maximum number of items.
     """
 
     def __init__(self, store: BufferStore, kind: str, size: int) -> None:
@@ -133,7 +133,7 @@ class ItemRing:
         self._notes = store.source.payloads(only=frozenset({"extra"}))
 
     def counts(self) -> RingCounts:
-        """Return what it has counted."""
+        """Return its counters."""
 
         def work() -> RingCounts:
             with translated(self.store.url), self.store.engine.connect() as connection:
@@ -142,7 +142,7 @@ class ItemRing:
         return self._surviving(work)
 
     def counts_of(self, connection: Connection, *, locked: bool = False) -> RingCounts:
-        """Return what it has counted; locked, nobody else changes it until the transaction ends.
+        """Return its counters; if locked, they stay unchanged until the transaction ends.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
@@ -151,13 +151,13 @@ class ItemRing:
         if found is None:
             raise self.store.dropped()
         push_count, tail, state = found
-        # Another size may have been set since.
+        # Another process may have set another size since.
         return RingCounts(
             push_count, tail % self.size, None if state is None else orjson.loads(state)
         )
 
     def lock(self, connection: Connection) -> None:
-        """Wait for whoever else changes it, until they have ended."""
+        """Lock the ring, after a wait for the transaction that changes it."""
         self.counts_of(connection, locked=True)
 
     def set_counts(self, connection: Connection, push_count: int, tail: int) -> None:
@@ -165,8 +165,7 @@ class ItemRing:
         connection.execute(_SET, {**self._key, "n": push_count, "place": tail})
 
     def count_pushed(self, connection: Connection, n: int) -> RingCounts:
-        """Count items that are pushed, and return what it has counted then; nobody else changes it
-        until the transaction ends.
+        """Count pushed items, and return the counters, locked until the transaction ends.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
@@ -179,11 +178,11 @@ class ItemRing:
         return RingCounts(push_count, tail, None if state is None else orjson.loads(state))
 
     def push(self, records: Sequence[Record], n_pushed: int, *, track: bool = False) -> Left:
-        """Put items at the end, all or none; the oldest leave.
+        """Append items, all or none; the oldest leave.
 
         Args:
-            records: The items that are kept: no more than it holds.
-            n_pushed: How many were pushed.
+            records: The items that are kept, at most the ring's size.
+            n_pushed: Number of items pushed.
             track: Return the rows of the items that leave.
         """
         batch = WriteBatch(prepared(records, self.store.layout))
@@ -197,8 +196,8 @@ class ItemRing:
         return self.store.writer.store_within(batch, work)
 
     def _leaving(self, connection: Connection, n_new: int, *, track: bool) -> Left:
-        """Return which items leave when `n_new` items are inserted."""
-        # By number: those that a rollback burnt count against the capacity too.
+        """Return the items that leave when `n_new` items are inserted."""
+        # By number: numbers lost in a rollback count against the capacity too.
         last = select(last_number(buffers.c.id)).where(buffers.c.id == self.store.info.id)
         end = int(connection.execute(last).scalar_one()) + n_new - self.size
         if end <= 0:
@@ -221,16 +220,14 @@ class ItemRing:
         return Left(n, self.rows(candidates, candidates.keys()))
 
     def _count_between(self, connection: Connection, low: int, high: int) -> int:
-        """Return how many rows have low < seq <= high."""
+        """Return the number of rows with low < seq <= high."""
         if low >= high:
             return 0
         parameters = {**self._key, "low": low, "high": high}
         return int(connection.execute(_N_BETWEEN, parameters).scalar_one())
 
     def candidates(self, connection: Connection, window: SampledWindow | None = None) -> Candidates:
-        """Return what there is to choose from in a transaction; of a window that is known, or that
-        is looked up.
-        """
+        """Return the candidates of a transaction, in the given window or in the current one."""
         window = window or self.store.source.sampled_window(connection)
         return Candidates(
             connection,
@@ -251,7 +248,7 @@ class ItemRing:
         return found
 
     def draw(self, choose: Callable[[Candidates], Any]) -> list[Row]:
-        """Return the rows that are chosen, in that order."""
+        """Return the chosen rows, in the chosen order."""
         return self.store.draws.draw(
             EVERYTHING,
             lambda candidates: self.rows(candidates, choose(candidates)),
@@ -259,7 +256,7 @@ class ItemRing:
         )
 
     def contents(self) -> Contents:
-        """Return all rows and the counters, of one moment."""
+        """Return all rows and the counters, at one moment."""
 
         def work() -> Contents:
             with self.store.source.candidates(EVERYTHING, self.payloads.reading) as candidates:
@@ -269,7 +266,7 @@ class ItemRing:
         return self._surviving(work)
 
     def notes(self) -> list[str | None]:
-        """Return the JSON beside each item (`extra`), the oldest first."""
+        """Return the JSON of each item (`extra`), the oldest first."""
 
         def work() -> list[str | None]:
             with self.store.source.candidates(EVERYTHING, self._notes.reading) as candidates:
@@ -294,7 +291,7 @@ class ItemRing:
         return self.store.write(work)
 
     def replace(self, records: Sequence[Record], counts: RingCounts) -> None:
-        """Hold these items instead of those that there are, in one transaction."""
+        """Replace all items by these, in one transaction."""
 
         batch = WriteBatch(prepared(records, self.store.layout))
 
@@ -326,7 +323,7 @@ def make_ring(store: BufferStore, kind: str) -> str | None:
     """Make a buffer a ring of items, unless it is one.
 
     Returns:
-        What it is used as; None where another part of the package made it.
+        Use of the ring; None if another part of the package made it.
     """
     config = stored_config(store, RING)
     if config is None and store.info.layout == RING:

@@ -1,4 +1,4 @@
-"""Fill a ring of priorities with items that are known, as when a saved state is loaded."""
+"""Fill a ring of priorities with given items, for example from a saved state."""
 
 from collections.abc import Sequence
 
@@ -27,17 +27,17 @@ def hold_items(
     counts: RingCounts,
     ledger: CreditLedger,
 ) -> None:
-    """Let a ring hold these items instead of those that it has, in one transaction.
+    """Replace the items of a ring by these, in one transaction.
 
     Args:
         ring: The ring.
         records: The items, with their ids and priorities, in the order of their numbers.
-        n_uses: How often each was used.
+        n_uses: Number of uses of each item.
         counts: The counters.
-        ledger: What is kept in addition to them.
+        ledger: The ring's further values.
     """
     by_number = {number_of(record.id): i for i, record in enumerate(records)}
-    # Where items are missing numbers are as well, or those that are there would stay too long.
+    # If items are missing, their numbers stay unused, or the existing items would stay too long.
     first = max(counts.push_count - ring.size, 0)
     if records:
         first = max(first, min(by_number))

@@ -1,6 +1,6 @@
-"""The tables that only `compat` needs: what buffers with a layout keep beside their rows.
+"""The tables that only `compat` needs: data of buffers with a layout, in addition to their rows.
 
-What changes after a row was inserted is in an overlay: `payload_changes`.
+Changes after the insert of a row are in an overlay: `payload_changes`.
 """
 
 from typing import Any
@@ -11,9 +11,10 @@ from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SEQS, TIME, buff
 from sqlbuffer.storage.schema.overlays import overlay_table
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# The layouts, as `buffers.layout` names them: of compat.memmap, compat.ding and compat.minestudio.
+# The layouts by their names in `buffers.layout`: of compat.memmap, compat.ding and
+# compat.minestudio.
 SLOTS, RING, FRAGMENTS = "slots", "ring", "fragments"
-# Roles of participants: who writes to slots, makes fragments, or fetches them.
+# Roles of participants: they write to slots, make fragments, or fetch them.
 WRITER, WORKER, CONSUMER = "writer", "worker", "consumer"
 
 
@@ -27,12 +28,12 @@ def _layout_table(name: str, *columns: Column[Any], **rights: Any) -> Table:
 
 buffer_layouts = _layout_table(
     "buffer_layouts",
-    Column("config", JSON, nullable=False, comment="what the buffer was made with"),
+    Column("config", JSON, nullable=False, comment="configuration of the buffer"),
     _counter("next_number", "number of the next item or slot, counted on through every lap"),
     _counter("next_place", "place of the next item"),
     _counter("n_held", "episodes that slots show"),
     _counter("changes", "how often stored steps were changed or deleted in place"),
-    Column("state", JSON, comment="what else the layout keeps"),
+    Column("state", JSON, comment="further state of the layout"),
     writer_may="INSERT, UPDATE (next_number, next_place, state)",
     learner_may="INSERT, UPDATE, DELETE",
 )
@@ -40,10 +41,21 @@ buffer_layouts = _layout_table(
 participants = _layout_table(
     "participants",
     Column("role", Text, primary_key=True, comment="writer, worker or consumer"),
-    Column("name", KEY, primary_key=True, comment="who; empty: all that have the role"),
-    Column("state", JSON, comment="what is known of it, or prepared for it"),
-    Column("oldest_version", BigInteger, comment="oldest version that waits; null: nothing waits"),
-    Column("seen_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+    Column(
+        "name",
+        KEY,
+        primary_key=True,
+        comment="name of the participant; empty: all that have the role",
+    ),
+    Column("state", JSON, comment="state of the participant, or the list prepared for it"),
+    Column("oldest_version", BigInteger, comment="oldest waiting version; null if nothing waits"),
+    Column(
+        "seen_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the last activity",
+    ),
     learner_may="INSERT, UPDATE, DELETE",
 )
 Index(
@@ -64,7 +76,7 @@ item_groups = _layout_table(
         autoincrement=False,
         comment="number in the order of insertion",
     ),
-    Column("place", Integer, comment="place among those that may be fetched; null: it has left"),
+    Column("place", Integer, comment="place among those that may be fetched; null if it has left"),
     Column("task_id", KEY, nullable=False, comment="task of its items"),
     Column("first_step", BigInteger, nullable=False, comment="step of its first item"),
     Column("session", KEY, nullable=False, comment="session of its first item"),
@@ -76,7 +88,7 @@ item_groups = _layout_table(
         Integer,
         nullable=False,
         server_default=text("0"),
-        comment="how often it was fetched",
+        comment="number of times that it was fetched",
     ),
     Column(
         "n_pins",
@@ -87,7 +99,11 @@ item_groups = _layout_table(
     ),
     Column("seqs", SEQS, nullable=False, comment="its items, in order"),
     Column(
-        "inserted_at", TIME, nullable=False, server_default=utc_now(), comment="when it was whole"
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time when it was complete",
     ),
     learner_may="INSERT, UPDATE, DELETE",
     is_vacuumed=True,
@@ -106,7 +122,7 @@ Index(
     sqlite_where=item_groups.c.place.is_not(None),
     postgresql_where=item_groups.c.place.is_not(None),
 )
-# Those that no process holds any more.
+# Groups that no process holds any more.
 Index(
     "ix_item_groups_left",
     item_groups.c.buffer_id,
@@ -125,15 +141,15 @@ slots = _layout_table(
         nullable=False,
         comment="its last use: slot + lap * number of slots; -1: it is free",
     ),
-    Column("holder", KEY, comment="the writer that has it; null: none has"),
-    Column("episode_id", BigInteger, comment="key of the episode that it shows"),
+    Column("holder", KEY, comment="the writer that has it; null if none has"),
+    Column("episode_id", BigInteger, comment="key of the episode in it"),
     Column("length", Integer, comment="its length; null while it is written"),
     Column("meta", BYTES, comment="its values of the meta fields, packed"),
     Column("tail", BYTES, comment="values of steps that have no row, packed"),
     learner_may="INSERT, UPDATE, DELETE",
     is_vacuumed=True,
 )
-# Those of the lap that goes on: a few, of any number.
+# Slots of the current lap: a few, of any number.
 Index(None, slots.c.buffer_id, slots.c.turn)
 Index(
     "ix_slots_held",
@@ -143,12 +159,18 @@ Index(
     postgresql_where=slots.c.holder.is_not(None),
 )
 
-# What became of rows that were changed after they were written (`replace_payload`).
+# Records of rows that were changed after they were written (`replace_payload`).
 payload_changes = overlay_table(
     "payload_changes",
-    Column("fields", Text, nullable=False, comment="which fields the last change wrote"),
-    Column("n_changes", Integer, nullable=False, comment="how often the row was changed"),
-    Column("changed_at", TIME, nullable=False, server_default=utc_now(), comment="when, last"),
+    Column("fields", Text, nullable=False, comment="fields that the last change wrote"),
+    Column("n_changes", Integer, nullable=False, comment="number of changes of the row"),
+    Column(
+        "changed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the last change",
+    ),
     flag="has_changes",
     flag_comment="rows may have a row in payload_changes",
 )

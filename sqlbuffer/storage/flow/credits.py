@@ -6,18 +6,19 @@ from contextlib import suppress
 from sqlbuffer.errors import FlowControlError
 from sqlbuffer.storage.flow.pacing import Pacer
 
-# How many batches are reserved ahead at most, and how many draws go by after a refusal before more
-# than one batch is asked for again.
+# Maximum number of batches that are reserved ahead. Number of draws after a refusal that reserve
+# one batch only.
 MOST_AHEAD, LONGEST_PATIENCE = 16, 64
-# A thread that waits longer for another one, which asks the database, asks as well.
+# A thread that waits longer for another one, which queries the database, sends a query as well.
 LONGEST_ASKING_S = 1.0
 
 
 class SampleCredits:
     """Reserves rows under the rate limiter of a buffer, some batches at a time.
 
-    What is reserved counts as sampled. It is given back when no draw has used any of it between two
-    calls of `settle`. After a crash it stays counted.
+    Reserved rows count as sampled. They are given back when no draw has used any of them between
+    two
+    calls of `settle`. After a crash they stay counted.
 
     Args:
         pacer: Waits for the limiter.
@@ -31,10 +32,10 @@ class SampleCredits:
         self._n_ahead = self._patience = self._n_until = 0
 
     def take(self, n: int) -> bool:
-        """Take n rows, after a wait where it takes one.
+        """Take n rows, after a wait if one is needed.
 
         Returns:
-            Whether they are counted; False: nothing limits them.
+            True if they are counted; False if the buffer has no limit.
 
         Raises:
             FlowControlError: They may not be sampled in time.
@@ -56,15 +57,16 @@ class SampleCredits:
         return n_more is not None
 
     def put_back(self, n: int) -> None:
-        """Keep n rows that were taken, or reserved, and not drawn."""
+        """Return n rows that were taken or reserved, and not drawn."""
         with self._mutex:
             self._left += n
 
     def _reserve(self, missing: int, n: int) -> int | None:
-        """Reserve the rows that are missing for a batch of n, and perhaps more; return how many, or
-        None if nothing limits them.
+        """Reserve the rows that are missing for a batch of n, and perhaps more.
+
+        Return how many, or None if the buffer has no limit.
         """
-        # One thread at a time: those that ask at the same time may all pass.
+        # One thread at a time: threads that try at the same time may all pass.
         if self._asking.acquire(timeout=LONGEST_ASKING_S):
             try:
                 for ahead in self._tries(n):
@@ -78,7 +80,7 @@ class SampleCredits:
         return missing if self._pacer.reserve(missing) else None
 
     def _tries(self, n: int) -> list[int]:
-        """Return how many rows to ask for next to those that are missing, one try after another."""
+        """Return how many rows to reserve in addition to the missing ones, try by try."""
         self._n_until = max(0, self._n_until - 1)
         ahead = 0 if self._n_until else self._n_ahead * n
         return [ahead, 0] if ahead else [0]
@@ -95,10 +97,10 @@ class SampleCredits:
             self._n_until = self._patience
 
     def settle(self, *, is_end: bool = False) -> None:
-        """Give back what no draw has used any of since the last time.
+        """Give back the reserved rows if no draw has used any since the last call.
 
         Args:
-            is_end: Give back all that is left.
+            is_end: Give back all remaining rows.
         """
         with self._mutex:
             given = self._left if is_end or not self._is_used else 0

@@ -41,16 +41,17 @@ from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
-# One that was not heard of for so long is dead: v_flow and v_waiting say the same.
+# A process without a sign of life for this long counts as dead; v_flow and v_waiting use the same
+# limit.
 ALIVE_S = 5.0
 BUCKET_S = 10
 HISTORY_S = 3_600
-# The rows of processes that did not count for so long become one.
+# The rows of processes that did not count for this long are merged into one.
 GONE_S = 3_600.0
-# Their holder.
+# The holder of that row.
 GONE = ""
 
-# Both databases know these forms; `excluded` has the defaults, so the time.
+# Both databases know these forms; `excluded` has the defaults, and so the time.
 _ADD = text(
     "INSERT INTO flow (buffer_id, holder, n_sampled, n_batches, n_limited, pushed, sampled) "
     "VALUES (:buffer_id, :holder, :n_sampled, :n_batches, :n_limited, 0, 0) "
@@ -96,11 +97,11 @@ class FlowReading:
     """The counts of a buffer at one moment.
 
     Attributes:
-        policy: What limits it.
-        inserted: Rows inserted since it was set, or ever.
+        policy: Its rate limiter.
+        inserted: Rows inserted since the policy was set, or ever.
         sampled: Rows sampled since then.
-        counts: What the policy goes by.
-        on_standby: Nothing can be counted there.
+        counts: Counts that the policy depends on.
+        on_standby: The database is a standby, where nothing can be counted.
     """
 
     policy: Policy | None
@@ -110,7 +111,7 @@ class FlowReading:
     on_standby: bool = False
 
     def allowed(self, role: Role, n: int, *, partly: bool = False) -> int:
-        """Return how many of n rows may pass now: all or none, unless some may pass first."""
+        """Return how many of n rows may pass now: all or none, unless `partly` is set."""
         if self.policy is None:
             return n
         if role == "sample":
@@ -124,7 +125,7 @@ def read(connection: Connection, buffer_id: int) -> FlowReading:
     """Return the policy of a buffer and the counts.
 
     Raises:
-        BufferNotFoundError: It was dropped.
+        BufferNotFoundError: The buffer was dropped.
     """
     row = _counted(connection, buffer_id)
     stored = None if row[0] is None else orjson.loads(row[0])
@@ -144,7 +145,7 @@ def _counted(connection: Connection, buffer_id: int) -> Any:
     row = connection.execute(_READ, {"id": buffer_id}).one_or_none()
     if row is None:
         raise BufferNotFoundError(
-            f"{NO_BUFFER} with buffer_id {buffer_id}; it was dropped, open it anew"
+            f"{NO_BUFFER} with buffer_id {buffer_id}; it was dropped, open it again"
         )
     return row
 
@@ -158,7 +159,7 @@ def _decayed_counts(connection: Connection, buffer_id: int, policy: RatioWindow)
 
 
 def state(connection: Connection, buffer_id: int) -> FlowState:
-    """Return how a buffer keeps pace."""
+    """Return the state of a buffer's rate limiter."""
     found = read(connection, buffer_id)
     return FlowState(
         found.policy,
@@ -188,7 +189,7 @@ def waiting(connection: Connection, buffer_ids: Sequence[int]) -> list[tuple[int
 
 
 def set_policy(connection: Connection, buffer_id: int, policy: Policy | None) -> None:
-    """Store a policy, with the counts that it begins at.
+    """Store a policy, with the current counts as its start.
 
     Raises:
         BufferNotFoundError: The buffer was dropped.
@@ -197,7 +198,7 @@ def set_policy(connection: Connection, buffer_id: int, policy: Policy | None) ->
     begun = flow_column(policy, int(counted[1]), int(counted[2]))
     change_config(connection, buffer_id, {"rate_limiter": policy}, flow=begun)
     if isinstance(policy, RatioWindow):
-        # What another window has counted does not belong to this one.
+        # Counts of another window do not belong to this one.
         nothing = {"pushed": 0.0, "sampled": 0.0, "decayed_at": null()}
         connection.execute(update(flow).where(flow.c.buffer_id == buffer_id).values(nothing))
 
@@ -205,7 +206,7 @@ def set_policy(connection: Connection, buffer_id: int, policy: Policy | None) ->
 def add_sampled(
     connection: Connection, buffer_id: int, holder: str, n_rows: int, n_batches: int
 ) -> None:
-    """Count rows that a process has sampled, and note when."""
+    """Count rows that a process has sampled, with the time."""
     now = connection.execute(select(unix_now())).scalar_one()
     counts = {"n_sampled": n_rows, "n_batches": n_batches}
     key = {"buffer_id": buffer_id, "holder": holder}
@@ -228,8 +229,10 @@ def add_decayed(
     n_pushed: int,
     n_sampled: int,
 ) -> None:
-    """Count rows in a process's own decaying counts. The caller has written the row before, in the
-    same transaction: no other thread does meanwhile.
+    """Count rows in a process's own decaying counts.
+
+    The caller has written the row before, in the same transaction, so no other thread counts in
+    between.
     """
     own = (flow.c.buffer_id == buffer_id) & (flow.c.holder == holder)
     query = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where(own)
@@ -242,14 +245,14 @@ def add_decayed(
 def mark_waiting(
     connection: Connection, buffer_id: int, holder: str, pid: int, role: Role, n_rows: int
 ) -> None:
-    """Note that a call waits, or that it still does."""
+    """Store that a call waits, or that it still does."""
     values = {"buffer_id": buffer_id, "holder": holder, "pid": pid, "role": role}
     host = socket.gethostname()
     connection.execute(_MARK, {**values, "n_rows": min(n_rows, NO_LIMIT), "host": host})
 
 
 def clear_waiting(connection: Connection, buffer_id: int, holder: str) -> None:
-    """Forget that a call waits."""
+    """Delete the mark of a waiting call."""
     table = flow_waits.c
     connection.execute(
         delete(flow_waits).where(table.buffer_id == buffer_id, table.holder == holder)
@@ -257,11 +260,12 @@ def clear_waiting(connection: Connection, buffer_id: int, holder: str) -> None:
 
 
 def tidy(connection: Connection, buffer_id: int) -> None:
-    """Add up the rows of processes long gone, and forget old history; no count is lost: the rows
-    are locked, and a process that comes back begins a new one.
+    """Merge the rows of processes long gone, and delete old history.
+
+    No count is lost: the rows are locked, and a process that comes back begins a new one.
     """
     policy = read(connection, buffer_id).policy
-    # By then what a window has counted has decayed to nothing.
+    # By then the counts of a window have decayed to almost 0.
     gone_s = GONE_S + (5 * policy.window_s if isinstance(policy, RatioWindow) else 0.0)
     table = flow.c
     found = connection.execute(

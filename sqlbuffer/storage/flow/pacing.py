@@ -1,8 +1,8 @@
-"""Wait for the rate limiter of a buffer, and publish what this process sampled.
+"""Wait for the rate limiter of a buffer, and publish this process's sampled rows.
 
-No counter is written by all processes. Rows inserted are the numbers that the buffer has given;
-rows sampled are the sum over one row for each process. Processes that look at the same time see the
-same counts, so each may pass a limit by the batch that it has in flight.
+No counter is written by all processes. The inserted rows are the numbers that the buffer has given.
+The sampled rows are the sum over one row for each process. Processes that read at the same time see
+the same counts, so each may pass a limit by the batch that it has in flight.
 """
 
 import os
@@ -32,11 +32,12 @@ from sqlbuffer.waits import pause
 T = TypeVar("T")
 
 
-# How often one that waits looks, first and in the end.
+# Interval at which a waiting call reads the counts, first and at the end.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_GROWTH = 0.05, 0.25, 1.05
-# How often a process tells what it has sampled without a limiter, and looks whether there is one.
+# Interval at which a process without a limiter publishes its sampled rows, and checks for a
+# limiter.
 PUBLISH_S = 5.0
-# How long it waits for other writers where somebody waits for the answer.
+# Seconds to wait for other writers if a caller waits for the result.
 ASKED_S = 1.0
 TIDY_S = 600.0
 
@@ -44,7 +45,7 @@ _process_ends = threading.Event()
 
 
 def let_in_at_end() -> None:
-    """Have writers of this process that wait give up waiting and store: the process ends."""
+    """Make waiting writers of this process store without a wait, because the process ends."""
     _process_ends.set()
 
 
@@ -62,7 +63,7 @@ class Pacer:
         self._begin()
 
     def _begin(self) -> None:
-        """Be a process that has counted nothing: a new one, or a forked child."""
+        """Start with no counts, in a new process or a forked child."""
         self._pid = os.getpid()
         self._holder = new_name()
         self._rows = self._batches = self._correction = 0
@@ -72,17 +73,17 @@ class Pacer:
 
     @contextmanager
     def sampling(self, n: int, wait_s: float | None = None) -> Iterator[Callable[[int], None]]:
-        """Wait until n rows may be sampled, and count them before they are handed out.
+        """Wait until n rows may be sampled, and count them before they are returned.
 
         Args:
-            n: How many.
-            wait_s: How long to wait at most; None: what the opener chose.
+            n: Number of rows.
+            wait_s: Maximum wait in seconds; None for the opener's.
 
         Yields:
-            A function that takes how many rows were drawn; without a call none were.
+            A function that takes the number of rows drawn; without a call the number is 0.
 
         Raises:
-            FlowControlError: They may not in time.
+            FlowControlError: The rows may not be sampled in time.
         """
         limited = n > 0 and self.reserve(n, wait_s)
         drawn = 0
@@ -103,20 +104,20 @@ class Pacer:
 
     @property
     def is_limited(self) -> bool:
-        """Whether rows wait for a limiter, as far as this process knows."""
+        """True if rows wait for a limiter, as far as this process knows."""
         return self._policy is not None
 
     def reserve(self, n: int, wait_s: float | None = None) -> bool:
         """Wait until n rows may be sampled, and count them; see `sampling`.
 
         Returns:
-            Whether they are counted; False: nothing limits them.
+            True if they are counted; False if the buffer has no limit.
         """
         self._see_fork()
         return self._wait("sample", n, wait_s) is not None
 
     def give_back(self, n: int) -> None:
-        """Undo the count of a batch of n rows that was not handed out."""
+        """Undo the count of a batch of n rows that was not returned."""
         if self._policy is not None:
             self.correct(-n)
         self.note(-n, -1)
@@ -125,7 +126,7 @@ class Pacer:
         """Wait until n rows may be inserted.
 
         Raises:
-            FlowControlError: They may not in time.
+            FlowControlError: The rows may not be inserted in time.
         """
         self._see_fork()
         if n:
@@ -133,11 +134,14 @@ class Pacer:
             self._wait("insert", n)
 
     def admit(self, n: int, wait_s: float | None = None) -> int:
-        """Wait until some of n rows may be inserted, and return how many: for who can store the
-        others later. Waits for `wait_s` at most; None: what the opener chose.
+        """Wait until some of n rows may be inserted, and return how many.
+
+        It is for callers that can store the others later. It waits for `wait_s` at most; None for
+        the
+        opener's wait.
 
         Raises:
-            FlowControlError: None may in time.
+            FlowControlError: No row may be inserted in time.
         """
         self._see_fork()
         self._look_sometimes()
@@ -145,12 +149,12 @@ class Pacer:
         return n if allowed is None else allowed
 
     def state(self) -> FlowState:
-        """Return how the buffer keeps pace now."""
+        """Return the current state of the rate limiter."""
         self.publish_now()
         return self._retried(self._state)
 
     def publish_now(self) -> None:
-        """Write what was sampled, for a caller that reads the counts next."""
+        """Publish the sampled rows, for a caller that reads the counts next."""
         self._see_fork()
         self.publish_counts(ASKED_S)
 
@@ -160,7 +164,7 @@ class Pacer:
             return limiters.state(connection, store.info.id)
 
     def set_policy(self, policy: Policy | None) -> None:
-        """Have all processes of the buffer obey another policy, or none."""
+        """Set another policy, or none, for all processes of the buffer."""
 
         def change() -> None:
             store = self._store
@@ -174,7 +178,7 @@ class Pacer:
         self._policy = policy
 
     def publish_counts(self, wait_s: float = 0.0) -> None:
-        """Write what was sampled since the last time, unless that takes a longer wait."""
+        """Publish the rows sampled since the last time, unless that takes a longer wait."""
         self._published_at = time.monotonic()
         with suppress(SQLBufferError):
             self._policy = self._read().policy
@@ -188,11 +192,11 @@ class Pacer:
             self.note(rows, batches)
             if not isinstance(error, SQLBufferError):
                 raise
-            # Busy, or unreachable: the next time.
+            # Busy or unreachable: try the next time.
             self._may_publish = not isinstance(error, StorageReadOnlyError)
 
     def note(self, rows: int, batches: int) -> None:
-        """Note what was sampled, for those that read the counts."""
+        """Count sampled rows and batches, for readers of the counts."""
         with self._mutex:
             self._rows, self._batches = self._rows + rows, self._batches + batches
 
@@ -208,7 +212,7 @@ class Pacer:
                 self._tidied_at = self._published_at
 
     def _look_sometimes(self) -> None:
-        """Find out now and then whether there is a limiter that was set after the opening."""
+        """Check from time to time for a limiter that was set after the opening."""
         if self._policy is None and time.monotonic() - self._published_at >= PUBLISH_S:
             self.publish_counts()
 
@@ -219,9 +223,7 @@ class Pacer:
     def _wait(
         self, role: Role, n: int, wait_s: float | None = None, *, partly: bool = False
     ) -> int | None:
-        """Return how many rows may pass, after a wait where it takes one; None: nothing limits
-        them.
-        """
+        """Return how many rows may pass, after a wait if needed; None if there is no limit."""
         if self._policy is None:
             return None
         wait_s = self._store.options.wait_s if wait_s is None else wait_s
@@ -247,9 +249,9 @@ class Pacer:
             mark.clear()
 
     def _try(self, role: Role, n: int, partly: bool, *, is_first: bool) -> tuple[int, FlowReading]:
-        """Return how many of n rows may pass, counted where they must be; and the counts."""
+        """Return how many of n rows may pass, counted if needed; and the counts."""
         counted = role == "sample" or isinstance(self._policy, RatioWindow)
-        if not (counted and is_first):  # most of the time: a look without a lock
+        if not (counted and is_first):  # the usual case: a read without a lock
             allowed, reading = self._retried(lambda: self._look(role, n, partly))
             if not (counted and allowed):
                 return allowed, reading
@@ -291,7 +293,7 @@ class Pacer:
             raise
 
     def _count(self, connection: Connection, policy: Policy, role: Role, n: int, owed: int) -> None:
-        """Count n rows, and what is owed of samples."""
+        """Count n rows, and the samples that are not published yet."""
         buffer_id = self._store.info.id
         sampled = owed + (n if role == "sample" else 0)
         if not (sampled or n):
@@ -303,7 +305,7 @@ class Pacer:
 
     @contextmanager
     def _owing(self) -> Iterator[int]:
-        """Take what is owed to the counts; it is owed again where the block fails."""
+        """Take the samples that are not published yet; they are kept if the block fails."""
         with self._mutex:
             owed, self._correction = self._correction, 0
         try:
@@ -314,10 +316,10 @@ class Pacer:
             raise
 
     def correct(self, n: int) -> None:
-        """Count so many rows more, or fewer where n is negative, than were let through."""
+        """Count n more rows than were allowed, or fewer if n is negative."""
         with self._mutex:
             self._correction += n
-        # Where this fails, the next batch counts it.
+        # If this fails, the next batch counts it.
         with suppress(SQLBufferError), self._owing() as owed:
             self._take(self._store.once(), "insert", 0, partly=False, owed=owed)
 
@@ -342,7 +344,7 @@ class Pacer:
             else ("learners are", "add learners")
         )
         if n > 1:
-            remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows at once"
+            remedy += f", {'sample' if role == 'sample' else 'store'} fewer rows in one call"
         done, waited = ("sampled", "sample") if role == "sample" else ("inserted", "store")
         when = f"within {wait_s:g} s" if wait_s else "now"
         counts = f"{reading.inserted:,} rows inserted and {reading.sampled:,} sampled"
@@ -360,7 +362,7 @@ class Pacer:
         return retried(work, store.options.retry_s, store.forget_connections)
 
     def write_mark(self, role: Role, n: int, holder: str) -> None:
-        """Say that a call waits, or that it still does."""
+        """Store that a call waits, or that it still does."""
         store = self._store
         with (
             suppress(SQLBufferError),
@@ -370,7 +372,7 @@ class Pacer:
             limiters.mark_waiting(connection, store.info.id, holder, self._pid, role, n)
 
     def clear_mark(self, holder: str) -> None:
-        """Say that a call waits no longer; what cannot be said expires."""
+        """Store that a call waits no longer; otherwise its mark expires."""
         store = self._store
         with (
             suppress(SQLBufferError),

@@ -1,11 +1,11 @@
-"""The tables of rate limits: what each process sampled, and which calls wait."""
+"""The tables of rate limits: the sampled rows of each process, and the waiting calls."""
 
 from sqlalchemy import BigInteger, Column, Double, Integer, Table, Text
 
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# What each process has sampled: a row of its own, so that no process waits for it. Rows of
+# Rows sampled by each process, in a separate row, so that no process waits for it. Rows of
 # processes long gone are added up under the empty holder.
 flow = Table(
     "flow",
@@ -17,13 +17,13 @@ flow = Table(
     Column("n_limited", BigInteger, nullable=False, comment="rows sampled under a limiter"),
     Column("pushed", Double, nullable=False, comment="rows inserted, decayed (RatioWindow)"),
     Column("sampled", Double, nullable=False, comment="rows sampled, decayed (RatioWindow)"),
-    Column("decayed_at", TIME, comment="up to when these two are decayed"),
+    Column("decayed_at", TIME, comment="Unix time up to which these two are decayed"),
     Column(
         "heartbeat_at",
         TIME,
         nullable=False,
         server_default=utc_now(),
-        comment="when it last counted",
+        comment="time of its last count",
     ),
 )
 
@@ -35,21 +35,21 @@ flow_waits = Table(
     Column("holder", KEY, primary_key=True, comment="the call: its process and a random part"),
     Column("host", Text, nullable=False, comment="machine"),
     Column("pid", Integer, nullable=False, comment="process id"),
-    Column("role", Text, nullable=False, comment="what it waits for: insert or sample"),
-    Column("n_rows", BigInteger, nullable=False, comment="how many rows it is about"),
+    Column("role", Text, nullable=False, comment="operation it waits for: insert or sample"),
+    Column("n_rows", BigInteger, nullable=False, comment="number of rows"),
     Column(
         "waiting_since",
         TIME,
         nullable=False,
         server_default=utc_now(),
-        comment="since when it waits",
+        comment="start of the wait",
     ),
     Column(
         "heartbeat_at",
         TIME,
         nullable=False,
         server_default=utc_now(),
-        comment="when it was last heard of",
+        comment="time of its last sign of life",
     ),
 )
 

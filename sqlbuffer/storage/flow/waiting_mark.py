@@ -8,12 +8,12 @@ HEARTBEAT_S = 1.0
 
 
 class WaitingMark:
-    """Says that a call waits.
+    """Marks a call as waiting.
 
     Args:
         process: The name of this process's rows.
-        write: Writes the row of a name, or that it is still there.
-        remove: Removes it.
+        write: Function that writes or renews the row of a name.
+        remove: Function that removes it.
     """
 
     def __init__(
@@ -25,11 +25,11 @@ class WaitingMark:
 
     @property
     def is_set(self) -> bool:
-        """Whether the call has waited."""
+        """True if the call has waited."""
         return bool(self._name)
 
     def beat(self) -> None:
-        """Be there, and be heard of about every second."""
+        """Write the mark, and renew it about every second."""
         now = time.monotonic()
         if self._name and now - self._beaten_at < HEARTBEAT_S:
             return
@@ -38,6 +38,6 @@ class WaitingMark:
         self._write(self._name)
 
     def clear(self) -> None:
-        """Be gone."""
+        """Remove the mark."""
         if self._name:
             self._remove(self._name)

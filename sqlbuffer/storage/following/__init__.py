@@ -1,1 +1,1 @@
-"""What is new in a buffer since the last look, read in one state of the database."""
+"""Changes of a buffer since the last look, read in one state of the database."""

@@ -1,4 +1,4 @@
-"""What a follower has read last, to find out whether a later state still has it."""
+"""Rows that a follower read last, to check that a later state still has them."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -7,18 +7,18 @@ from weakref import WeakSet
 
 from sqlalchemy import Connection
 
-# That many of the chunks that were read last are compared.
+# Number of the newest chunks that are compared.
 MOST_CHUNKS = 1_000
 
 
 class AnchorQueries(NamedTuple):
-    """What is asked of a database.
+    """Queries of a database.
 
     Attributes:
         chunk_ids: Returns (first_seq, id) of chunks that begin with one of the numbers.
         newest_entry: Returns (id, time) of the newest entry of a buffer's change log, or None.
         entry_time: Returns the time of an entry, or None.
-        session: Returns what is lost when the database loses its newest transactions.
+        session: Returns a value that is lost when the database loses its newest transactions.
     """
 
     chunk_ids: Callable[[Connection, int, Sequence[int]], list[tuple[int, str]]]
@@ -30,32 +30,34 @@ class AnchorQueries(NamedTuple):
 class Anchor:
     """The chunks and the entry of the change log that were read last.
 
-    A server that crashed with relaxed durability, one that took over for another, and a copied file
-    may lack what was read, and give the same numbers and transaction ids again. All that was read
-    lately is compared where that can have happened, and the newest chunk in each look.
+    Some databases may lack rows that were read before, and give the same numbers and transaction
+    ids
+    again: a server that crashed with relaxed durability, one that took over for another, and a
+    copied
+    file. Recent rows are compared if that can have happened, and the newest chunk in each look.
 
     Args:
         buffer_id: The buffer.
-        queries: What is asked of its database.
+        queries: Queries of its database.
     """
 
     def __init__(self, buffer_id: int, queries: AnchorQueries) -> None:
         self._buffer_id, self._queries = buffer_id, queries
         self._chunks: deque[tuple[int, int, str]] = deque(maxlen=MOST_CHUNKS)
         self._entry: tuple[int, str] | None = None
-        # Deleted steps: a chunk of which all were deleted has gone.
+        # Deleted steps: a chunk disappears when all its steps are deleted.
         self._deleted: set[int] = set()
         self._sessions: WeakSet[Any] = WeakSet()
 
     def is_certain(self, connection: Connection) -> bool:
-        """Return whether nothing can have been lost since an earlier look: its session is open."""
+        """Return True if nothing can have been lost since an earlier look: its session is open."""
         return self._queries.session(connection) in self._sessions
 
     def holds(self, connection: Connection, low: int) -> bool:
-        """Return whether a state has what was read.
+        """Return True if a state still has the rows that were read.
 
         Args:
-            connection: Sees the state.
+            connection: Connection that sees the state.
             low: Steps up to this number have left.
         """
         if not self.is_certain(connection):
@@ -66,7 +68,7 @@ class Anchor:
                 return found == [(chunk[0], chunk[2])]
             if not self._has_left(chunk, low):
                 return False
-        # All that was read has left.
+        # All rows that were read have left.
         return not self._chunks
 
     def _has_all(self, connection: Connection, low: int) -> bool:
@@ -80,7 +82,7 @@ class Anchor:
             return False
         if self._entry is None:
             return True
-        # An entry that was trimmed tells nothing: what was read is read again.
+        # A trimmed entry proves nothing: the buffer is read again.
         return self._queries.entry_time(connection, self._entry[0]) == self._entry[1]
 
     def _has_left(self, chunk: tuple[int, int, str], low: int) -> bool:
@@ -99,12 +101,12 @@ class Anchor:
         is_start: bool,
         has_entries: bool,
     ) -> None:
-        """Note what a look has read.
+        """Store the chunks that a look has read.
 
         Args:
-            connection: The look's.
-            chunks: (first_seq, number of steps, id) of each chunk that was new.
-            is_start: It has read everything.
+            connection: Connection of the look.
+            chunks: (first_seq, number of steps, id) of each new chunk.
+            is_start: The look has read everything.
             has_entries: There were new entries of the change log.
         """
         if is_start:
@@ -119,7 +121,7 @@ class Anchor:
         self._sessions.add(self._queries.session(connection))
 
     def as_json(self) -> Any:
-        """Return what `of_json` takes."""
+        """Return the argument of `of_json`."""
         return {
             "chunks": list(self._chunks),
             "entry": self._entry,
@@ -127,7 +129,7 @@ class Anchor:
         }
 
     def of_json(self, told: Any) -> None:
-        """Take what another process has read."""
+        """Load the anchor of another process."""
         self._chunks.extend((first, n_steps, id_) for first, n_steps, id_ in told["chunks"])
         self._entry = None if told["entry"] is None else (told["entry"][0], told["entry"][1])
         self._deleted = set(told["deleted"])

@@ -1,4 +1,4 @@
-"""What a follower has not read yet, and which writer will come late."""
+"""Steps that a follower has not read yet, and the writer that delays them."""
 
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ _hanging_writers = by_database(
 
 
 class Backlog(NamedTuple):
-    """What a follower has not read yet.
+    """Steps that a follower has not read yet.
 
     Attributes:
-        n_steps: How many steps the buffer has that the follower's state does not have.
+        n_steps: Number of steps of the buffer that are not in the follower's state.
         writer: The writer whose transaction has been open longest, if it hangs.
     """
 
@@ -30,7 +30,7 @@ class Backlog(NamedTuple):
 
 
 def backlog_of(buffer: OpenBuffer, state: BufferState) -> Backlog:
-    """Return what a follower has not read yet.
+    """Return the backlog of a follower.
 
     Raises:
         StorageError: The database cannot be read.

@@ -1,4 +1,4 @@
-"""What a follower reads of a buffer: its state, and what is new in it."""
+"""The state of a buffer that a follower reads, and the rows that are new in it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ class BufferState(NamedTuple):
         has_labels: Steps may have annotated values.
         has_quarantine: Steps may be in quarantine.
         has_deleted: Steps of chunks may have been deleted.
-        created_at: When the buffer was made: another buffer of its name has another time.
-        position: What of the change log belongs to the state; see `changes.follower`.
+        created_at: Time when the buffer was made: another buffer of its name has another time.
+        position: Position in the change log; see `changes.follower`.
         revision: The revision of the database's schema.
     """
 
@@ -41,10 +41,10 @@ class ChunkRow(NamedTuple):
     """A chunk as its tables hold it; see `chunks.tables`.
 
     Attributes:
-        terminated_nulls: Where `terminated` is null: None: at no step; empty: at all; else JSON
-            with the flags, if it is at some.
-        truncated_nulls: Likewise.
-        priorities: Those that the steps began with; None: 1.0.
+        terminated_nulls: Steps whose `terminated` is null: None for no step; empty for all steps;
+            otherwise JSON with the flags.
+        truncated_nulls: The same for `truncated`.
+        priorities: Priorities that the steps began with; None for 1.0.
     """
 
     first_seq: int
@@ -69,7 +69,7 @@ class ChunkRow(NamedTuple):
 
 
 class ChunkSpan(NamedTuple):
-    """Which steps a chunk has."""
+    """The range of the steps of a chunk."""
 
     first_seq: int
     n_steps: int
@@ -90,7 +90,7 @@ class EpisodeState(NamedTuple):
 
 
 class ChangeEntry(NamedTuple):
-    """An entry of the change log: which steps were changed, and what about them."""
+    """An entry of the change log: the changed steps, and the kind of change."""
 
     kind: str
     origin: str | None

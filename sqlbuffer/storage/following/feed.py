@@ -1,4 +1,4 @@
-"""Follow a buffer of chunks: read its state, and then what is new in it, look by look."""
+"""Follow a buffer of chunks: read its state, and then its changes, look by look."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -55,17 +55,17 @@ _DATABASES = {"sqlite": sqlite, "postgresql": postgresql}
 
 
 class News:
-    """What one look found. It is read while the look is open.
+    """Changes that one look found. They are read while the look is open.
 
     Attributes:
         state: The state of the buffer.
-        is_start: It is read from the start: what was known before no longer holds.
+        is_start: The buffer is read from the start: earlier knowledge is no longer valid.
         deleted: Steps that were deleted.
-        rewards: (seq, reward) of steps that were given a reward late.
+        rewards: (seq, reward) of steps that got a reward late.
         quarantined: Steps that are in quarantine.
-        released: Steps that no longer are.
-        selection: The steps that meet the condition of the follower; None: it has no condition.
-        priorities: Steps whose priorities were set, and these; of buffers that keep priorities.
+        released: Steps that are no longer in quarantine.
+        selection: Steps that meet the condition of the follower; None if it has no condition.
+        priorities: Steps whose priorities were set, with the priorities, if the buffer keeps them.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class News:
         self._reads_priorities = False
 
     def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
-        """Read what was changed of steps since they were stored.
+        """Read the changes of steps since they were stored.
 
         Args:
-            entries: What the change log says is new; not needed at the start.
+            entries: New entries of the change log; not needed at the start.
         """
         connection, buffer_id, now = self._connection, self._buffer_id, self.state
         if self.is_start:
@@ -120,8 +120,8 @@ class News:
         """Read the priorities that were set.
 
         Args:
-            entries: What the change log says is new; not needed at the start.
-            origin: Entries of this origin are of priorities that the follower has set itself.
+            entries: New entries of the change log; not needed at the start.
+            origin: Origin of the entries for priorities that the follower has set itself.
         """
         self._reads_priorities = True
         if self.is_start:
@@ -145,22 +145,22 @@ class News:
         )
 
     def count_steps(self) -> int:
-        """Return how many steps there are to read from the start."""
+        """Return the number of steps to read from the start."""
         if self._selected is not None:
             self.selection = self._selected.at_start(self._connection, self.state)
             return self.selection.n_steps
         return _count_steps(self._connection, self._buffer_id, self.state.low)
 
     def chunks(self, kept: KeptSteps) -> Iterator[list[ChunkRow]]:
-        """Yield the chunks that are new, many at a time; once, and before `episodes`.
+        """Yield the new chunks, many at a time; once, and before `episodes`.
 
         Args:
-            kept: What the follower has.
+            kept: Steps that the follower has.
         """
         connection, buffer_id, now = self._connection, self._buffer_id, self.state
         if self._selected is not None:
             chosen = self._choose(self._selected, kept)
-            # Also those that are not kept say whether the state continues this one.
+            # Chunks that are not kept are compared as well, to see if the state continues this one.
             self.read = [(s.first_seq, s.n_steps, s.id) for s in chosen.new[-MOST_CHUNKS:]]
             yield from _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE)
             return
@@ -174,7 +174,7 @@ class News:
             yield page
 
     def _choose(self, selected: SelectedSteps, kept: KeptSteps) -> Selection:
-        """Find out what to read, and what is known of the older steps of it."""
+        """Return the steps to read, with the state of the older ones."""
         connection, buffer_id, now = self._connection, self._buffer_id, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
@@ -192,7 +192,7 @@ class News:
         return own
 
     def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
-        """Return episodes as they are now: those that are asked for, and those that were open."""
+        """Return the current state of the given episodes, and of those that were open."""
         wanted = sorted(self.open_episodes.union(new))
         found = _episodes(self._connection, wanted) if wanted else []
         self.open_episodes = {episode.id for episode in found if episode.status == "open"}
@@ -204,19 +204,20 @@ class News:
 
 
 class Feed:
-    """Reads what is new in a buffer, in one state of the database at a time.
+    """Reads the changes of a buffer, in one state of the database at a time.
 
     A look that fails changes nothing: the next one reads the same again.
 
     Args:
         buffer: The buffer; its steps are in chunks.
-        node: Which steps are wanted; their episodes are read as a whole.
-        reads_priorities: Looks say which priorities were set.
+        node: Condition of the wanted steps; their episodes are read as a whole.
+        reads_priorities: Looks read the priorities that were set.
 
     Attributes:
         origin: Signs the follower's own updates of priorities, which looks leave out.
         is_registered: Changes that only followers need are logged.
-        state: What was read last; None before the first look, and where it has to start again.
+        state: The state that was read last; None before the first look, and when it must start
+            again.
     """
 
     def __init__(
@@ -238,15 +239,18 @@ class Feed:
         self.state: BufferState | None = None
 
     def register(self) -> None:
-        """Have changes logged that only followers need. A role that may not do so follows buffers
-        that evict by row; of others it would not see what leaves.
+        """Register the follower, so that changes are logged that only followers need.
+
+        A role without that right can follow buffers that evict by row; in others it would not see
+        which steps leave.
 
         Raises:
-            StorageReadOnlyError: The role may not, and the buffer evicts by task or by episode.
+            StorageReadOnlyError: The role lacks the right, and the buffer evicts by task or by
+                episode.
         """
         if self.is_registered and self._follower.renew():
             return
-        # What leaves a buffer that evicts by row is known without the log.
+        # Evictions by row are known without the log.
         if self._buffer.info.config.retention.evict_by != "row":
             self.start_again()
         try:
@@ -257,10 +261,10 @@ class Feed:
             if self._buffer.info.config.retention.evict_by != "row":
                 raise
         if self.is_registered and self._reads_priorities:
-            self.start_again()  # some that were set may be missing in the log
+            self.start_again()  # priorities may be missing in the log
 
     def cursor(self) -> Any:
-        """Return what another process needs to go on from here, as JSON; see `resume`."""
+        """Return JSON from which another process can continue; see `resume`."""
         return {
             "follower": self._follower.id if self.is_registered else None,
             "state": self.state,
@@ -269,7 +273,7 @@ class Feed:
         }
 
     def resume(self, cursor: Any) -> None:
-        """Go on from what another process has read. The next look finds out if it still holds."""
+        """Continue from the state of another process, which the next look checks."""
         if cursor["follower"] is not None:
             self._follower.id, self.is_registered = cursor["follower"], True
         self.state = state_of(cursor)
@@ -277,19 +281,19 @@ class Feed:
         self._open_episodes = set(cursor["open_episodes"])
 
     def start_again(self) -> None:
-        """Have the next look read everything."""
+        """Make the next look read everything."""
         self.state = None
 
     def leave(self) -> None:
         """End the registration."""
         if self.is_registered:
             self.is_registered = False
-            with suppress(Exception):  # it is forgotten after a while in any case
+            with suppress(Exception):  # it is removed after a while in any case
                 self._follower.leave()
 
     @contextmanager
     def look(self) -> Iterator[News | None]:
-        """Yield what is new, to be read in the block; None: nothing.
+        """Yield the changes, to be read in the block; None if there are none.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
@@ -338,9 +342,7 @@ class Feed:
         now: BufferState,
         entries: Sequence[ChangeEntry],
     ) -> bool:
-        """Return whether what is new can be told: nothing was trimmed, and the state that was read
-        is part of this one.
-        """
+        """Return True if the changes are known: no entry was trimmed, and the state continues."""
         buffer_id = self._buffer.info.id
         if is_trimmed(connection, buffer_id, before.position):
             return False
@@ -359,5 +361,5 @@ class Feed:
 
 
 def state_of(cursor: Any) -> BufferState:
-    """Return what was read last, of a cursor of `Feed`."""
+    """Return the state that was read last, from a cursor of `Feed`."""
     return BufferState._make(cursor["state"])

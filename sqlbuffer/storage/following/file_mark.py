@@ -1,6 +1,6 @@
-"""Whether the file of a SQLite database may have changed, without a statement.
+"""Check for changes of the file of a SQLite database, without a statement.
 
-`PRAGMA data_version` says the same, but on a connection that is kept open, and a fork would wait
+`PRAGMA data_version` reports the same, but on a connection that is kept open, and a fork would wait
 for it.
 """
 
@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-# Some file systems note the time of a change to two seconds.
+# Some file systems store the time of a change in steps of two seconds.
 COARSEST_NS = 2_500_000_000
 
 
 class FileMark(NamedTuple):
-    """What the file system says of a database file and of its log.
+    """Data of the file system about a database file and its log.
 
     Attributes:
-        parts: The number, the size and the time of the last change of each.
-        is_old: No change was so recent that a later one could have the same time.
+        parts: Number, size and time of the last change of each.
+        is_old: The last change is old enough that a later one must have another time.
     """
 
     parts: tuple[tuple[int, int, int], ...]
@@ -41,5 +41,5 @@ def file_mark(path: Path) -> FileMark | None:
 
 
 def is_unchanged(before: FileMark | None, now: FileMark | None) -> bool:
-    """Return whether nothing can have been committed since an earlier mark was taken."""
+    """Return True if nothing can have been committed since an earlier mark was taken."""
     return before is not None and now is not None and before.is_old and before.parts == now.parts

@@ -518,9 +518,9 @@ def test_a_batch_that_waits_in_vain_may_be_made_smaller(buffer_url):
     limiter = RateLimiter(4, error_buffer=40)
     with ReplayBuffer(buffer_url, rate_limiter=limiter, wait_s=0) as buffer:
         # They pass once 36 rows were sampled; but there are none.
-        with pytest.raises(FlowControlError, match="add learners, store fewer rows at once, wait"):
+        with pytest.raises(FlowControlError, match="add learners, store fewer rows in one call, wait"):
             buffer.store_batch(rows(20))
-        with pytest.raises(FlowControlError, match="add collectors, sample fewer rows at once"):
+        with pytest.raises(FlowControlError, match="add collectors, sample fewer rows in one call"):
             buffer.sample(2)
         buffer.store_batch(rows(11))
         with pytest.raises(FlowControlError, match="add learners, wait longer"):
@@ -531,7 +531,7 @@ def test_a_batch_that_waits_in_vain_may_be_made_smaller(buffer_url):
 def test_a_limiter_is_not_set_for_a_buffer_that_was_dropped(buffer_url, policy):
     with ReplayBuffer(buffer_url) as buffer:
         ReplayBuffer.drop(buffer_url, "default")
-        with pytest.raises(BufferNotFoundError, match="it was dropped, open it anew"):
+        with pytest.raises(BufferNotFoundError, match="it was dropped, open it again"):
             buffer.set_rate_limiter(policy)
 
 

@@ -321,19 +321,19 @@ COMMENT ON COLUMN episodes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN episodes.key IS 'the user''s episode_id, unique within buffer and task';
 COMMENT ON COLUMN episodes.task_id IS 'the task';
 COMMENT ON COLUMN episodes.agent_id IS 'the agent';
-COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes knows those that are abandoned';
+COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes also shows abandoned ones';
 COMMENT ON COLUMN episodes.length IS 'steps';
-COMMENT ON COLUMN episodes."return" IS 'sum of rewards; while it is open, what annotations have changed of it';
-COMMENT ON COLUMN episodes.reward IS 'the episode''s own reward';
+COMMENT ON COLUMN episodes."return" IS 'sum of rewards; while the episode is open, the sum of changes by annotations';
+COMMENT ON COLUMN episodes.reward IS 'reward of the episode itself';
 COMMENT ON COLUMN episodes.first_seq IS 'seq of the first step';
 COMMENT ON COLUMN episodes.last_seq IS 'seq of the last step';
 COMMENT ON COLUMN episodes.model_version IS 'version of the model at its start';
 COMMENT ON COLUMN episodes.meta IS 'user''s fields';
 COMMENT ON COLUMN episodes.final_arrays IS 'the final observation';
-COMMENT ON COLUMN episodes.started_at IS 'when it began';
-COMMENT ON COLUMN episodes.ended_at IS 'when it ended';
-COMMENT ON COLUMN episodes.n_rows IS 'rows held, where eviction is by episode';
-COMMENT ON COLUMN episodes.next_t IS 'steps stored of it in chunks, and so the t of the next';
+COMMENT ON COLUMN episodes.started_at IS 'time when it began';
+COMMENT ON COLUMN episodes.ended_at IS 'time when it ended';
+COMMENT ON COLUMN episodes.n_rows IS 'rows held, if eviction is by episode';
+COMMENT ON COLUMN episodes.next_t IS 'steps stored in chunks, which is the t of the next step';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,
@@ -409,7 +409,7 @@ CREATE TABLE uses (
 );
 COMMENT ON COLUMN uses.buffer_id IS 'the buffer';
 COMMENT ON COLUMN uses.seq IS 'the experience';
-COMMENT ON COLUMN uses.n_uses IS 'how often it was sampled';
+COMMENT ON COLUMN uses.n_uses IS 'number of times that it was sampled';
 
 CREATE TABLE samples (
     id BIGSERIAL NOT NULL,
@@ -454,8 +454,8 @@ COMMENT ON COLUMN flow.n_batches IS 'batches sampled';
 COMMENT ON COLUMN flow.n_limited IS 'rows sampled under a limiter';
 COMMENT ON COLUMN flow.pushed IS 'rows inserted, decayed (RatioWindow)';
 COMMENT ON COLUMN flow.sampled IS 'rows sampled, decayed (RatioWindow)';
-COMMENT ON COLUMN flow.decayed_at IS 'up to when these two are decayed';
-COMMENT ON COLUMN flow.heartbeat_at IS 'when it last counted';
+COMMENT ON COLUMN flow.decayed_at IS 'Unix time up to which these two are decayed';
+COMMENT ON COLUMN flow.heartbeat_at IS 'time of its last count';
 
 CREATE TABLE flow_waits (
     buffer_id INTEGER NOT NULL,
@@ -472,10 +472,10 @@ COMMENT ON COLUMN flow_waits.buffer_id IS 'the buffer';
 COMMENT ON COLUMN flow_waits.holder IS 'the call: its process and a random part';
 COMMENT ON COLUMN flow_waits.host IS 'machine';
 COMMENT ON COLUMN flow_waits.pid IS 'process id';
-COMMENT ON COLUMN flow_waits.role IS 'what it waits for: insert or sample';
-COMMENT ON COLUMN flow_waits.n_rows IS 'how many rows it is about';
-COMMENT ON COLUMN flow_waits.waiting_since IS 'since when it waits';
-COMMENT ON COLUMN flow_waits.heartbeat_at IS 'when it was last heard of';
+COMMENT ON COLUMN flow_waits.role IS 'operation it waits for: insert or sample';
+COMMENT ON COLUMN flow_waits.n_rows IS 'number of rows';
+COMMENT ON COLUMN flow_waits.waiting_since IS 'start of the wait';
+COMMENT ON COLUMN flow_waits.heartbeat_at IS 'time of its last sign of life';
 
 CREATE TABLE flow_history (
     buffer_id INTEGER NOT NULL,
@@ -586,8 +586,8 @@ CREATE TABLE quarantine (
 );
 COMMENT ON COLUMN quarantine.buffer_id IS 'the buffer';
 COMMENT ON COLUMN quarantine.seq IS 'the experience';
-COMMENT ON COLUMN quarantine.reason IS 'why it is not sampled';
-COMMENT ON COLUMN quarantine.quarantined_at IS 'since when';
+COMMENT ON COLUMN quarantine.reason IS 'reason why it is not sampled';
+COMMENT ON COLUMN quarantine.quarantined_at IS 'time of the quarantine';
 
 CREATE TABLE payload_parts (
     buffer_id INTEGER NOT NULL,
@@ -611,9 +611,9 @@ CREATE TABLE payload_changes (
 );
 COMMENT ON COLUMN payload_changes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN payload_changes.seq IS 'the experience';
-COMMENT ON COLUMN payload_changes.fields IS 'which fields the last change wrote';
-COMMENT ON COLUMN payload_changes.n_changes IS 'how often the row was changed';
-COMMENT ON COLUMN payload_changes.changed_at IS 'when, last';
+COMMENT ON COLUMN payload_changes.fields IS 'fields that the last change wrote';
+COMMENT ON COLUMN payload_changes.n_changes IS 'number of changes of the row';
+COMMENT ON COLUMN payload_changes.changed_at IS 'time of the last change';
 
 CREATE TABLE buffer_layouts (
     buffer_id INTEGER NOT NULL,
@@ -626,12 +626,12 @@ CREATE TABLE buffer_layouts (
     CONSTRAINT pk_buffer_layouts PRIMARY KEY (buffer_id)
 );
 COMMENT ON COLUMN buffer_layouts.buffer_id IS 'the buffer';
-COMMENT ON COLUMN buffer_layouts.config IS 'what the buffer was made with';
+COMMENT ON COLUMN buffer_layouts.config IS 'configuration of the buffer';
 COMMENT ON COLUMN buffer_layouts.next_number IS 'number of the next item or slot, counted on through every lap';
 COMMENT ON COLUMN buffer_layouts.next_place IS 'place of the next item';
 COMMENT ON COLUMN buffer_layouts.n_held IS 'episodes that slots show';
 COMMENT ON COLUMN buffer_layouts.changes IS 'how often stored steps were changed or deleted in place';
-COMMENT ON COLUMN buffer_layouts.state IS 'what else the layout keeps';
+COMMENT ON COLUMN buffer_layouts.state IS 'further state of the layout';
 
 CREATE TABLE participants (
     buffer_id INTEGER NOT NULL,
@@ -645,10 +645,10 @@ CREATE TABLE participants (
 CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
 COMMENT ON COLUMN participants.buffer_id IS 'the buffer';
 COMMENT ON COLUMN participants.role IS 'writer, worker or consumer';
-COMMENT ON COLUMN participants.name IS 'who; empty: all that have the role';
-COMMENT ON COLUMN participants.state IS 'what is known of it, or prepared for it';
-COMMENT ON COLUMN participants.oldest_version IS 'oldest version that waits; null: nothing waits';
-COMMENT ON COLUMN participants.seen_at IS 'when, last';
+COMMENT ON COLUMN participants.name IS 'name of the participant; empty: all that have the role';
+COMMENT ON COLUMN participants.state IS 'state of the participant, or the list prepared for it';
+COMMENT ON COLUMN participants.oldest_version IS 'oldest waiting version; null if nothing waits';
+COMMENT ON COLUMN participants.seen_at IS 'time of the last activity';
 
 CREATE TABLE item_groups (
     buffer_id INTEGER NOT NULL,
@@ -671,17 +671,17 @@ CREATE INDEX ix_item_groups_oldest_version ON item_groups (buffer_id, oldest_ver
 CREATE INDEX ix_item_groups_place ON item_groups (buffer_id, place) WHERE place IS NOT NULL;
 COMMENT ON COLUMN item_groups.buffer_id IS 'the buffer';
 COMMENT ON COLUMN item_groups.number IS 'number in the order of insertion';
-COMMENT ON COLUMN item_groups.place IS 'place among those that may be fetched; null: it has left';
+COMMENT ON COLUMN item_groups.place IS 'place among those that may be fetched; null if it has left';
 COMMENT ON COLUMN item_groups.task_id IS 'task of its items';
 COMMENT ON COLUMN item_groups.first_step IS 'step of its first item';
 COMMENT ON COLUMN item_groups.session IS 'session of its first item';
 COMMENT ON COLUMN item_groups.model_version IS 'version of its first item';
 COMMENT ON COLUMN item_groups.oldest_version IS 'no item of it is older';
 COMMENT ON COLUMN item_groups.n_bytes IS 'bytes of its payloads';
-COMMENT ON COLUMN item_groups.use_count IS 'how often it was fetched';
+COMMENT ON COLUMN item_groups.use_count IS 'number of times that it was fetched';
 COMMENT ON COLUMN item_groups.n_pins IS 'prepared lists that hold it';
 COMMENT ON COLUMN item_groups.seqs IS 'its items, in order';
-COMMENT ON COLUMN item_groups.inserted_at IS 'when it was whole';
+COMMENT ON COLUMN item_groups.inserted_at IS 'time when it was complete';
 
 CREATE TABLE slots (
     buffer_id INTEGER NOT NULL,
@@ -699,8 +699,8 @@ CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
 COMMENT ON COLUMN slots.buffer_id IS 'the buffer';
 COMMENT ON COLUMN slots.slot IS 'the place';
 COMMENT ON COLUMN slots.turn IS 'its last use: slot + lap * number of slots; -1: it is free';
-COMMENT ON COLUMN slots.holder IS 'the writer that has it; null: none has';
-COMMENT ON COLUMN slots.episode_id IS 'key of the episode that it shows';
+COMMENT ON COLUMN slots.holder IS 'the writer that has it; null if none has';
+COMMENT ON COLUMN slots.episode_id IS 'key of the episode in it';
 COMMENT ON COLUMN slots.length IS 'its length; null while it is written';
 COMMENT ON COLUMN slots.meta IS 'its values of the meta fields, packed';
 COMMENT ON COLUMN slots.tail IS 'values of steps that have no row, packed';

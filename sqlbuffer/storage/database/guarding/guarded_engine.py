@@ -23,22 +23,23 @@ from sqlbuffer.storage.database.urls import with_options_of_sqlite
 
 
 def guarded_engine(url: URL, *, size: int, wait_s: float, time_s: float | None) -> Engine:
-    """Return an engine of its own pool whose connections only read, within limits.
+    """Return an engine with its own pool, whose connections only read, within limits.
 
     A buffer that is opened on it reads through the same connections.
 
     Args:
         url: The resolved URL of a file or a server.
-        size: How many connections there are at most.
-        wait_s: How long to wait where all are in use.
-        time_s: How long a transaction may take, unless its connection has the option `TIME_S`.
+        size: Maximum number of connections.
+        wait_s: Seconds to wait if all are in use.
+        time_s: Maximum duration of a transaction in seconds, unless its connection has the option
+            `TIME_S`.
     """
     sizes = {"pool_size": size, "max_overflow": 0, "pool_timeout": wait_s}
     if url.get_backend_name() == "sqlite":
         path = existing_file(url)
         engine = sqlite_engine(
             with_options_of_sqlite(url.update_query_dict({"mode": "ro"})),
-            # A statement that was prepared as the library's is not authorized a second time.
+            # A cached statement of the library would not be authorized a second time.
             connect_args={"factory": GuardedConnection, "cached_statements": 0},
             **sizes,
         )
@@ -70,7 +71,7 @@ def _prepare(driver: GuardedConnection, record: ConnectionPoolEntry, path: Path)
 
 
 def _check_file(record: ConnectionPoolEntry, path: Path) -> None:
-    """Open the file again that has taken the place of the one that was opened."""
+    """Open the file again if another file has replaced the one that was opened."""
     if record.info.get("file") != _file_id(path):
         raise DisconnectionError("another file has this name now")
 

@@ -1,10 +1,10 @@
 """Connections to PostgreSQL that only read, and statements of users on them.
 
-A transaction is read-only, and has the rights of the role sqlbuffer_analyst where it exists. That
+A transaction is read-only, and has the rights of the role sqlbuffer_analyst if that exists. This
 does not stop functions with effects outside of the transaction: advisory locks, signals to other
 sessions, files of the server, settings. They are all declared VOLATILE. So each name in a statement
 is looked up in the server's catalog, and names of volatile functions are refused, except those that
-only look. Quotes, comments and schemas around a name make no difference to that.
+only read. Quotes, comments and schemas around a name make no difference to that.
 """
 
 import sys
@@ -30,10 +30,10 @@ from sqlbuffer.storage.database.transactions import Begin, postgresql_statement
 
 ANALYST = "sqlbuffer_analyst"
 FETCH_ROWS = 1_000
-# A server that does not end a statement by itself is left after this much more.
+# If the server does not end a statement, the connection is dropped after this much longer.
 _GRACE_S = 2.0
 
-# Volatile functions of PostgreSQL that only look. (A sleep ends at the time limit.)
+# Volatile functions of PostgreSQL that only read. (A sleep ends at the time limit.)
 _HARMLESS = [
     "array_sample", "array_shuffle", "bernoulli", "clock_timestamp", "current_query",
     "gen_random_uuid", "pg_blocking_pids", "pg_current_wal_flush_lsn",
@@ -57,7 +57,7 @@ ORDER BY p.proname
 
 
 class GuardedServerConnection(psycopg.Connection[Any]):
-    """A connection to a server whose answers are limited in time and memory here as well."""
+    """A connection to a server whose results are limited in time and memory here as well."""
 
     ends_at: float | None = None
     passed: str | None = None
@@ -69,7 +69,7 @@ class GuardedServerConnection(psycopg.Connection[Any]):
         return super().wait(self._limited(gen), *args, **options)
 
     def unlimit(self) -> None:
-        """Set no limit any more."""
+        """Remove the limits."""
         self.ends_at, self.most_bytes = None, sys.maxsize
 
     def _limited(self, steps: Any) -> Any:
@@ -89,7 +89,7 @@ class GuardedServerConnection(psycopg.Connection[Any]):
             self.passed = "time"
         else:
             return
-        # What is on its way would still arrive here: the connection is given up.
+        # The rest of the result would still arrive here, so the connection is dropped.
         self.unlimit()
         with suppress(psycopg.Error):
             self.cancel_safe(timeout=1.0)
@@ -98,14 +98,14 @@ class GuardedServerConnection(psycopg.Connection[Any]):
 
 
 def role_settings(driver: Any) -> str:
-    """Return the SQL that gives a transaction the rights of an analyst, where there is that role.
+    """Return the SQL that gives a transaction the rights of an analyst, if that role exists.
 
     Args:
-        driver: The connection. It has the role, and the role may read this database.
+        driver: The connection. Its user has the role, and the role may read this database.
     """
     has_set = driver.info.server_version >= 160_000
-    # Roles are the server's: in this database the role may have no rights. Names without a schema
-    # mean the same to both roles.
+    # Roles belong to the server: in this database the role may have no rights. Names without a
+    # schema mean the same to both roles.
     found = (
         psycopg.Cursor(driver)
         .execute(
@@ -129,8 +129,8 @@ def begin_reading(driver: Any, begin: Begin, time_s: float | None) -> None:
 
     Args:
         driver: The connection.
-        begin: How; it always sees one state of the database.
-        time_s: When it is ended; None: it may take any time, and any memory.
+        begin: Options of the transaction; it always sees one state of the database.
+        time_s: Time limit in seconds; None for no limit on time and memory.
     """
     driver.passed = None
     if time_s is not None:
@@ -155,7 +155,7 @@ def answering(
     """Yield the cursor of a user's statement, in a read-only transaction.
 
     Raises:
-        StorageReadOnlyError: It does not only read.
+        StorageReadOnlyError: The statement does more than read.
     """
     words = tokens(statement)
     _refuse_names(driver, words)
@@ -209,7 +209,7 @@ def _refuse_names(driver: Any, words: Sequence[Token]) -> None:
 def _declared(
     driver: Any, statement: str, parameters: Mapping[str, Any] | None
 ) -> Iterator["psycopg.Cursor[Any]"]:
-    """Yield a cursor that stays on the server. It takes one statement, and none but a query."""
+    """Yield a cursor that stays on the server. It accepts one statement, which must be a query."""
     with psycopg.ServerCursor(driver, "sqlbuffer") as cursor:
         cursor.itersize = FETCH_ROWS
         for type_, loader in _LENIENT_LOADERS.items():
@@ -220,15 +220,15 @@ def _declared(
 
 @contextmanager
 def _sent(driver: Any, statement: str) -> Iterator["psycopg.Cursor[Any]"]:
-    """Yield a cursor that has received everything."""
+    """Yield a cursor that has received the whole result."""
     with psycopg.Cursor(driver) as cursor:
-        # Asked for binary results the server refuses a second statement.
+        # With binary results the server refuses a second statement.
         cursor.execute(statement, binary=True)
         yield cursor
 
 
 def _parse(driver: Any, statement: str) -> None:
-    """Have the server say what is wrong with a statement; it is not run."""
+    """Make the server check a statement without running it."""
     psycopg.Cursor(driver).execute("ROLLBACK; BEGIN READ ONLY")
     result = driver.pgconn.prepare(b"", statement.encode())
     if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
@@ -236,7 +236,7 @@ def _parse(driver: Any, statement: str) -> None:
 
 
 def _lenient(loader: type[Loader]) -> type[Loader]:
-    """Return a loader that gives what Python has no date for (infinity, the year 55000) as text."""
+    """Return a loader that loads dates Python cannot hold (infinity, the year 55000) as text."""
 
     class Lenient(loader):  # type: ignore[valid-type,misc]
         def load(self, data: Any) -> Any:

@@ -4,7 +4,7 @@ import sys
 
 from sqlbuffer.errors import ReadLimitError, StorageError
 
-# The execution option of a connection that says how long its transaction may take; None: no limit.
+# The execution option of a connection for the time limit of its transaction; None for no limit.
 TIME_S = "sqlbuffer_time_s"
 
 # A statement that makes the process grow by more is ended.
@@ -13,7 +13,7 @@ MAX_STATEMENT_BYTES = 100_000
 
 
 def memory_peak_bytes() -> int:
-    """Return the most memory that this process has had; 0 where the system does not say."""
+    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
     if sys.platform == "win32":
         return 0
     import resource
@@ -25,12 +25,12 @@ def memory_peak_bytes() -> int:
 def passed_limit(
     driver: object, error: BaseException | None, time_s: float | None
 ) -> StorageError | None:
-    """Return the error of a statement that passed a limit; None: it failed otherwise.
+    """Return the error of a statement that passed a limit; None if it failed for another reason.
 
     Args:
         driver: The driver's connection.
-        error: What it raised.
-        time_s: The time limit.
+        error: Error that it raised.
+        time_s: The time limit in seconds.
     """
     passed = getattr(driver, "passed", None)
     if passed is None and getattr(error, "sqlstate", None) == "57014" and time_s is not None:

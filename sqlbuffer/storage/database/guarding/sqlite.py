@@ -15,10 +15,10 @@ from sqlbuffer.errors import ReadLimitError, StorageReadOnlyError
 from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES, memory_peak_bytes
 from sqlbuffer.storage.database.sqlite_connections import FileConnection
 
-# How many steps of SQLite's machine are between two looks at the limits. A step makes at most one
-# value. Python notices Ctrl-C there, too.
+# Steps of SQLite's machine between two checks of the limits. A step makes at most one value. Python
+# notices Ctrl-C there, too.
 _STEPS_BETWEEN_LOOKS = 500
-# Limits of a statement of a user: on the bytes of a value, on the columns of an answer.
+# Limits of a statement of a user: on the bytes of a value, and on the columns of a result.
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 16 * 2**20,
     sqlite3.SQLITE_LIMIT_COLUMN: 500,
@@ -30,9 +30,10 @@ _ALLOWED = {
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-# What the library asks when it opens a buffer; statements of users cannot. They change nothing.
+# PRAGMAs that the library runs when it opens a buffer; statements of users cannot. They change no
+# data.
 LOOKS = frozenset({("journal_mode", None), ("table_info", "sqlbuffer_alembic_version")})
-# It also reads large payloads with few pages in memory: a setting of the connection alone.
+# The library also reads large payloads with few pages in memory: a setting of the connection alone.
 _SETTING = "cache_size"
 _WRITES = {
     "ANALYZE", "ATTACH", "DELETE", "DETACH", "INSERT", "PRAGMA", "REINDEX", "SAVEPOINT",
@@ -44,7 +45,7 @@ _ACTIONS = {
     if name.startswith(("SQLITE_CREATE", "SQLITE_DROP", "SQLITE_ALTER"))
     or name.removeprefix("SQLITE_") in _WRITES
 }
-# They load code, or take the address of code. The last three are in SQLite's own shell.
+# They load code, or return the address of code. The last three exist in SQLite's own shell.
 _REFUSED_OF_SQLITE = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
 
 
@@ -54,9 +55,9 @@ class GuardedConnection(FileConnection):
     The library begins and ends transactions on it; a statement of a user cannot.
 
     Attributes:
-        ends_at: When what runs is ended, on the clock of `time.monotonic`; None: no limit.
-        passed: Which limit ended a statement.
-        denied: What the authorizer refused last.
+        ends_at: Deadline on the clock of `time.monotonic`; None for no limit.
+        passed: Limit that ended a statement.
+        denied: Last action that the authorizer refused.
         looks: The PRAGMAs that are allowed, and their values.
     """
 
@@ -68,8 +69,8 @@ class GuardedConnection(FileConnection):
     _most_bytes = sys.maxsize
 
     def guard(self) -> None:
-        """Refuse from now on what does not read."""
-        # At their first use SQLite asks the authorizer whether it may write the schema.
+        """Refuse every action except reading from now on."""
+        # At their first use SQLite asks the authorizer if it may write the schema.
         self.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')").fetchall()
         self._is_trusted = False
         self.set_authorizer(self._authorize)
@@ -79,7 +80,7 @@ class GuardedConnection(FileConnection):
         """Begin a transaction.
 
         Args:
-            time_s: When it is ended; None: it may take any time, and any memory.
+            time_s: Time limit in seconds; None for no limit on time and memory.
         """
         self.passed = self.denied = None
         if time_s is not None:
@@ -95,7 +96,7 @@ class GuardedConnection(FileConnection):
             super().rollback()
 
     def commit(self) -> None:
-        """End the transaction: it has changed nothing."""
+        """End the transaction, which has changed no data."""
         self.rollback()
 
     @contextmanager
@@ -136,11 +137,11 @@ def answering(
     """Yield the cursor of a user's statement, in a transaction.
 
     Raises:
-        StorageReadOnlyError: It does not only read.
+        StorageReadOnlyError: The statement does more than read.
     """
     before = connection.text_factory, connection.looks
     connection.looks = frozenset()
-    # What another program stored as text may be no UTF-8.
+    # Text that another program stored may not be UTF-8.
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
         yield connection.execute(statement, parameters or {})
@@ -156,7 +157,7 @@ def answering(
 
 @contextmanager
 def small_values(connection: GuardedConnection) -> Iterator[None]:
-    """Let statements of the block make values of 16 MiB at most, and 500 columns."""
+    """Limit the values of statements in the block to 16 MiB, and their columns to 500."""
     before = {kind: connection.setlimit(kind, limit) for kind, limit in _LIMITS.items()}
     try:
         yield

@@ -12,8 +12,8 @@ class Token(NamedTuple):
 
     Attributes:
         kind: `name`, `quoted` (a quoted name), `string`, `number` or `sign`.
-        text: A name as the server has it; anything else as it is written.
-        start: Where it begins.
+        text: A name in the server's form; otherwise the text as written.
+        start: Position of its first character.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def is_show(words: Sequence[Token]) -> bool:
 
 
 def explained(statement: str, words: Sequence[Token]) -> str | None:
-    """Return the statement that another one explains; None: it explains none."""
+    """Return the statement that an EXPLAIN is for; None if it is not an EXPLAIN."""
     if not words or (words[0].kind, words[0].text) != ("name", "explain"):
         return None
     rest = words[1:]

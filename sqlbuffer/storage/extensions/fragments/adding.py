@@ -1,4 +1,4 @@
-"""Add fragments: each waits for its neighbours; the last one makes them a group."""
+"""Add fragments: each waits for its neighbours, and the last one completes a group."""
 
 import time
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sqlbuffer.storage.store import BufferStore
 
 
 class NotInOrderError(Exception):
-    """A worker numbered a fragment no higher than its last one, whose number this carries."""
+    """A worker numbered a fragment no higher than its last one, whose number this error carries."""
 
     def __init__(self, last_fid: int) -> None:
         super().__init__(last_fid)
@@ -30,12 +30,12 @@ class Fragment:
     """A fragment that was stored.
 
     Attributes:
-        worker: Who made it.
-        fid: Its number there.
-        session: The training session that it was made in.
-        version: The version of the model that made it.
+        worker: Worker that made it.
+        fid: Its number at the worker.
+        session: Training session in which it was made.
+        version: Version of the model that made it.
         seq: Its row.
-        n_bytes: Bytes of its payload.
+        n_bytes: Size of its payload in bytes.
     """
 
     worker: str
@@ -52,10 +52,11 @@ class Added:
 
     Attributes:
         n_missing: Numbers that the worker left out before it.
-        n_dropped: Fragments that left with it, or it itself: too old, of another session, or
+        n_dropped: Fragments dropped with it, or the fragment itself: too old, of another session,
+            or
             before a gap.
         is_reported: It is the last of `fragments_per_report`.
-        pool: The state behind it; None: it was there already.
+        pool: State after it; None if it was stored before.
     """
 
     n_missing: int = 0
@@ -92,7 +93,7 @@ class Worker:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Worker":
-        """Return the worker that a stored state describes."""
+        """Return the worker with a stored state."""
         waiting = [WaitingFragment(*each) for each in state["waiting"]]
         return cls(**{**state, "waiting": waiting})
 
@@ -103,20 +104,20 @@ class Worker:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that waits."""
+        """The oldest version among the waiting fragments."""
         return min((each.version for each in self.waiting), default=None)
 
     def origin(self, name: str) -> Origin:
-        """Return where the fragments that wait are from."""
+        """Return the origin of the waiting fragments."""
         return Origin(name, self.session, self.last_fid - len(self.waiting) + 1)
 
 
 def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
-    """Take in a fragment, in the transaction that stores it.
+    """Add a fragment, in the transaction that stores it.
 
     Raises:
         NotInOrderError: The worker has sent a later one.
-        SentBeforeError: It has sent this one, which has left.
+        SentBeforeError: The worker has sent this one before, and it has left.
     """
     pool = read(connection, store, locked=True)
     state = state_of(connection, store.info.id, WORKER, new.worker)
@@ -144,7 +145,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
         _make_group(connection, store.info.id, pool, new, kept)
         kept = []
         evict(connection, store, pool)
-    # Where two send as one worker, the number of a row may be lower than that of the one before.
+    # If two processes send as one worker, a row may have a lower number than the one before.
     last_seq = new.seq if worker is None else max(new.seq, worker.last_seq)
     now = Worker(new.fid, last_seq, new.session, kept)
     note_seen(connection, store.info.id, WORKER, new.worker, now.state(), now.oldest_version)
@@ -153,7 +154,7 @@ def add(connection: Connection, store: BufferStore, new: Fragment) -> Added:
 
 
 def _report(counts: PoolCounts, rules: Rules) -> bool:
-    """Measure the rate every `fragments_per_report` fragments; return whether it did."""
+    """Measure the rate every `fragments_per_report` fragments; return True if it was measured."""
     if rules.fragments_per_report is None or counts.fragments % rules.fragments_per_report:
         return False
     now = time.time()
@@ -166,7 +167,7 @@ def _report(counts: PoolCounts, rules: Rules) -> bool:
 def _kept(
     before: list[WaitingFragment], own: WaitingFragment, session: str, pool: Pool
 ) -> list[WaitingFragment]:
-    """Return the fragments that may still be part of a group: those after the last unfit one."""
+    """Return the fragments that may still join a group: those after the last unfit one."""
     if session != pool.session:
         return []
     allowed = oldest_allowed(pool)
@@ -184,7 +185,7 @@ def drop(
     origin: Origin,
     dropped: list[WaitingFragment],
 ) -> None:
-    """Drop fragments that are part of no group: make them one that has left.
+    """Drop fragments that belong to no group, by making them a group that has left.
 
     Groups that have left are deleted later, while no call waits.
     """

@@ -1,9 +1,9 @@
-"""Delete the payloads of groups that have left, after the call that made them leave.
+"""Delete the payloads of groups that have left, after the call that took them out.
 
 Each deletion is a transaction of its own, so that no call that adds or fetches waits for it. A
 group that has left and that no list holds is never fetched again: its deletion locks only the row
 of the buffer, as every deletion does. If a call is killed or meets other writers, a later call
-deletes what it left.
+deletes the remaining groups.
 """
 
 import logging
@@ -21,9 +21,10 @@ from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
 
-# Groups that one transaction deletes; a new version waits for it. 8 MB each take PostgreSQL 15 ms.
+# Groups that one transaction deletes; a new version waits for it. Groups of 8 MB take PostgreSQL 15
+# ms each.
 AT_ONCE = 8
-# How long to wait for others, who delete for this call too.
+# Seconds to wait for other processes, which delete for this call too.
 WAIT_S = 1.0
 _TABLE = item_groups.c
 _LEFT = (
@@ -38,11 +39,11 @@ _FORGET = delete(item_groups).where(OWN, IS_NAMED)
 def delete_left(store: BufferStore, most: int | None = None) -> None:
     """Delete groups that have left and that no list holds, with their payloads.
 
-    The call that came along is done, whatever becomes of this.
+    Errors are ignored: the call that started this is done.
 
     Args:
         store: The buffer.
-        most: How many at most; None: all.
+        most: Maximum number of groups; None for all.
     """
     try:
         while (most is None or most > 0) and _is_any_left(store):
@@ -66,7 +67,7 @@ def _is_any_left(store: BufferStore) -> bool:
 
 def delete_some(connection: Connection, store: BufferStore, n: int) -> int:
     """Delete n groups at most, in a transaction; return how many."""
-    # First, as whoever deletes: then nobody else has these in hand.
+    # First, like every deletion: then no other process has these groups.
     store.note_deletion(connection)
     rows = connection.execute(_LEFT, {"of": store.info.id, "count": n})
     found = [(group, numbers(seqs)) for group, seqs in rows]

@@ -30,7 +30,7 @@ from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.store import BufferStore
 
-# The worker, the number there, and the id of a fragment.
+# Worker, its number at the worker, and id of a fragment.
 Prepared = tuple[str, int, str]
 # Chooses k of n places.
 Choose = Callable[[int, int], Sequence[int]]
@@ -51,7 +51,7 @@ _BACK = (
 
 
 class RulesChangedError(Exception):
-    """Another process has cleared the buffer and changed its rules to those that this carries."""
+    """Another process has cleared the buffer and set the rules that this error carries."""
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
@@ -63,7 +63,7 @@ class List:
     """The list that was prepared for a consumer.
 
     Attributes:
-        token: The call that fetched it.
+        token: Call that fetched it.
         groups: Its groups, in order.
         fragments: Its fragments, in order.
     """
@@ -78,8 +78,8 @@ class Fetched:
     """The result of an attempt to fetch.
 
     Attributes:
-        fragments: The list; None: there were too few groups.
-        pool: The state behind it.
+        fragments: The list; None if there were too few groups.
+        pool: State after the attempt.
     """
 
     fragments: list[Prepared] | None
@@ -87,7 +87,7 @@ class Fetched:
 
 
 def prepared(connection: Connection, buffer_id: int, consumer: str) -> List:
-    """Return what was prepared for a consumer last."""
+    """Return the list that was prepared last for a consumer."""
     state = state_of(connection, buffer_id, CONSUMER, consumer)
     if state is None:
         return List()
@@ -104,19 +104,21 @@ def fetch(
     consumer: str,
     token: str,
 ) -> Fetched:
-    """Hand out k groups, if there are so many, and prepare them in place of what was prepared.
+    """Fetch k groups, if there are enough, and prepare them in place of the previous list.
 
     Args:
         connection: The transaction.
         store: The buffer.
-        rules: The rules that `k` was made by.
-        k: How many.
-        choose: Chooses them.
-        consumer: Whose list.
-        token: Names the call: done once more, after a lost connection, it returns what it fetched.
+        rules: The rules for which `k` was computed.
+        k: Number of groups.
+        choose: Function that chooses them.
+        consumer: Consumer of the list.
+        token: Name of the call. If it is repeated after a lost connection, it returns the groups
+            that
+            it fetched.
 
     Raises:
-        RulesChangedError: The buffer goes by other rules by now.
+        RulesChangedError: The buffer has other rules now.
     """
     pool = read(connection, store, locked=True)
     if pool.rules != rules:
@@ -136,14 +138,14 @@ def fetch(
 def _draw(
     connection: Connection, store: BufferStore, pool: Pool, k: int, choose: Choose
 ) -> tuple[list[ItemGroup] | None, list[Prepared]]:
-    """Return k groups and their fragments; None: there are fewer."""
+    """Return k groups and their fragments; None if there are fewer."""
     while pool.n_groups >= k:
         chosen = at_places(connection, store.info.id, choose(pool.n_groups, k)) if k else []
         by_seq = _fragments(connection, store.info.id, chosen)
         broken = [each for each in chosen if any(seq not in by_seq for seq in each.seqs)]
         if not broken:
             return chosen, [by_seq[seq] for each in chosen for seq in each.seqs]
-        # Somebody deleted rows by hand.
+        # Rows were deleted by plain SQL.
         leave(connection, store.info.id, pool, broken, "broken")
     return None, []
 
@@ -164,7 +166,7 @@ def _hand_out(
     pool: Pool,
     chosen: Sequence[ItemGroup],
 ) -> None:
-    """Count a use of each group; those used as often as they may be leave."""
+    """Count a use of each group; groups that reach `max_reuse` leave."""
     counts = pool.counts
     if chosen:
         given = {"of": store.info.id, "named": [each.number for each in chosen]}
@@ -189,7 +191,10 @@ def _replace(
     chosen: Sequence[ItemGroup],
     fragments: list[Prepared],
 ) -> None:
-    """Prepare a list in place of another, whose groups are held no more; an empty one is none."""
+    """Prepare a list in place of another one, and release the groups of that one.
+
+    An empty list counts as no list.
+    """
     if not chosen:
         hold_no_more(connection, store.info.id, consumer, before.groups)
         return
@@ -206,16 +211,16 @@ def _unpin(connection: Connection, buffer_id: int, held: Sequence[int]) -> None:
 def hold_no_more(
     connection: Connection, buffer_id: int, consumer: str, held: Sequence[int]
 ) -> None:
-    """Forget the list of a consumer, which holds those groups."""
+    """Delete the list of a consumer, and release its groups."""
     _unpin(connection, buffer_id, held)
     forget(connection, buffer_id, CONSUMER, consumer)
 
 
 def release(connection: Connection, store: BufferStore, consumer: str) -> int:
-    """Give back what was prepared for a consumer, as if it had not been fetched.
+    """Give back the list of a consumer, as if it had not been fetched.
 
     Returns:
-        How many of its groups may be fetched.
+        Number of its groups that may be fetched.
     """
     pool = read(connection, store, locked=True)
     before = prepared(connection, store.info.id, consumer)
@@ -224,7 +229,7 @@ def release(connection: Connection, store: BufferStore, consumer: str) -> int:
     given = {"of": store.info.id, "named": before.groups}
     connection.execute(_UNUSE, given)
     held = named(connection, store.info.id, before.groups)
-    # What has left only because it was used up may be fetched again.
+    # A group that left only because it was used up may be fetched again.
     back = [
         each
         for each in held

@@ -44,7 +44,7 @@ class FragmentReader:
 
     @retry_on_disconnect
     def row(self, id_: str, payloads: Payloads) -> Row | None:
-        """Return the row of a fragment; None: there is none."""
+        """Return the row of a fragment; None if it does not exist."""
         store = self.buffer
         with translated(store.url), snapshot(store.engine) as connection:
             select_row = statements.rows(_IS_ID, payloads.columns)
@@ -55,12 +55,12 @@ class FragmentReader:
 
     @retry_on_disconnect
     def prepared(self, consumer: str) -> list[Prepared]:
-        """Return what was prepared for a consumer last."""
+        """Return the list that was prepared last for a consumer."""
         store = self.buffer
         with translated(store.url), at_once(store.engine) as connection:
             found = prepared(connection, store.info.id, consumer).fragments
             if not found:
-                read(connection, store)  # raises where the buffer was dropped
+                read(connection, store)  # raises if the buffer was dropped
             return found
 
     @retry_on_disconnect
@@ -72,14 +72,14 @@ class FragmentReader:
 
     @retry_on_disconnect
     def size_bytes(self) -> int:
-        """Return the bytes of all payloads."""
+        """Return the size of all payloads in bytes."""
         store = self.buffer
         with translated(store.url), store.engine.connect() as connection:
             return int(connection.execute(_SIZE, {"of": store.info.id}).scalar_one())
 
 
 def delete(store: BufferStore, id_: str) -> bool:
-    """Delete a fragment; return whether there was one."""
+    """Delete a fragment; return True if it existed."""
 
     def work(connection: Any) -> bool:
         seq = connection.execute(_SEQ, {"of": store.info.id, "id": id_}).scalar_one_or_none()

@@ -1,8 +1,8 @@
-"""Take groups out: first from those that may be fetched.
+"""Take groups out of those that may be fetched.
 
-Their payloads follow when no prepared list holds them any more (see `deleting`).
+Their payloads are deleted when no prepared list holds them any more (see `deleting`).
 
-Those that may be fetched have the places 0 to n - 1, so that a draw of places is a draw of groups.
+Groups that may be fetched have the places 0 to n - 1, so that a draw of places is a draw of groups.
 When some leave, the last ones take their places.
 """
 
@@ -39,7 +39,8 @@ _STALE = (
     .order_by(_TABLE.oldest_version, _TABLE.number)
 )
 _ALL = select(*_COLUMNS).where(OWN, _PLACED).order_by(_TABLE.number)
-# That it is not null goes without saying; said, SQLite would go through all that are not.
+# The condition on null follows from the other one. With both, SQLite would read all groups that are
+# not null.
 _AT_PLACES = select(*_COLUMNS).where(
     OWN, is_number_of(_TABLE.place, bindparam("places", type_=SeqList()))
 )
@@ -70,29 +71,29 @@ def oldest_allowed(pool: Pool) -> int:
 
 
 def oldest(connection: Connection, buffer_id: int, pool: Pool, n: int) -> list[ItemGroup]:
-    """Return those that were inserted first."""
+    """Return the n groups that were inserted first."""
     return _found(connection, _OLDEST, of=buffer_id, low=pool.low_group, count=n)
 
 
 def stale(connection: Connection, buffer_id: int, allowed: int) -> list[ItemGroup]:
-    """Return those with a fragment of an older version."""
+    """Return the groups with a fragment of an older version."""
     return _found(connection, _STALE, of=buffer_id, oldest=allowed)
 
 
 def every(connection: Connection, buffer_id: int) -> list[ItemGroup]:
-    """Return all that may be fetched."""
+    """Return all groups that may be fetched."""
     return _found(connection, _ALL, of=buffer_id)
 
 
 def at_places(connection: Connection, buffer_id: int, places: Sequence[int]) -> list[ItemGroup]:
-    """Return those at places, in the order of the places."""
+    """Return the groups at some places, in the order of the places."""
     found = _found(connection, _AT_PLACES, of=buffer_id, places=places)
     by_place = {group.place: group for group in found}
     return [by_place[place] for place in places]
 
 
 def named(connection: Connection, buffer_id: int, numbers: Sequence[int]) -> list[ItemGroup]:
-    """Return groups by number, whether they have left or not."""
+    """Return groups by number, also those that have left."""
     return _found(connection, _NAMED, of=buffer_id, named=numbers)
 
 
@@ -102,7 +103,7 @@ def _found(connection: Connection, statement: Any, **given: Any) -> list[ItemGro
 
 
 def numbers(stored: Any) -> list[int]:
-    """Return a list of numbers as either database gives it."""
+    """Return a list of numbers, in whichever form the database stores it."""
     found: list[int] = loads(stored) if isinstance(stored, str) else stored
     return found
 
@@ -110,7 +111,7 @@ def numbers(stored: Any) -> list[int]:
 def leave(
     connection: Connection, buffer_id: int, pool: Pool, leaving: Sequence[ItemGroup], cause: str
 ) -> None:
-    """Take groups out of those that may be fetched; count them under their cause."""
+    """Take groups out of those that may be fetched, and count them under their cause."""
     if not leaving:
         return
     connection.execute(_LEAVE, {"of": buffer_id, "named": [each.number for each in leaving]})
@@ -130,13 +131,13 @@ def leave(
 
 
 def leave_stale(connection: Connection, store: BufferStore, pool: Pool) -> None:
-    """Take out all that are too old, wherever they stand."""
+    """Take out all groups that are too old, at any place."""
     found = stale(connection, store.info.id, oldest_allowed(pool))
     leave(connection, store.info.id, pool, found, "stale")
 
 
 def evict(connection: Connection, store: BufferStore, pool: Pool) -> None:
-    """Take out those inserted first until there are no more than there may be."""
+    """Take out the groups inserted first, until the limits of the buffer hold."""
     over = pool.n_groups - pool.rules.max_chunks
     most = pool.rules.max_bytes
     while over > 0 or (most is not None and pool.n_bytes > most and pool.n_groups > 1):

@@ -34,16 +34,18 @@ _CHANGE = update(buffer_layouts).where(_OWN).values(config=json_parameter("value
 
 @dataclass(frozen=True)
 class Rules:
-    """What a buffer was made with.
+    """Rules of a buffer, set when it was made.
 
     Attributes:
-        max_chunks: Groups that may be fetched at most; the oldest leave first.
-        max_staleness: By how much a fragment may be behind the model's version.
-        max_reuse: How often a group is fetched at most.
-        fragments_per_chunk: Consecutive fragments of one worker that are a group.
-        max_bytes: Bytes of payloads of the groups that may be fetched; None: any.
-        fragments_per_report: Every so many fragments the state is reported; nothing else depends
-            on it. None: never.
+        max_chunks: Maximum number of groups that may be fetched; the oldest leave first.
+        max_staleness: Largest distance of a fragment's version behind the model's.
+        max_reuse: Maximum number of fetches of a group.
+        fragments_per_chunk: Number of consecutive fragments of one worker in a group.
+        max_bytes: Maximum size of the payloads of the groups that may be fetched, in bytes; None
+            for
+            no limit.
+        fragments_per_report: Number of fragments after which the state is reported; it has no other
+            effect. None for no reports.
     """
 
     max_chunks: int
@@ -54,7 +56,7 @@ class Rules:
     fragments_per_report: int | None = None
 
     def differences(self, stored: "Rules") -> list[str]:
-        """Return what is stored otherwise, a line each, of what decides about fragments."""
+        """Return the rules about fragments that are stored differently, one line each."""
         return [
             f"{each.name}: stored {getattr(stored, each.name)} vs passed {getattr(self, each.name)}"
             for each in fields(self)
@@ -65,29 +67,29 @@ class Rules:
 
 @dataclass
 class PoolCounts:
-    """What was added to a buffer and what left it, since it was made.
+    """Counts of fragments and groups that were added or have left, since the buffer was made.
 
     Attributes:
         fragments: Fragments added.
-        groups: Groups that were made of them.
-        fetches: Fetches that handed out groups.
-        fetched: Groups handed out.
-        used_up: Groups that left because they were fetched as often as they may be.
+        groups: Groups completed.
+        fetches: Fetches that returned groups.
+        fetched: Groups fetched.
+        used_up: Groups that left because they reached `max_reuse`.
         evicted: Groups that left because there were too many.
         stale: Groups that left because a fragment was too old.
         other_session: Groups that left because another session began.
-        broken: Groups that left because a fragment of theirs was deleted.
+        broken: Groups that left because one of their fragments was deleted.
         dropped: Fragments that left before they were part of a group: too old, of another
             session, or before a gap.
         gaps: How often a worker left out numbers.
-        missing: How many numbers.
+        missing: Total of the numbers left out.
         left_weight: Fragments that left since the last fetch.
-        left_uses: The uses of each of them, added up.
-        reuse: Their mean when the last fetch was; None: nothing had left.
-        staleness: The mean staleness of what the last fetch handed out; None: none was.
-        reported: Fragments when it was reported last.
-        reported_at: When that was, in Unix time.
-        per_second: Fragments a second between the last two reports; None: there were none.
+        left_uses: Sum of the uses of each of them.
+        reuse: Their mean at the last fetch; None if none had left.
+        staleness: Mean staleness of the last fetched groups; None before the first fetch.
+        reported: Fragments at the last report.
+        reported_at: Unix time of the last report.
+        per_second: Fragments per second between the last two reports; None before there are two.
     """
 
     fragments: int = 0
@@ -116,14 +118,14 @@ class Pool:
     """The state of the groups of a buffer.
 
     Attributes:
-        rules: What the buffer was made with.
-        session: The training session now.
-        version: The model version now.
-        n_groups: Groups that may be fetched.
-        n_bytes: Bytes of their payloads.
+        rules: Rules of the buffer.
+        session: The current training session.
+        version: The current model version.
+        n_groups: Number of groups that may be fetched.
+        n_bytes: Size of their payloads in bytes.
         next_group: Number of the next group.
         low_group: No group up to this one may be fetched.
-        counts: What was added and what left.
+        counts: Counts of added and left fragments and groups.
     """
 
     rules: Rules
@@ -140,7 +142,7 @@ class Pool:
         connection.execute(_SAVE, {"of": buffer_id, "value": dumps(self.state()).decode()})
 
     def state(self) -> dict[str, Any]:
-        """Return the state as it is stored, without the rules."""
+        """Return the state in its stored form, without the rules."""
         stored = {name: value for name, value in vars(self).items() if name != "rules"}
         return {**stored, "counts": vars(self.counts)}
 
@@ -151,7 +153,7 @@ def read(connection: Connection, store: BufferStore, *, locked: bool = False) ->
     Args:
         connection: The transaction.
         store: The buffer.
-        locked: Keep others from changing anything until the transaction ends.
+        locked: Keep other transactions from changing it until this one ends.
 
     Raises:
         BufferNotFoundError: The buffer was dropped.
@@ -166,17 +168,18 @@ def read(connection: Connection, store: BufferStore, *, locked: bool = False) ->
 
 
 def find_rules(store: BufferStore) -> Rules | None:
-    """Return what a buffer's groups were made with, or None where it has none."""
+    """Return the rules of a buffer's groups; None if it has no groups."""
     config = stored_config(store, FRAGMENTS)
     return None if config is None else Rules(**config)
 
 
 def make(store: BufferStore, rules: Rules) -> None:
-    """Give a buffer groups, unless it has some."""
+    """Set up the groups of a buffer, unless it has some."""
 
     def work(connection: Connection) -> None:
         make_layout(connection, store, asdict(rules), Pool(rules).state())
-        # Now, so that no writer holds the row of the buffer while it waits for that of the groups.
+        # Done now, so that no writer holds the row of the buffer while it waits for the row of the
+        # groups.
         keep_parts(connection, store.info.id, [])
 
     store.write(work)

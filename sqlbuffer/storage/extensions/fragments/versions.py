@@ -20,8 +20,8 @@ from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.schema.server_clock import age_s
 from sqlbuffer.storage.store import BufferStore
 
-# Workers without a fragment for so long are forgotten when a session begins, and lists that were
-# prepared so long ago: consumers that are gone would hold their groups for ever.
+# When a session begins, workers without a fragment for this long are removed, and lists prepared
+# longer ago: consumers that are gone would hold their groups for ever.
 FORGOTTEN_S = 30 * 86_400
 _TABLE = participants.c
 _OWN = _TABLE.buffer_id == ID
@@ -36,8 +36,9 @@ _FORGET_WORKERS = delete(participants).where(_OWN, _TABLE.role == WORKER, _IS_OL
 def set_version(store: BufferStore, session: str, version: int) -> Pool:
     """Set the session and its model version; return the state of the groups after it."""
     if session:
-        # In a transaction of its own: whoever stores the session's first fragment waits for the
-        # row of the groups while it holds the session's, and nobody may wait the other way round.
+        # In a separate transaction: a process that stores the session's first fragment waits for
+        # the row of the groups while it holds the session's. No process may wait in the other
+        # order.
         key = {"buffer_id": store.info.id, "key": session}
         store.write(lambda connection: connection.execute(INSERT_SESSION, key).rowcount)
 
@@ -83,7 +84,7 @@ def _forget_gone(connection: Connection, buffer_id: int) -> None:
 
 
 def _drop_stale(connection: Connection, store: BufferStore, pool: Pool) -> None:
-    """Drop the fragments that wait up to the last one that is too old."""
+    """Drop the waiting fragments up to the last one that is too old."""
     allowed = oldest_allowed(pool)
     for name, worker in _waiting(connection, _STALE, of=store.info.id, oldest=allowed):
         last = max(i for i, each in enumerate(worker.waiting) if each.version < allowed)
@@ -99,14 +100,14 @@ def _waiting(connection: Connection, statement: Any, **given: int) -> list[tuple
 def _drop_first(
     connection: Connection, buffer_id: int, pool: Pool, name: str, worker: Worker, n: int
 ) -> None:
-    """Drop the first n fragments of a worker that wait."""
+    """Drop the first n waiting fragments of a worker."""
     drop(connection, buffer_id, pool, worker.origin(name), worker.waiting[:n])
     left = replace(worker, waiting=worker.waiting[n:])
     change(connection, buffer_id, WORKER, name, left.state(), left.oldest_version)
 
 
 def clear(store: BufferStore, rules: Rules | None = None) -> None:
-    """Delete all fragments, groups, workers and lists; replace the rules if some are given."""
+    """Delete all fragments, groups, workers and lists; replace the rules if new ones are given."""
 
     def work(connection: Connection) -> None:
         own_rules = read(connection, store, locked=True).rules

@@ -1,4 +1,4 @@
-"""Numbered places that each show one episode, used in turn: what `compat.memmap` keeps.
+"""Numbered places that each show one episode, used in turn, for `compat.memmap`.
 
 A turn counts the slots through every lap: turn modulo number of slots is the slot. Every change
 locks the row of `buffer_layouts`.
@@ -43,7 +43,7 @@ _STATES = select(slots.c.slot, slots.c.length, slots.c.episode_id, _CHANGES).whe
     slots.c.buffer_id == _ID
 )
 _NAMED_STATES = _STATES.where(_NAMED)
-# Of numbers alone.
+# Its parameters are numbers only.
 _STATES_QUERY = (
     "SELECT slot, length, episode_id, "
     "(SELECT changes FROM buffer_layouts WHERE buffer_id = {buffer_id:d}) "
@@ -78,7 +78,7 @@ class Ring:
     """The slots of a buffer.
 
     Attributes:
-        next_turn: Turns up to here are finished.
+        next_turn: Turns below this one are finished.
         num_episodes: Episodes finished, at most one a slot.
     """
 
@@ -87,7 +87,7 @@ class Ring:
 
 
 class Shown(NamedTuple):
-    """What a slot shows; an episode that is being written has no length."""
+    """The episode in a slot; an episode that is being written has no length."""
 
     slot: int
     length: int | None
@@ -95,12 +95,12 @@ class Shown(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a slot holds.
+    """The state of a slot.
 
     Attributes:
         slot: The slot.
         length: Steps; None while they are being written.
-        episode: Number of the episode that it shows.
+        episode: Number of the episode in it.
         changes: How often stored steps of the buffer were changed in place.
     """
 
@@ -111,7 +111,7 @@ class State(NamedTuple):
 
 
 class Slots:
-    """What the slots of one buffer show.
+    """The episodes in the slots of one buffer.
 
     Args:
         store: The buffer.
@@ -121,12 +121,12 @@ class Slots:
         self.store, self._id = store, store.info.id
 
     def ring(self) -> Ring:
-        """Return how far the slots are used."""
+        """Return the progress of the slots."""
         with self.store.engine.connect() as connection:
             return ring_of(connection, self.store)
 
     def set_ring(self, next_turn: int | None = None, num_episodes: int | None = None) -> None:
-        """Move on by hand; slots from there on are free."""
+        """Set the progress by hand; slots from there on are free."""
         values = {"next_number": next_turn, "n_held": num_episodes}
         given = {name: value for name, value in values.items() if value is not None}
 
@@ -143,7 +143,7 @@ class Slots:
         self.store.write(work)
 
     def shown(self, connection: Connection, wanted: Sequence[int] | None = None) -> list[Shown]:
-        """Return what slots show; those that were never used are left out."""
+        """Return the episodes in slots, without slots that were never used."""
         if wanted is None:
             found = connection.execute(_SHOWN, {"buffer_id": self._id})
         else:
@@ -159,14 +159,15 @@ class Slots:
         return [State(*row) for row in found]
 
     def states_query(self, wanted: Sequence[int]) -> str:
-        """Return the select of the states of slots, one at least, to go along with the beginning of
-        a transaction.
+        """Return the select of the states of at least one slot.
+
+        It can be sent with the begin of a transaction.
         """
         numbers = ", ".join(f"{slot:d}" for slot in wanted)
         return _STATES_QUERY.format(buffer_id=self._id, numbers=numbers)
 
     def lengths(self, connection: Connection) -> list[tuple[int, int]]:
-        """Return (slot, length) of those that show finished episodes with steps."""
+        """Return (slot, length) of finished episodes with steps."""
         found = connection.execute(_LENGTHS, {"buffer_id": self._id})
         return [(slot, length) for slot, length in found]
 
@@ -176,11 +177,11 @@ class Slots:
         return {slot: bytes(tail) for slot, tail in found}
 
     def lock(self, connection: Connection) -> None:
-        """Keep others from changing anything until the transaction ends."""
+        """Keep other transactions from changing the slots until this one ends."""
         ring_of(connection, self.store, locked=True)
 
     def note_change(self, connection: Connection) -> None:
-        """Tell readers that what they read before has changed; the caller holds the lock."""
+        """Tell readers that rows have changed since they read them; the caller holds the lock."""
         note_change(connection, self._id)
 
     def set_tails(self, connection: Connection, tails: Mapping[int, bytes]) -> None:
@@ -194,7 +195,7 @@ class Slots:
     def set_metas(
         self, connection: Connection, metas: Mapping[int, bytes], said: Mapping[int, str]
     ) -> None:
-        """Set packed meta values, and the JSON of those that show an episode."""
+        """Set packed meta values, and the JSON of slots with an episode."""
         self._set(connection, _SET_META, metas)
         told = [{"buffer_id": self._id, "slot": s, "meta": text_} for s, text_ in said.items()]
         set_episode_metas(connection, told)
@@ -206,7 +207,7 @@ class Slots:
 
 
 def ring_of(connection: Connection, store: BufferStore, *, locked: bool = False) -> Ring:
-    """Return how far the slots of a buffer are used.
+    """Return the progress of the slots of a buffer.
 
     Raises:
         BufferNotFoundError: The buffer was dropped.
@@ -219,7 +220,7 @@ def ring_of(connection: Connection, store: BufferStore, *, locked: bool = False)
 
 
 def set_episode_metas(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Set the JSON of the episodes that slots show: `buffer_id`, `slot` and `meta` of each."""
+    """Set the JSON of the episodes in slots: `buffer_id`, `slot` and `meta` of each."""
     if rows:
         connection.execute(_SAY, rows)
 

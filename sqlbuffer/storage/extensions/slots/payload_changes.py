@@ -1,4 +1,4 @@
-"""Changes what stored steps hold."""
+"""Change the contents of stored steps."""
 
 from collections.abc import Sequence
 
@@ -20,17 +20,17 @@ def replace_payload(
     columns: Columns,
     names: Sequence[str],
 ) -> None:
-    """Change what steps hold, and note that in `payload_changes` and in the change log.
+    """Change the contents of steps, and record that in `payload_changes` and in the change log.
 
-    A step is read, changed and written whole: the caller reads it in the same transaction, and
-    keeps others from changing it.
+    A step is read, changed and written whole. The caller reads it in the same transaction, and
+    keeps other transactions from changing it.
 
     Args:
         connection: The transaction.
         store: The buffer.
         seqs: The steps, each once; the buffer has all of them.
-        columns: What they hold from now on; their other columns stay.
-        names: The fields that another value was given to, for the note.
+        columns: Their new values; their other columns stay.
+        names: The changed fields, for the record.
     """
     if seqs:
         info = store.info

@@ -1,4 +1,4 @@
-"""Reads and changes the rows that slots show on PostgreSQL."""
+"""Read and change the rows of slots on PostgreSQL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.extensions.slots.stored_span import Run, StoredSpan
 from sqlbuffer.storage.rows.pieces import Columns
 
-# Each run is looked up alone, by the index of episodes, whatever the server knows of the tables.
+# Each run is looked up alone, by the index of episodes, with any statistics of the tables.
 _SPANS = (
     "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
     "(SELECT substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size) "
@@ -46,13 +46,13 @@ _REMOVE = "SELECT sqlbuffer_remove_episode_v1(%s::integer, %s::bigint)"
 def slot_steps(
     connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
-    """Return what is stored of runs of steps, in the order of the runs and of t.
+    """Return the stored spans of runs of steps, in the order of the runs and of t.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         runs: Slot, first and last t of each.
-        size: Bytes of a step.
+        size: Size of a step in bytes.
     """
     slots, first, last = (list(column) for column in zip(*runs, strict=True))
     values = (size, slots, first, last, buffer_id, buffer_id)
@@ -63,13 +63,12 @@ def slot_steps(
 def changed_steps(
     connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
 ) -> Sequence[tuple[int, Any]]:
-    """Return (seq, record) of steps of chunks that were replaced, and (seq, None) of those that
-    were deleted.
+    """Return (seq, record) of replaced steps of chunks, and (seq, None) of deleted ones.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        spans: First seq and the one behind the last of each span.
+        spans: For each span its first seq, and the one after its last.
     """
     first, after = (list(column) for column in zip(*spans, strict=True))
     values = (first, after, buffer_id) * 2
@@ -84,11 +83,11 @@ def replace(
     columns: Columns,
     names: str,
 ) -> None:
-    """Change what steps hold, and note that."""
+    """Change the contents of steps, and record that."""
     values = (buffer_id, list(seqs), *(list(column) for column in columns), names)
     driver_of(connection).execute(_REPLACE, values)
 
 
 def remove_episode(connection: Connection, buffer_id: int, episode_id: int) -> None:
-    """Delete the chunks of an episode, with what the narrow tables hold of their steps."""
+    """Delete the chunks of an episode, with the rows of their steps in the narrow tables."""
     driver_of(connection).execute(_REMOVE, (buffer_id, episode_id))

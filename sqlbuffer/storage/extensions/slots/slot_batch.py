@@ -1,4 +1,4 @@
-"""Steps of episodes in slots, as they are handed to the database."""
+"""Steps of episodes in slots, in the form in which they are stored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _LEAVE_OUT = text(
 
 @dataclass(frozen=True)
 class Resumption(EpisodeStart):
-    """An episode that goes on behind steps that were left out.
+    """An episode that continues behind steps that were left out.
 
     Attributes:
         first_t: Its next step.
@@ -35,11 +35,12 @@ class Resumption(EpisodeStart):
 
 @dataclass(frozen=True)
 class SlotPart:
-    """Steps that are inserted at once.
+    """Steps that are inserted together.
 
     Attributes:
         batch: The steps.
-        behind: The episode that goes on with them behind steps that were left out, if one does.
+        behind: The episode that continues with them behind steps that were left out, if there is
+            one.
     """
 
     batch: ChunkBatch
@@ -53,8 +54,8 @@ class SlotBatch:
     Attributes:
         parts: The steps, in the order in which they are inserted.
         keys: The episodes that have steps among them.
-        places: Where the steps are by episode and t, as far as an episode ends with them.
-        endings: How episodes end with it.
+        places: Places of the steps by episode and t, for episodes that end with them.
+        endings: Ends of the episodes.
     """
 
     parts: Sequence[SlotPart]
@@ -64,12 +65,12 @@ class SlotBatch:
 
     @property
     def n_steps(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return sum(part.batch.n_steps for part in self.parts)
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes of fields they have."""
+        """Size of their fields in bytes."""
         return sum(part.batch.n_bytes for part in self.parts)
 
     def insert(
@@ -78,7 +79,7 @@ class SlotBatch:
         buffer_id: int,
         insert: Callable[[ChunkBatch], StoreResult],
     ) -> StoreResult:
-        """Insert all of it in a transaction; return what became of the steps, in their order."""
+        """Insert all parts in a transaction; return the results of the steps, in their order."""
         written = []
         for part in self.parts:
             if part.behind is not None:
@@ -109,9 +110,9 @@ def slot_batch(
 
     Args:
         layout: The fields of the buffer.
-        steps: The steps; what follows steps that were left out begins with a `Resumption`.
-        endings: How episodes end with them.
-        metas: JSON of what the user says of episodes that begin with them.
+        steps: The steps; the first one after steps that were left out begins with a `Resumption`.
+        endings: Ends of the episodes that end with them.
+        metas: The user's JSON of episodes that begin with them.
     """
     starts = [0, *(i for i, step in enumerate(steps) if _resumed(step) is not None)]
     parts = []
@@ -131,6 +132,6 @@ def slot_batch(
 
 
 def _resumed(step: PackedStep) -> Resumption | None:
-    """Return the beginning of a step that follows steps which were left out."""
+    """Return the `Resumption` of a step that follows steps which were left out."""
     of = step.of
     return of if isinstance(of, Resumption) and of.first_t == step.t else None

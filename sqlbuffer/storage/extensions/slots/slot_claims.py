@@ -1,7 +1,7 @@
 """The slots that one writer claims and fills.
 
 A slot is claimed by a writer, begun in the transaction that stores the first step of its episode,
-and finished in the one that stores the last. What it showed before leaves when it is begun.
+and finished in the one that stores the last. Its previous episode leaves when it is begun.
 """
 
 import time
@@ -75,9 +75,9 @@ _MOVE_ON = text(
     "UPDATE buffer_layouts SET next_number = :next_turn, n_held = :num_episodes "
     "WHERE buffer_id = :buffer_id"
 )
-# Those that never ended.
+# Only episodes that never ended.
 _FORGET = text("DELETE FROM episodes WHERE buffer_id = :buffer_id AND id = :id AND status = 'open'")
-# How often a writer says that it lives.
+# Interval in seconds at which a writer reports that it is alive.
 SEEN_S = 60.0
 
 
@@ -106,12 +106,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class SlotEnding(EpisodeEnd):
-    """How an episode in a slot ends.
+    """The end of an episode in a slot.
 
     Attributes:
         turn: The slot's turn.
         meta: The slot's packed meta values.
-        said: Their JSON, for the list of episodes; None where that has it.
+        said: Their JSON, for the list of episodes; None if that has it.
         is_begun: It has steps.
     """
 
@@ -122,12 +122,12 @@ class SlotEnding(EpisodeEnd):
 
 
 class Ahead(NamedTuple):
-    """Slots that are not simply next.
+    """Slots that are not simply the next ones.
 
     Attributes:
-        used: The last turn of those that were finished in turns not yet passed.
-        held: Those that a writer has that lives.
-        others: Those of them that are not this writer's.
+        used: Last turn of each slot that was finished in a turn not yet passed.
+        held: Slots that a live writer has claimed.
+        others: Held slots of other writers.
     """
 
     used: dict[int, int]
@@ -140,8 +140,8 @@ class SlotClaims:
 
     Args:
         store: The buffer.
-        n_slots: How many slots.
-        is_circular: They are used again.
+        n_slots: Number of slots.
+        is_circular: Slots are used again.
         holder: The writer.
     """
 
@@ -151,7 +151,7 @@ class SlotClaims:
         self._seen_at = float("-inf")
 
     def claim(self, n: int) -> list[int]:
-        """Claim n slots for this writer, the next free ones; return their turns.
+        """Claim the next n free slots for this writer; return their turns.
 
         Raises:
             SlotsFullError: Fewer are left.
@@ -175,8 +175,7 @@ class SlotClaims:
             return sum(1 for _ in self._claimable(ring, self._ahead(connection, ring)))
 
     def place(self, connection: Connection, key: str, length: int, meta: bytes) -> None:
-        """Show a whole episode in the next free slot, in the transaction that stores its
-        steps.
+        """Put a whole episode into the next free slot, in the transaction that stores its steps.
 
         Raises:
             SlotsFullError: None is left.
@@ -196,9 +195,9 @@ class SlotClaims:
         return turns
 
     def _claimable(self, ring: Ring, ahead: Ahead) -> Iterator[int]:
-        """Yield the turns that can be claimed, one of each slot at most."""
+        """Yield the turns that can be claimed, at most one of each slot."""
         seen: set[int] = set()
-        # Past what is furthest ahead each slot has had its chance.
+        # Past the furthest used turn, each slot has been checked once.
         furthest = max([ring.next_turn, *ahead.used.values()]) + self._n + 1
         for turn in range(ring.next_turn, furthest if self._is_circular else self._n):
             slot = turn % self._n
@@ -207,7 +206,7 @@ class SlotClaims:
                 yield turn
 
     def _ahead(self, connection: Connection, ring: Ring) -> Ahead:
-        """Return what became of the turns from the next one on, and which slots are held."""
+        """Return the used turns from the next one on, and the held slots."""
         given = {"buffer_id": self._id, "next_turn": ring.next_turn}
         found = connection.execute(_AHEAD, given).all()
         holders = {holder for _, _, holder in found} - {None, self.holder}
@@ -221,15 +220,13 @@ class SlotClaims:
         )
 
     def _see(self, connection: Connection) -> None:
-        """Say now and then that this writer lives."""
+        """Report from time to time that this writer is alive."""
         if time.monotonic() - self._seen_at >= SEEN_S:
             participants.note_seen(connection, self._id, WRITER, self.holder)
             self._seen_at = time.monotonic()
 
     def release(self, turns: Sequence[int]) -> None:
-        """Give back slots whose episodes were not finished, and delete those as far as they are
-        stored.
-        """
+        """Give back slots with unfinished episodes, and delete the stored steps of these."""
 
         def work(connection: Connection) -> None:
             self._lock(connection)
@@ -249,7 +246,7 @@ class SlotClaims:
     def change(
         self, connection: Connection, begun: Sequence[Opening], ended: Sequence[SlotEnding]
     ) -> None:
-        """Show episodes that begin or end, in the transaction that stores their steps.
+        """Update slots of episodes that begin or end, in the transaction that stores the steps.
 
         Raises:
             SlotLostError: Another writer has one of the slots.
@@ -268,7 +265,7 @@ class SlotClaims:
         held = self._held(connection, turns)
         if {row.turn for row in held if self._is_own(row, turns)} != set(turns):
             raise SlotLostError
-        # Where this is done once more, after a lost connection, it is the episode itself.
+        # If this is repeated after a lost connection, the slot already has this episode.
         self._remove(connection, [row.episode_id for row in held], {each.key for each in begun})
         connection.execute(
             _BEGIN, [{**self._key(each.turn), "key": each.key, "meta": each.meta} for each in begun]
@@ -279,7 +276,7 @@ class SlotClaims:
         held = {row.turn: row for row in self._held(connection, turns)}
         if any(turn not in held or held[turn].holder not in (None, self.holder) for turn in turns):
             raise SlotLostError
-        # Those that nobody holds have ended: this was committed when its connection was lost.
+        # Slots without a holder have ended: this was committed when its connection was lost.
         left = [each for each in ended if held[each.turn].holder is not None]
         if not left:
             return
@@ -292,11 +289,11 @@ class SlotClaims:
         self._move_on(connection, ring, len(left))
 
     def _move_on(self, connection: Connection, ring: Ring, n: int) -> None:
-        """Count n more episodes, and go on to the next slot."""
+        """Count n more episodes, and move on to the next slot."""
         ahead = self._ahead(connection, ring)
         turn = ring.next_turn
-        # A ring goes on past slots that others hold; else they are waited for, and taken should
-        # their writer die.
+        # A ring skips slots that others hold. Otherwise it waits for them, and takes them if their
+        # writer dies.
         while turn <= ahead.used.get(turn % self._n, -1) or (
             self._is_circular and len(ahead.others) < self._n and turn % self._n in ahead.others
         ):
@@ -317,7 +314,7 @@ class SlotClaims:
     def _remove(
         self, connection: Connection, numbers: Iterable[int | None], keep: Iterable[str] = ()
     ) -> None:
-        """Delete the steps of episodes, and those of the episodes that never ended."""
+        """Delete the steps of episodes, and the rows of episodes that never ended."""
         left = [number for number in numbers if number is not None]
         if left and keep:
             kept = select(episodes.c.id).where(
@@ -333,7 +330,7 @@ class SlotClaims:
         connection.execute(_FORGET, [{"buffer_id": self._id, "id": number} for number in left])
 
     def leave(self) -> None:
-        """Stop being a writer."""
+        """Remove this writer."""
         self.store.write(
             lambda connection: participants.forget(connection, self._id, WRITER, self.holder)
         )

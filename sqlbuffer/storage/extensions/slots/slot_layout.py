@@ -1,4 +1,4 @@
-"""The layout of buffers with slots: what slots show after steps were changed or deleted."""
+"""The layout of buffers with slots: updates slots after steps were changed or deleted."""
 
 from sqlalchemy import Connection, Integer, bindparam, delete, select, text, update
 
@@ -9,7 +9,7 @@ from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
 _ID = bindparam("buffer_id", type_=Integer())
 _LOCK = select(buffer_layouts.c.changes).where(buffer_layouts.c.buffer_id == _ID).with_for_update()
 _NOTE = text("UPDATE buffer_layouts SET changes = changes + 1 WHERE buffer_id = :buffer_id")
-# The offset keeps PostgreSQL from joining with the whole buffer where it has no statistics.
+# The offset keeps PostgreSQL from joining with the whole buffer if it has no statistics.
 _EMPTY = text(
     "UPDATE slots SET length = 0, meta = NULL, tail = NULL, episode_id = NULL "
     "WHERE buffer_id = :buffer_id AND length > 0 AND episode_id IS NOT NULL AND NOT EXISTS ("
@@ -21,30 +21,30 @@ _EMPTY = text(
 
 
 def note_change(connection: Connection, buffer_id: int) -> None:
-    """Tell readers that what they read before has changed; the caller holds the lock."""
+    """Tell readers that rows have changed since they read them; the caller holds the lock."""
     connection.execute(_NOTE, {"buffer_id": buffer_id})
 
 
 class SlotLayout(BufferLayout):
-    """Slots show episodes: calls that delete steps empty them."""
+    """The layout with slots: calls that delete steps empty slots."""
 
     def lock(self, connection: Connection, buffer_id: int) -> None:
-        """Keep writers of slots waiting: they lock the same before they delete steps."""
+        """Make writers of slots wait: they take the same lock before they delete steps."""
         connection.execute(_LOCK, {"buffer_id": buffer_id})
 
     def after_delete(self, connection: Connection, buffer_id: int) -> None:
-        """Empty the slots whose finished episode has no step any more."""
+        """Empty the slots whose finished episode has no steps any more."""
         connection.execute(_EMPTY, {"buffer_id": buffer_id})
         note_change(connection, buffer_id)
 
     def after_clear(self, connection: Connection, buffer_id: int) -> None:
-        """Forget the slots of every writer, and begin with the first."""
+        """Reset the slots of every writer, and begin with the first."""
         connection.execute(delete(slots).where(slots.c.buffer_id == buffer_id))
         zero = update(buffer_layouts).where(buffer_layouts.c.buffer_id == buffer_id)
         connection.execute(zero.values(next_number=0, n_held=0))
 
     def check_resize(self, name: str) -> None:
-        """Refuse: what the slots show stays until they are used again."""
+        """Raise an error: the episodes of slots stay until the slots are used again."""
         raise BufferConfigError(
             f"buffer {name!r} is one of sqlbuffer.compat.memmap and holds what its slots show; "
             f"make it again with another max_episodes=..."

@@ -1,4 +1,4 @@
-"""Finds the steps that slots show, and deletes whole episodes."""
+"""Find the steps of slots, and delete whole episodes."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions.slots import postgresql, sqlite

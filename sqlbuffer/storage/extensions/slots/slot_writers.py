@@ -15,27 +15,28 @@ _WRITERS = select(participants.c.name, age_s(participants.c.seen_at)).where(
 
 
 def _writers(connection: Connection, buffer_id: int, timeout_s: float) -> dict[str, bool]:
-    """Return the writers of a buffer, and whether each lives."""
+    """Return the writers of a buffer, each with True if it is alive."""
     found = connection.execute(_WRITERS.where(participants.c.buffer_id == buffer_id))
     return {holder: is_alive(holder, age_s, timeout_s) for holder, age_s in found}
 
 
 def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]:
-    """Return the writers of a buffer that live, as far as that is known."""
+    """Return the writers of a buffer that are alive, as far as that is known."""
     found = _writers(connection, buffer_id, timeout_s)
     return {holder for holder, is_living in found.items() if is_living}
 
 
 def other_writers(store: BufferStore) -> list[str]:
-    """Return those of other processes that write to a buffer's slots."""
+    """Return the writers of a buffer's slots in other processes."""
     with store.engine.connect() as connection:
         found = living(connection, store.info.id, store.info.config.episodes.open_timeout_s)
     return sorted(each for each in found if not is_here(each))
 
 
 def register(store: BufferStore, holder: str) -> None:
-    """Note that a process writes to a buffer's slots; forget those that died, and episodes whose
-    steps were deleted by plain SQL.
+    """Register a writer of a buffer's slots.
+
+    Dead writers are removed, and episodes whose steps were deleted by plain SQL.
     """
 
     def work(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Reads and changes the rows that slots show on SQLite."""
+"""Read and change the rows of slots on SQLite."""
 
 import json
 from collections.abc import Sequence
@@ -52,13 +52,13 @@ _NOTE_CHANGES = (
 def slot_steps(
     connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
-    """Return what is stored of runs of steps, in the order of the runs and of t.
+    """Return the stored spans of runs of steps, in the order of the runs and of t.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         runs: Slot, first and last t of each.
-        size: Bytes of a step.
+        size: Size of a step in bytes.
     """
     given = {"id": buffer_id, "runs": json.dumps(runs), "size": size}
     found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS, given).fetchall()
@@ -68,13 +68,12 @@ def slot_steps(
 def changed_steps(
     connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
 ) -> Sequence[tuple[int, Any]]:
-    """Return (seq, record) of steps of chunks that were replaced, and (seq, None) of those that
-    were deleted.
+    """Return (seq, record) of replaced steps of chunks, and (seq, None) of deleted ones.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        spans: First seq and the one behind the last of each span.
+        spans: For each span its first seq, and the one after its last.
     """
     given = {"id": buffer_id, "spans": json.dumps(spans)}
     found: Sequence[tuple[int, Any]] = driver_of(connection).execute(_CHANGED, given).fetchall()
@@ -88,7 +87,7 @@ def replace(
     columns: Columns,
     names: str,
 ) -> None:
-    """Change what steps hold, and note that."""
+    """Change the contents of steps, and record that."""
     driver = driver_of(connection)
     driver.execute(
         "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)

@@ -1,4 +1,4 @@
-"""Consecutive steps that a slot shows, as they are stored."""
+"""Consecutive steps of a slot, in their stored form."""
 
 from typing import Any, NamedTuple
 
@@ -6,13 +6,13 @@ Run = tuple[int, int, int]  # slot, first and last t
 
 
 class StoredSpan(NamedTuple):
-    """Consecutive steps, as they are stored.
+    """Consecutive steps in their stored form.
 
     Attributes:
-        run: Index of the run that they are of.
-        t: Place of the first in the episode.
-        seq: Number of the first.
-        n_steps: How many.
+        run: Index of their run.
+        t: Place of the first one in the episode.
+        seq: Number of the first one.
+        n_steps: Number of steps.
         records: Their typed fields, one step after the other.
         may_have_changed: Steps of the buffer may have been replaced or deleted since.
     """
