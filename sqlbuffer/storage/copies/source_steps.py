@@ -197,10 +197,7 @@ class CopySource:
         self.read(check)
 
     def newest(self, connection: Connection, up_to: int) -> tuple[int, str] | None:
-        """Return the number of the newest chunk or row up to a number, and its mark.
-
-        The mark differs from that of a step with the same number in another history of the buffer.
-        """
+        """Return the number of the newest chunk or row up to a number; see `newest_mark`."""
         return newest_mark(connection, self._id, up_to, has_chunks=self._has_chunks)
 
     def check_same(self, number: int, mark: str) -> None:
@@ -231,9 +228,7 @@ class CopySource:
     def episodes(self, connection: Connection, copied: CopiedRange) -> Iterator[TableRows]:
         """Return all episodes as they were when the last step of the range was stored.
 
-        An episode with steps above the range is returned as open. An episode that has only such
-        steps is
-        left out.
+        An episode with steps above the range was open then; one with only such steps is left out.
         """
         begun_later = self._later_episodes(connection, copied.high)
         after = -1
