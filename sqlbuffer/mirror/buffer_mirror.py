@@ -35,13 +35,14 @@ REFRESH_S = 0.5
 
 
 class Mirror:
-    """A copy of a buffer's steps in the memory of this process, kept in step with the database.
+    """A copy of a buffer's steps in the memory of this process that follows the database.
 
-    A draw comes from one committed state of the buffer, at most `refresh_s` old, and has all that
-    this process has written. It has the distribution of the same draw from the buffer. While the
-    database is away, draws go on from what is known.
+    A draw reads one committed state of the buffer, at most `refresh_s` old, and includes everything
+    that this process has written. It has the same distribution as a draw from the buffer. While the
+    database is unreachable, draws continue from the last known state.
 
-    Opened by `ReplayBuffer.mirror`. Safe to use from many threads; a forked process opens its own.
+    `ReplayBuffer.mirror` opens it. It may be used from many threads. A forked process must open its
+    own.
 
     Example:
         >>> import numpy as np
@@ -91,12 +92,12 @@ class Mirror:
         raise TypeError("a mirror belongs to one process and cannot be pickled; pickle the buffer")
 
     def __len__(self) -> int:
-        """Return how many steps it has; those that match, where it was opened with a condition."""
+        """Return the number of its steps; with a condition, of the steps that match."""
         return self._draws.n_steps()
 
     @property
     def path(self) -> Path | None:
-        """The file of a shared mirror; None for one that is not."""
+        """File of a shared mirror; None if the mirror is not shared."""
         following = self._refreshing
         return following.path if isinstance(following, SharedFollowing) else None
 
@@ -104,7 +105,7 @@ class Mirror:
         return f"Mirror({self._store.info.name!r}, {len(self)} steps)"
 
     def close(self) -> None:
-        """Stop following the buffer; what it holds is freed with the object.
+        """Stop following the buffer. The memory is freed with the object.
 
         Raises:
             StorageError: Priorities that were set, or the last batches of the sample log, could not
@@ -116,11 +117,11 @@ class Mirror:
             self._refreshing.close()
 
     def refresh(self) -> None:
-        """Write the priorities that were set, and take what is new in the buffer now.
+        """Write the priorities that were set, and read what is new in the buffer now.
 
         Raises:
-            MirrorFullError: It does not fit into `max_bytes`.
-            StorageError: The database cannot be read, or the sample log written.
+            MirrorFullError: The new steps do not fit into `max_bytes`.
+            StorageError: The database cannot be read, or the sample log cannot be written.
         """
         self._store.own_writes.store()
         self._draws.accounts.settle()
@@ -141,10 +142,11 @@ class Mirror:
         """Draw steps as arrays; see `ReplayBuffer.sample_arrays`.
 
         Args:
-            batch_size: How many steps.
-            condition: Which steps. It names keys, `reward`, flags and declared fields.
-            fields: Which of the mirror's fields, `reward`, `terminated` and `truncated`; all by
-                default.
+            batch_size: Number of steps.
+            condition: Condition that steps must match. It may use keys, `reward`, flags and
+                declared fields.
+            fields: Fields to read, of the mirror's fields, `reward`, `terminated` and `truncated`;
+                all by default.
             sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
                 default the first, with replacement.
 
@@ -152,9 +154,9 @@ class Mirror:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
-            ConditionError: A malformed condition, or one that names what is not in memory.
+            ConditionError: The condition is malformed, or uses a field that is not in memory.
             InsufficientDataError: Fewer steps can be drawn.
-            FieldError: An unknown field.
+            FieldError: A field is unknown.
         """
         form = self._draws.step_form(fields)
         reader = partial(StepReader, self._settings.fields, fields)
@@ -175,13 +177,14 @@ class Mirror:
         """Draw transitions; see `ReplayBuffer.sample_transitions`.
 
         Args:
-            batch_size: How many.
-            n_step: How many steps a transition spans at most.
+            batch_size: Number of transitions.
+            n_step: Largest number of steps that a transition spans.
             gamma: Discount of one step.
-            stack: How many frames are stacked, by field.
-            terminal_field: The field that tells where an episode terminated.
-            condition: Which first steps; see `sample_arrays`. The others may be any.
-            fields: Which of the declared fields; all by default.
+            stack: Number of stacked frames, by field.
+            terminal_field: Field that marks where an episode terminated.
+            condition: Condition that first steps must match; see `sample_arrays`. The later steps
+                may be any.
+            fields: Declared fields to read; all by default.
             sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
                 default the first, with replacement.
 
@@ -189,10 +192,11 @@ class Mirror:
             A batch of arrays of shape (batch_size, *shape).
 
         Raises:
-            ConditionError: A malformed condition, or one that names what is not in memory.
+            ConditionError: The condition is malformed, or uses a field that is not in memory.
             InsufficientDataError: Too few steps have their successors stored.
-            FieldError: An unknown field, no observation field, or a field `done` where neither
-                `terminated` nor `truncated` is stored and no `terminal_field` is given.
+            FieldError: A field is unknown; or no observation field is declared; or there is a field
+                `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
+                omitted.
         """
         check_n_step(n_step, gamma)
         form = self._draws.transition_form(int(n_step), float(gamma), fields, stack, terminal_field)
@@ -245,23 +249,23 @@ class Mirror:
         to_named_tuple: Sequence[str] | None = None,
         **options: Unpack[LoaderSettings],
     ) -> Loader[Any]:
-        """Return an iterable of batches: drawn from the mirror without end, or in passes.
+        """Return an iterable of batches of the mirror: random draws without end, or passes.
 
         A pass covers the steps that the mirror has at its start. Steps that are evicted later are
-        passed over. The state of a loader says at which head of the buffer it stopped; going on at
-        another one warns, where batches are drawn.
+        skipped. The state of a loader includes the newest step of the buffer at which it stopped.
+        If a loader of random draws continues with another newest step, it warns.
 
         Args:
-            mode: What a batch holds; see `ReplayBuffer.loader`.
-            batch_size: How many a batch.
-            to_named_tuple: Batches are named tuples of these arrays.
+            mode: Contents of a batch; see `ReplayBuffer.loader`.
+            batch_size: Number of items in a batch.
+            to_named_tuple: Names of arrays; batches are then named tuples of them.
             **options: See `ReplayBuffer.loader`.
 
         Raises:
-            ConditionError: A malformed condition, or one that names what is not in memory.
-            FieldError: An unknown field, or names that collide.
-            ValueError: An option that the mode does not take.
-            MissingExtraError: A device, and torch is not installed.
+            ConditionError: The condition is malformed, or uses a field that is not in memory.
+            FieldError: A field is unknown, or names collide.
+            ValueError: The mode does not take an option.
+            MissingExtraError: A device is given, and torch is not installed.
         """
         given: dict[str, Any] = dict(options)
         output = Output(given.pop("fieldname_map", None), to_named_tuple, given.pop("device", None))
@@ -291,10 +295,10 @@ def mirrored_loader(
 
     Args:
         store: The buffer.
-        given: The mirror; True: one is opened, which the loader closes.
-        options: What the loader is asked for.
-        output: How it hands batches out.
-        prefetch: How many a thread makes ahead.
+        given: The mirror, or True to open one that the loader closes.
+        options: Options of the loader.
+        output: Form of its batches.
+        prefetch: Number of batches that a thread makes ahead.
 
     Raises:
         BufferConfigError: A mirror of another buffer.

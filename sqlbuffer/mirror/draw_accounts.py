@@ -27,13 +27,13 @@ _open: "WeakSet[DrawAccounts]" = WeakSet()
 
 
 class DrawAccounts:
-    """Has draws wait for the rate limiter, and keeps them for the counts and the sample log.
+    """Makes draws wait for the rate limiter, and keeps them for the counts and the sample log.
 
-    What is kept is stored every `settle_s` seconds, by a thread of its own.
+    A thread stores the kept draws every `settle_s` seconds.
 
     Args:
         store: The buffer.
-        settle_s: How often, in seconds.
+        settle_s: Seconds between two writes.
     """
 
     def __init__(self, store: BufferStore, settle_s: float) -> None:
@@ -83,11 +83,11 @@ class DrawAccounts:
             self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))
 
     def end(self, n_counted: int, n_drawn: int) -> None:
-        """Count what was drawn.
+        """Count a draw.
 
         Args:
-            n_counted: What `begin` returned.
-            n_drawn: How many things were drawn; 0 after a draw that failed.
+            n_counted: Number that `begin` returned.
+            n_drawn: Number of drawn items; 0 after a draw that failed.
         """
         if n_drawn < n_counted:
             self._credits.put_back(n_counted - n_drawn)

@@ -29,11 +29,11 @@ FEWEST_SLOTS = 65_536
 
 
 class Filling:
-    """Puts what is new in a buffer into memory.
+    """Puts new steps and changes of a buffer into memory.
 
     Args:
         store: The buffer.
-        settings: What the mirror was opened with.
+        settings: Settings of the mirror.
         allocate: Makes arrays whose space is reserved; None: those of this process, which take
             memory when they are written to.
     """
@@ -54,7 +54,7 @@ class Filling:
         self._most_slots = self._max_bytes // self._slot_bytes
 
     def new_memory(self, n_steps: int) -> StepMemory:
-        """Return an empty memory for a buffer of so many steps.
+        """Return an empty memory for a buffer of n_steps steps.
 
         Raises:
             MirrorFullError: They do not fit.

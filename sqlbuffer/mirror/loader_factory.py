@@ -34,11 +34,11 @@ def open_mirror_loader(
 
     Args:
         store: The buffer.
-        settings: What the mirror was opened with.
+        settings: Settings of the mirror.
         draws: Draws from it.
         options: The options of the loader.
-        output: How it hands batches out.
-        prefetch: How many a thread makes ahead.
+        output: Form of its batches.
+        prefetch: Number of batches that a thread makes ahead.
     """
     reader, n = options.reader(settings.fields, None), int(options.batch_size)
     node = check(options.condition, store.info.config.fields.comparable)

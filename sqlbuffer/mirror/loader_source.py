@@ -1,4 +1,4 @@
-"""What a loader reads of a mirror."""
+"""Reads the batches of a loader from a mirror."""
 
 import math
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from sqlbuffer.storage.store import BufferStore
 
 
 class MirrorSource:
-    """A mirror, what may be read of it, and as what; see `BatchSource`.
+    """A mirror, a condition on its steps, and the form in which they are read; see `BatchSource`.
 
     Args:
         store: The buffer.
         draws: Draws from it.
-        form: What batches are made of.
-        reader: Would read them from the buffer.
-        node: Which first steps.
+        form: Form of the batches.
+        reader: Reader of the same batches from the buffer.
+        node: Condition that first steps must match.
 
     Attributes:
         head: The newest step of the buffer when the last batch was drawn.
@@ -132,7 +132,7 @@ def _next(
         hits = np.flatnonzero(slots != NONE)
         hits = hits[maker.accepted(slots[hits], wanted)]
         found.append(slots[hits[:missing]])
-        # What is there beyond the batch is asked for again with the next one.
+        # Steps beyond the end of this batch are read again with the next one.
         last = hits[missing - 1] if hits.size >= missing else -1
         at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
         missing -= min(missing, hits.size)

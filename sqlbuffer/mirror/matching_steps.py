@@ -1,4 +1,4 @@
-"""Which steps in memory may be drawn and meet a condition, computed once for each step."""
+"""The steps in memory that may be drawn and match a condition, computed once for each step."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# What was found out for other conditions is forgotten.
+# Results of more conditions than this are forgotten.
 MOST_CONDITIONS = 8
 # With more changes than this share of the steps, all are looked at again.
 MOST_CHANGED = 1 / 2

@@ -38,7 +38,7 @@ Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
 T = TypeVar("T")
 F = TypeVar("F", StepForm, TransitionForm)
 
-# What was found out for other forms is forgotten.
+# Results of more forms than this are forgotten.
 MOST_FORMS = 8
 
 
@@ -67,7 +67,7 @@ class MemoryDraws:
 
     Args:
         store: The buffer.
-        settings: What the mirror was opened with.
+        settings: Settings of the mirror.
         refreshing: Keeps its steps in memory.
 
     Attributes:
@@ -124,18 +124,18 @@ class MemoryDraws:
         node: Node,
         reader: Callable[[], BatchReader],
     ) -> tuple[Batch, int]:
-        """Return n things that a sampler draws, and the newest step of the buffer then.
+        """Return n items that a sampler draws, and the newest step of the buffer at that time.
 
         Args:
-            form: What they are made of.
-            n: How many.
-            sampler: Draws them; None: uniform with replacement.
-            node: Which first steps.
-            reader: Returns what would read them from the buffer, for a message.
+            form: Form of the items.
+            n: Number of items.
+            sampler: Sampler that draws them; None: uniform with replacement.
+            node: Condition that first steps must match.
+            reader: Function that returns a reader of the same items from the buffer, for a message.
 
         Raises:
-            InsufficientDataError: There are fewer.
-            FlowControlError: The rate limiter did not let them out in time.
+            InsufficientDataError: Fewer items can be drawn.
+            FlowControlError: The rate limiter did not admit the draw in time.
         """
         chooser: Chooser = self._uniform
         if sampler is not None:
@@ -168,11 +168,11 @@ class MemoryDraws:
         return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, reader)
 
     def step_form(self, fields: Sequence[str] | None) -> StepForm:
-        """Return the form of single steps with some of the fields, all where nothing is said: the
-        same one for the same fields.
+        """Return the form of single steps with some fields, all by default; the same object for the
+        same fields.
 
         Raises:
-            FieldError: An unknown one.
+            FieldError: A field is unknown.
         """
         if fields is None:
             return self._every_step
@@ -219,12 +219,13 @@ class MemoryDraws:
         return form
 
     def read(self, form: Form, node: Node, made: Callable[[BatchMaker, Flags | None], T]) -> T:
-        """Return what is made of the steps as they are now.
+        """Return a result made from the steps as they are now.
 
         Args:
-            form: What the maker makes.
-            node: Which first steps.
-            made: Called with the maker, and with the slots whose steps match; None: any may.
+            form: Form of the items.
+            node: Condition that first steps must match.
+            made: Function that is called with the maker and with flags of slots whose steps match;
+                None if all match.
         """
         self._refreshing.prepare()
 

@@ -12,17 +12,17 @@ from sqlbuffer.storage.store import BufferStore
 
 @dataclass(frozen=True)
 class MirrorLag:
-    """How far a mirror is behind its buffer.
+    """Distance of a mirror behind its buffer.
 
     Attributes:
-        seconds: Age of the last look at the database that succeeded.
-        steps: How many steps the buffer has that the mirror has not looked at; None: the database
-            cannot be asked.
-        high: The newest step that the mirror has.
-        error: Why the last look failed; None: it did not.
+        seconds: Age in seconds of the last successful look at the database.
+        steps: Number of steps of the buffer that the mirror has not read; None if the database is
+            unreachable.
+        high: Newest step that the mirror has.
+        error: Reason why the last look failed; None if it succeeded.
         held_back_by: A writer of the buffer whose transaction has been open for more than 5
-            seconds. Nobody sees its steps before it commits. None: there is none, or this role
-            may not see it.
+            seconds. Its steps are not visible before it commits. None: there is no such writer, or
+            this role may not see it.
 
     Example:
         >>> MirrorLag(seconds=0.2, steps=0, high=1000, error=None, held_back_by=None).high

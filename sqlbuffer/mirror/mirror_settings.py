@@ -1,4 +1,4 @@
-"""What a mirror was opened with, checked."""
+"""The checked settings of a mirror."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from sqlbuffer.storage.store import BufferStore
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """What a mirror was opened with; made with `of`.
+    """Checked settings of a mirror; made with `of`.
 
     Attributes:
-        max_bytes: How much memory the steps may take.
-        refresh_s: How often to look for what is new, in seconds.
-        max_lag_s: Draws fail when the last look is longer ago; None: never.
-        node: Which steps are drawn.
-        fields: The fields that are kept.
-        layout: How chunks are laid out of which these are kept.
+        max_bytes: Largest number of bytes that the steps may take.
+        refresh_s: Seconds between two looks for changes.
+        max_lag_s: Largest age in seconds of the last look before draws fail; None: no limit.
+        node: Condition that drawn steps must match.
+        fields: Fields that are kept.
+        layout: Layout of the chunks that contain them.
     """
 
     max_bytes: int
@@ -71,7 +71,7 @@ class MirrorSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What distinguishes the mirror from others of the same buffer, as JSON."""
+        """The settings that distinguish the mirror from others of the same buffer, as JSON."""
         return {"condition": repr(self.node), "kept": list(self.fields.specs)}
 
     @property

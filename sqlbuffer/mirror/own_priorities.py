@@ -26,8 +26,8 @@ class OwnPriorities:
 
     Args:
         store: The buffer.
-        origin: Signs what is written, so that the mirror does not read it again.
-        lock: Held by whoever reads or changes the memory.
+        origin: Signature of the written priorities, so that the mirror does not read them again.
+        lock: Lock that a thread holds while it reads or changes the memory.
     """
 
     def __init__(self, store: BufferStore, origin: str, lock: RLock) -> None:
@@ -35,11 +35,11 @@ class OwnPriorities:
         self._kept: tuple[Integers, Reals] = np.zeros(0, np.int64), np.zeros(0)
 
     def set(self, memory: StepMemory, seqs: Integers, values: Reals) -> Flags:
-        """Set the priorities of steps; return which of them are in memory.
+        """Set the priorities of steps; return True for those in memory.
 
         Args:
             memory: The steps.
-            seqs: Which of them, each once, shape (b,).
+            seqs: Numbers of the steps, each once, shape (b,).
             values: Their priorities, shape (b,).
         """
         own = memory.priorities

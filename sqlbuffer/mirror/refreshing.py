@@ -44,13 +44,14 @@ class Refreshing:
 
     Args:
         store: The buffer.
-        settings: What the mirror was opened with.
-        publisher: Keeps the memory where other processes read it; None: it is this process's own.
+        settings: Settings of the mirror.
+        publisher: Publisher that other processes read the memory from; None: only this process
+            reads it.
 
     Attributes:
-        lock: Held by whoever reads or changes the memory.
+        lock: Lock that a thread holds while it reads or changes the memory.
         memory: The steps.
-        state: The state of the buffer that they are.
+        state: State of the buffer that they show.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Refreshing:
         self._renewed_at, self._looked_at = float("-inf"), float("-inf")
         self._began_at = 0.0
         self._n_commits, self._has_begun = 0, False
-        # The memory is no state of the buffer: a look failed that had begun to change it.
+        # The memory shows no state of the buffer: a look failed that had begun to change it.
         self._is_torn = False
         self._error: Exception | None = None
         self._own = OwnPriorities(store, self._feed.origin, self.lock)
@@ -84,12 +85,12 @@ class Refreshing:
         try:
             self.refresh()
         except BaseException as error:
-            # What an earlier follower left is a state of the buffer, though an old one.
+            # The memory of an earlier follower shows a state of the buffer, although an old one.
             if not (has_found and isinstance(error, StorageError)):
                 self._feed.leave()
                 raise
         if is_memory(self._store.url):
-            return  # nobody else can write, and its one connection is the writers'
+            return  # no other process can write, and its one connection is the writers'
         pause = self._closed.wait if self._publisher is None else self._publisher.wait
         self._thread = threading.Thread(
             target=_follow,
@@ -186,7 +187,7 @@ class Refreshing:
             with self._feed.look() as news:
                 if news is not None:
                     if news.is_start:
-                        # What was known is no state of the buffer any more.
+                        # The memory shows no state of the buffer any more.
                         self._hold(stack)
                         self._keep_own(news.state)
                         self.memory = self._filling.new_memory(news.count_steps())
@@ -264,10 +265,10 @@ class Refreshing:
         return int(is_live.sum())
 
     def check_prioritized(self, normalize: str = "batch") -> None:
-        """Raise where priorities are not known.
+        """Raise if priorities are not known.
 
         Args:
-            normalize: What the largest weight is taken over.
+            normalize: Rows over which the largest weight is taken.
 
         Raises:
             BufferConfigError: That is the whole buffer, and the mirror has a part of it.
@@ -336,7 +337,7 @@ def _follow(
     pause: Callable[[float], object],
     refresh_s: float,
 ) -> None:
-    """Look again and again, until the mirror is closed or nobody has it any more."""
+    """Look again and again, until the mirror is closed or garbage-collected."""
     while not closed.is_set():
         pause(refresh_s)
         own = refreshing()

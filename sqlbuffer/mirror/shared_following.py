@@ -37,7 +37,7 @@ class SharedFollowing:
 
     Args:
         store: The buffer.
-        settings: What the mirror was opened with. `max_bytes` and `refresh_s` of the process that
+        settings: Settings of the mirror. The `max_bytes` and `refresh_s` of the process that
             follows count.
         path: The file of the memory; None: shared memory, which is freed with the last process.
 

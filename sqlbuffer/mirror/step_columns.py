@@ -47,7 +47,7 @@ def check_in_memory(node: Node, kept: Collection[str]) -> None:
         raise _refused(f"{field.name!r} is not in the memory of a mirror")
     lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value
     if field.column == "reward_t" and (node.op == "is_null" or lists_null):
-        raise _refused(f"a mirror cannot tell whether {field.name!r} is None or NaN")
+        raise _refused(f"a mirror stores None and NaN of {field.name!r} as the same value")
 
 
 def _refused(why: str) -> ConditionError:
@@ -62,8 +62,8 @@ def step_column(memory: StepMemory, field: Field, slots: Integers) -> Column:
 
     Args:
         memory: The steps.
-        field: Which column; see `check_in_memory`.
-        slots: Where the steps are, shape (n,).
+        field: Column to return; see `check_in_memory`.
+        slots: Slots of the steps, shape (n,).
     """
     if field.column == DECLARED:
         return _declared(memory, field.name, slots)

@@ -99,9 +99,9 @@ class _Draw:
     """Draws slots by weight.
 
     Attributes:
-        is_drawable: Which slots may be drawn, shape (n_slots,).
+        is_drawable: True for slots that may be drawn, shape (n_slots,).
         tree: Their weights.
-        takes: Returns which slots can be taken.
+        takes: Function that returns True for slots that can be taken.
         rng: Draws.
     """
 

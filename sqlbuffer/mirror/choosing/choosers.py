@@ -1,4 +1,4 @@
-"""Which way of choosing belongs to a sampler."""
+"""The chooser that belongs to each sampler."""
 
 from collections.abc import Callable
 from typing import Any

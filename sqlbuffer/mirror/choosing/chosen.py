@@ -1,4 +1,4 @@
-"""What a sampler chooses from memory, and how it is asked to."""
+"""The choice of steps in memory, and the interface of the samplers that choose."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -42,7 +42,7 @@ class Chooser(Protocol):
 
         Args:
             memory: The steps.
-            is_drawable: Which slots may be drawn, shape (n_slots,).
-            n: How many.
-            accepts: Returns for slots which are accepted; all by default.
+            is_drawable: True for slots that may be drawn, shape (n_slots,).
+            n: Number of steps.
+            accepts: Function that returns True for accepted slots; all are accepted by default.
         """

@@ -50,19 +50,19 @@ def uniform_slots(
     accepts: Callable[[Integers], Flags] | None = None,
     order: Integers | None = None,
 ) -> Integers:
-    """Return n slots, uniform over those that may be drawn and are accepted; fewer if there are
-    too few.
+    """Return n slots, uniform over those that may be drawn and are accepted, or fewer if there are
+    fewer.
 
-    Slots are drawn from all of them and rejected, which is uniform over the rest.
+    Slots are drawn from all slots, and wrong ones are rejected, which is uniform over the rest.
 
     Args:
-        is_drawable: Which slots may be drawn, shape (n_slots,).
+        is_drawable: True for slots that may be drawn, shape (n_slots,).
         rng: Draws.
         replace: Draw with replacement.
-        n: How many.
-        accepts: Returns for slots which are accepted; all by default.
-        order: The blocks of slots that are in use, in the order of their numbers. With them, the
-            same numbers are drawn wherever they are in memory.
+        n: Number of slots.
+        accepts: Function that returns True for accepted slots; all are accepted by default.
+        order: Blocks of slots in use, in the order of their numbers. With them, the same numbers
+            are drawn, independent of their places in memory.
     """
 
     def drawable_at(places: Integers) -> Integers:

@@ -12,12 +12,12 @@ from sqlbuffer.steps.batches import Batch
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# A plan looks at that many steps at once at most: it takes about 100 bytes for each.
+# Largest number of steps that one plan covers: it takes about 100 bytes for each.
 _MOST_STEPS = 2**20
 
 
 class MadePlan(Protocol):
-    """What is made of steps, before their fields are read."""
+    """The plan of items that are made of steps, before their fields are read."""
 
     @property
     def slots(self) -> Integers:
@@ -25,14 +25,14 @@ class MadePlan(Protocol):
 
     @property
     def accepted(self) -> Flags:
-        """Of which of them something can be made, shape (b,)."""
+        """Return True for each key at which an item can be made, shape (b,)."""
 
 
 P = TypeVar("P", bound=MadePlan)
 
 
 class PlannedBatches(Generic[P]):
-    """What is common to all that makes batches of steps in memory.
+    """Base class of the makers of batches from steps in memory.
 
     Args:
         memory: The steps.
@@ -45,12 +45,12 @@ class PlannedBatches(Generic[P]):
         self.memory = memory
 
     def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
-        """Return n things; fewer if there are too few.
+        """Return n items, or fewer if there are fewer.
 
         Args:
             chooser: Chooses their keys.
-            n: How many.
-            wanted: Which slots hold a step that may be a key; None: all that may be drawn.
+            n: Number of items.
+            wanted: True for slots whose step may be a key; None: all that may be drawn.
         """
         plans: list[P] = []
 

@@ -19,11 +19,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class StepForm:
-    """What batches of single steps are made of.
+    """Fields of batches of single steps.
 
     Attributes:
-        own: Which fields, in order.
-        built_in: Which of `reward`, `terminated` and `truncated`.
+        own: Declared fields, in order.
+        built_in: Some of `reward`, `terminated` and `truncated`.
     """
 
     own: Sequence[str]
@@ -35,7 +35,7 @@ class StepBatches:
 
     Args:
         memory: The steps.
-        form: What is read of each.
+        form: Fields of each step.
 
     Attributes:
         memory: The steps.
@@ -78,10 +78,10 @@ def fields_of(
 
     Args:
         memory: The steps.
-        slots: Where they are.
+        slots: Slots of the steps.
         rows: Their records.
-        names: Which fields.
-        built_in: Which of `reward`, `terminated` and `truncated`.
+        names: Declared fields to read.
+        built_in: Some of `reward`, `terminated` and `truncated`.
     """
     if memory.tails is None and not memory.large:
         return memory.copies.of(rows, (*names, *built_in))

@@ -51,8 +51,8 @@ class TrajectoryBatches(PlannedBatches[TrajectoryPlan]):
 
     Args:
         memory: The steps.
-        form: What the trajectories are made of.
-        observation: How the bytes of final observations are laid out.
+        form: Fields and shape of the trajectories.
+        observation: Layout of the bytes of final observations.
     """
 
     def __init__(self, memory: StepMemory, form: TrajectoryForm, observation: Layout) -> None:

@@ -40,8 +40,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
 
     Args:
         memory: The steps.
-        form: What the transitions are made of.
-        observation: How the bytes of final observations are laid out.
+        form: Fields and length of the transitions.
+        observation: Layout of the bytes of final observations.
     """
 
     def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
@@ -55,12 +55,12 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
             self._table = TransitionTable(memory, form.n_step, self._plan)
 
     def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
-        """Return n transitions of the steps that one can be made of; fewer if there are too few.
+        """Return n transitions, or fewer if fewer can be made.
 
         Args:
             chooser: Chooses their first steps.
-            n: How many.
-            wanted: Which slots hold a step that may be the first; None: all that may be drawn.
+            n: Number of transitions.
+            wanted: True for slots whose step may be the first; None: all that may be drawn.
         """
         memory, table = self._memory, self._table
         if table is not None and not memory.episodes.n_aborted:
@@ -241,7 +241,7 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
     def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
         """Return the frames up to the observations after; zeros for final observations."""
         slots = plan.next_frames[:, self._form.n_before + 1 - k :]
-        # What follows a terminal step without an observation is zeros throughout.
+        # After a terminal step without an observation, every frame is zeros.
         is_zero = (plan.after == NONE) & ~plan.is_final
         slots = np.where(is_zero[:, None], NONE, slots)
         if not self._form.has_next:  # all of one field: each frame is copied once

@@ -1,4 +1,4 @@
-"""What transitions are made of, computed once for each step in memory instead of in each draw."""
+"""The plans of all transitions in memory, computed once for each step instead of in each draw."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 # It is made when that share of the steps was planned in draws: for a million steps it takes 0.4 s,
 # and saves 0.3 ms a draw.
 WORTH_IT = 1 / 256
-# With more changes than this share of the steps, draws plan by themselves again.
+# With more changes than this share of the steps, each draw makes its own plans again.
 MOST_CHANGED = 1 / 8
 _PAGE = 65_536
 _ROW: np.dtype[Any] = np.dtype(
@@ -100,7 +100,7 @@ class TransitionTable:
 
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of steps that are accepted."""
-        # Of a record numpy copies the parts one by one.
+        # numpy copies a structured record part by part; as plain bytes it is copied whole.
         plain = as_records(self._rows, bytes_of(_ROW))
         rows = as_records(plain.take(slots), _ROW)
         nothing = np.zeros((len(slots), 0), np.int64)

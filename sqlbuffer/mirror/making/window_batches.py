@@ -46,14 +46,14 @@ class WindowBatches(PlannedBatches[WindowPlan]):
 
     Args:
         memory: The steps.
-        form: What the windows are made of.
+        form: Fields and length of the windows.
     """
 
     def __init__(self, memory: StepMemory, form: WindowForm) -> None:
         super().__init__(memory)
         self._form = form
         self._offsets = np.arange(-form.burn_in, form.length)
-        # Of most steps none begins with a larger stride: only these are drawn from.
+        # With a stride above 1, windows start at few steps: draw from these only.
         self._keys = None if form.stride == 1 else SlotFlags(memory, self._is_key)
 
     def keys(self, wanted: Flags | None = None) -> Flags:

@@ -113,8 +113,8 @@ class BlockMap:
         """Take the blocks that another map gave out.
 
         Args:
-            numbers: Which block of numbers each block of slots has, from the first one on; -1: it
-                is free. Shape (n_used / 64,).
+            numbers: Block of numbers of each block of slots in use, in order; -1 if it is free.
+                Shape (n_used / 64,).
         """
         self.n_used = len(numbers) * BLOCK
         given = np.flatnonzero(numbers != NONE)

@@ -1,4 +1,4 @@
-"""Which slots have changed, for what is computed from them."""
+"""The slots that have changed, for values that are computed from them."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What a mirror knows of episodes: by numbers of its own, which are used again."""
+"""The episodes of a mirror, under its own numbers, which are reused."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
 
 
 class EpisodeEntry(NamedTuple):
-    """What a mirror knows of an episode; see `EpisodeTable`."""
+    """The data of an episode in a mirror; see `EpisodeTable`."""
 
     status: int
     length: int
@@ -115,7 +115,7 @@ class EpisodeTable:
                 continue
             now = _STATUS[state.status]
             length = NONE if now == OPEN or state.length is None else state.length
-            # Of an open one the database has by how much annotations have changed it.
+            # For an open episode, the database stores the change by annotations, not the return.
             return_ = None if now == OPEN else state.return_
             entry = EpisodeEntry(
                 now, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)

@@ -9,7 +9,7 @@ from sqlbuffer.mirror.memory.step_record import LIVE
 
 Integers = NDArray[np.int64]
 
-# Links are looked at for that many steps at once: a run of steps is seldom longer.
+# Number of steps whose links are followed in one go: a run of steps is seldom longer.
 _MOST_AHEAD = 256
 
 

@@ -1,4 +1,4 @@
-"""What has changed about the steps of a buffer, next to those that are new."""
+"""The changes of a buffer's steps, in addition to new steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from sqlbuffer.storage.following.buffer_state import EpisodeState
 
 @dataclass(frozen=True)
 class StepChanges:
-    """What has changed about the steps of a buffer.
+    """Changes of a buffer's steps.
 
     Attributes:
         deleted: Steps that were deleted.

@@ -1,4 +1,4 @@
-"""What decides whether steps in memory may be sampled: their versions, sessions and quarantine."""
+"""The limits on sampling of steps in memory: their versions, sessions and quarantine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class StepLimits:
     """The model version, the session and the quarantine of each step.
 
     Args:
-        selects: Only steps that are said to match are drawn.
+        selects: Only steps that are marked as matching are drawn.
 
     Attributes:
         version: The model version of each step, int64.

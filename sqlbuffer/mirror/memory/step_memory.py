@@ -50,27 +50,27 @@ class StepMemory:
     """Steps in slots. New ones are put into free slots and become visible with `commit`.
 
     Args:
-        layout: How the bytes of chunks are laid out.
-        n_slots: How many steps there is room for; rounded up to whole blocks.
-        allocate: Makes the arrays that have a place for each step.
-        heap_bytes: Room for values of varying length.
+        layout: Layout of the bytes of chunks.
+        n_slots: Number of steps that fit; rounded up to whole blocks.
+        allocate: Function that makes the arrays with a place for each step.
+        heap_bytes: Bytes for values of varying length.
         selects: Only steps that `commit` says match are drawn.
 
     Attributes:
-        blocks: Says which slot a number has.
-        record: The dtype of what a gather returns of a step.
+        blocks: Map from numbers to slots.
+        record: The dtype of a step's record.
         copies: Copies fields out of that.
         large: Large fields by name, of shape (n_slots, *shape).
         tails: The values of varying length of each step; None without such fields.
         is_drawable: Whether a step may be drawn, of shape (n_slots,).
-        changed: Which slots have changed.
-        limits: What decides which steps may be sampled.
+        changed: Slots that have changed.
+        limits: Limits on the steps that may be sampled.
         episodes: The episodes.
         tasks, agents: Their names.
         low, high: Steps up to `low` have left, and `high` is the newest one.
         clock: The buffer's clock.
-        n_live: How many steps the buffer has.
-        has_barred: Whether some of them were not to be sampled at some time.
+        n_live: Number of steps in the buffer.
+        has_barred: Whether some steps were ever excluded from sampling.
         priorities: The priorities of the steps; None: the buffer has none.
     """
 
@@ -138,7 +138,7 @@ class StepMemory:
     def _use(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = arrays
         self._records, self._links = arrays["records"], arrays["links"]
-        # Of a record numpy copies the parts one by one.
+        # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._record_bytes = as_records(self._records, bytes_of(self.record))
         self._link_bytes = as_records(self._links, bytes_of(LINK))
         self.is_drawable = arrays["is_drawable"]
@@ -262,11 +262,11 @@ class StepMemory:
         return int(found[-1]) if len(found) else NONE
 
     def commit(self, low: int, changes: StepChanges) -> None:
-        """Make what was staged visible, together with what else is new.
+        """Make the staged steps visible, together with other changes.
 
         Args:
             low: Steps up to this number have left.
-            changes: What has changed about the steps.
+            changes: Changes of the steps.
         """
         changed, limited = self._show_staged(low), self.limits
         gone = self._known(changes.deleted)

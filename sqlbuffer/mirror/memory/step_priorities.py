@@ -36,7 +36,7 @@ class StepPriorities:
         self.values, self.is_own = np.zeros(n_slots), np.zeros(n_slots, bool)
         self._tree, self._n_changes = WeightTree(n_slots), -1
         self._order: tuple[int, Integers] | None = None
-        # The least positive priority of each block of slots, once it was asked for.
+        # The least positive priority of each block of slots, computed on first use.
         self._least: Reals | None = None
         self._touched: list[Integers] = []
         self._n_touched = 0
@@ -61,7 +61,7 @@ class StepPriorities:
         Args:
             slots: The steps, each once.
             values: Their priorities.
-            is_drawable: Which slots may be drawn, shape (n_slots,).
+            is_drawable: True for slots that may be drawn, shape (n_slots,).
         """
         self.values[slots] = values
         weights = weights_of(values, self.alpha)
@@ -73,8 +73,8 @@ class StepPriorities:
         """Return the weights of the steps that may be drawn; 0 of the others.
 
         Args:
-            is_drawable: Which slots may be drawn, shape (n_slots,).
-            changed: Which of them have changed.
+            is_drawable: True for slots that may be drawn, shape (n_slots,).
+            changed: Slots that have changed.
         """
         if self._n_changes != changed.n:
             slots = None if self._n_changes < 0 else changed.since(self._n_changes)
@@ -95,8 +95,8 @@ class StepPriorities:
         """Return the blocks of slots in the order of their steps.
 
         Args:
-            blocks: Says which slot a number has.
-            changed: Which slots have changed.
+            blocks: Map from numbers to slots.
+            changed: Slots that have changed.
         """
         if self._order is None or self._order[0] != changed.n:
             order = blocks.slots_of(blocks.numbers() * BLOCK) // BLOCK

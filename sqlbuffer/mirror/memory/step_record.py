@@ -1,4 +1,4 @@
-"""What a mirror keeps of a step: the record that batches are made of, and its links."""
+"""The data of a step in a mirror: the record that batches are made of, and its links."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -20,13 +20,13 @@ Integers = NDArray[np.int64]
 LARGE_BYTES = 1024
 # Fields have names that Python could use, so these are free.
 SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episode", ".t"
-# Flags of a step. It is live if the buffer has it, barred if it may not be sampled now; told if it
-# says whether the episode ended there.
+# Flags of a step. LIVE: the buffer has it. BARRED: it may not be sampled now. TOLD: it shows
+# whether the episode ended there.
 TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
 # `terminated`, or `truncated`, is None.
 NO_TERMINATED, NO_TRUNCATED = 64, 128
 NO_REWARD = np.array(np.nan, ">f8").tobytes()
-# What the flags of the steps of a chunk become, by what none of them has.
+# New flags of a chunk's steps when all of them get a flag that none had.
 _WITH = {more: bytes(each | more for each in range(256)) for more in range(0, 256, TOLD)}
 LINK: np.dtype[Any] = np.dtype(
     [

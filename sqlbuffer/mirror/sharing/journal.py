@@ -1,4 +1,4 @@
-"""What is told of names and episodes, one entry after the other."""
+"""A journal of names and episodes, one entry after the other."""
 
 import struct
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ class Entry(NamedTuple):
     """An entry of a journal.
 
     Attributes:
-        kind: What it tells of.
-        number: The number of that.
+        kind: Kind of the entry.
+        number: Number of the described thing.
         id: A number, such as a key in the database.
         value: Another one.
         name: A text, or None.

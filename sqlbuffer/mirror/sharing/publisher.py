@@ -35,7 +35,7 @@ class Publisher:
 
     Args:
         place: Where the segment is.
-        about: What distinguishes this mirror from others.
+        about: Data that distinguishes this mirror from others.
     """
 
     def __init__(self, place: SharedPlace, about: Mapping[str, Any]) -> None:
@@ -110,11 +110,11 @@ class Publisher:
             segment.set(Counter.GENERATION, segment.get(Counter.GENERATION) + 1)
 
     def publish(self, memory: StepMemory, cursor: Any) -> None:
-        """Have others draw from the memory as it is now.
+        """Let other processes draw from the memory as it is now.
 
         Args:
             memory: The steps.
-            cursor: What another follower needs to go on, as JSON.
+            cursor: State that another follower needs to continue, as JSON.
         """
         self._listen(memory)
         if self._next is None:
@@ -230,11 +230,12 @@ def _left(place: SharedPlace) -> Segment | None:
 
 
 def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -> list[bytes]:
-    """Return what the journal says of names, sessions and episodes.
+    """Return the journal's entries about names, sessions and episodes.
 
     Args:
-        memory: Has them.
-        told_sessions: Which sessions need not be told again; None: all there is is told.
+        memory: Memory that contains them.
+        told_sessions: Sessions that the journal contains already; None: return entries about
+            everything.
     """
     is_all = told_sessions is None
     found: list[Entry] = []

@@ -1,4 +1,4 @@
-"""What a process that does not follow itself knows of a shared mirror."""
+"""The copy of a shared mirror in a process that does not follow the buffer."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -53,11 +53,11 @@ def take_counters(memory: StepMemory, segment: Segment) -> None:
 
 
 class Replica:
-    """The memory of another process's mirror, kept in step with what that process tells.
+    """The memory of another process's mirror, updated from the journal of that process.
 
     Args:
         segment: Where the memory is.
-        settings: What the mirror was opened with.
+        settings: Settings of the mirror.
 
     Attributes:
         memory: The steps.

@@ -25,7 +25,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Counter(IntEnum):
-    """What the follower says of a segment, as numbers of 64 bits.
+    """The state of a segment that the follower publishes, as numbers of 64 bits.
 
     The generation is odd while the follower changes what is drawn.
     """
@@ -60,14 +60,14 @@ class Segment:
     Args:
         path: The file.
         arrays: Shape and dtype of each array; both sides give the same.
-        is_writable: Whether it is the follower's.
+        is_writable: Whether this process is the follower.
 
     Attributes:
-        about: What the follower wrote of it when it was made.
+        about: Data that the follower wrote when it made the file.
         counters: See `Counter`, int64.
         arrays: The arrays.
         journal: Bytes that are only appended to.
-        cursor: Where the follower keeps what it needs to go on.
+        cursor: State that the follower needs to continue.
     """
 
     def __init__(self, path: Path, arrays: Shapes, *, is_writable: bool) -> None:
@@ -88,7 +88,7 @@ class Segment:
         )
         about_end = int(self.counters[Counter.ABOUT_END])
         if self._map[: len(FORMAT)] != FORMAT or not _PAGE < about_end <= status.st_size:
-            raise ValueError(f"{path} is no mirror of this version")
+            raise ValueError(f"{path} is not a mirror of this version")
         self.about: dict[str, Any] = json.loads(self._map[_PAGE:about_end])
         places, end = _places(_page_after(about_end), arrays)
         journal_bytes = self.about["journal_bytes"]
@@ -112,7 +112,7 @@ class Segment:
             path: The file; one that is there is replaced.
             arrays: Shape and dtype of each array.
             journal_bytes: Room for the journal.
-            about: What it says of itself.
+            about: Data that describes the mirror.
 
         Raises:
             MirrorFullError: There is too little space.
@@ -177,7 +177,7 @@ class Segment:
 
     @property
     def cursor(self) -> Any:
-        """What the follower needs to go on; None if there is nothing."""
+        """State that the follower needs to continue; None if there is none."""
         end = self.get(Counter.CURSOR_END)
         return json.loads(bytes(self._cursor[:end])) if end else None
 

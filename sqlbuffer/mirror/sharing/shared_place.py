@@ -100,12 +100,12 @@ class SharedPlace:
 
 
 def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any) -> SharedPlace:
-    """Return where the mirror of a buffer is.
+    """Return the place of a buffer's shared mirror.
 
     Args:
         store: The buffer.
         path: The file that the user gave; None: shared memory.
-        about: What else distinguishes it, as JSON.
+        about: Other data that distinguishes it, as JSON.
 
     Raises:
         BufferConfigError: This machine or database cannot share one.
