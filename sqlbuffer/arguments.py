@@ -1,4 +1,4 @@
-"""What callers give, checked at the door: each error says what was expected and what to do."""
+"""Check the arguments of public calls; each error says what was expected and what to do."""
 
 import math
 import time
@@ -96,12 +96,13 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
 def columns_of(
     arrays: Mapping[str, Any], keys: Mapping[str, Any], also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return what was given in one dict and, unless it is None, as arguments, as columns.
+    """Return columns that were given in one dict or as arguments; arguments that are None are
+    omitted.
 
     Args:
         arrays: The dict.
         keys: The arguments.
-        also: What the arguments say of rows beside their names.
+        also: Other names that the arguments stand for.
     """
     if not hasattr(arrays, "keys"):  # a table of pandas will do
         raise FieldError(f"arrays are given as a dict {{field: values}}, got {arrays!r:.100}")
@@ -140,10 +141,10 @@ def checked_numbers(rows: Rows, call: str) -> list[int]:
 
 
 def checked_reason(reason: Any) -> str | None:
-    """Return what is said of rows.
+    """Return the reason of a quarantine as bytes that can be stored.
 
     Raises:
-        FieldError: No text, or none that can be stored.
+        FieldError: The reason is not text, or cannot be stored.
     """
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 

@@ -261,8 +261,7 @@ class ReplayBuffer:
 
     @property
     def max_staleness(self) -> int | None:
-        """Largest distance of a sampled row's `model_version` behind the clock; None is unlimited.
-        """
+        """Largest lag of a sampled row's `model_version` behind the clock; None is unlimited."""
         return self._store.info.config.sampling.max_staleness
 
     @property

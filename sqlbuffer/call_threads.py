@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlbuffer.waits import WAITER, Waiter
 
-# How many calls run at once, without those that wait for others.
+# Number of calls that run at the same time; calls that wait for others are not counted.
 AT_ONCE = 32
 # The pool starts a thread only where none is idle.
 _MOST_THREADS = 100_000
@@ -23,13 +23,13 @@ class Call(Generic[T]):
     """A call in a thread.
 
     Args:
-        work: What it does.
+        work: The function to call.
         leave: Called when it waits for others, and when it has ended.
         cancelled: Ends its waits when it is set.
 
     Attributes:
-        future: What it returns or raises.
-        has_left: It waits for others, or has ended.
+        future: Receives the result or the exception.
+        has_left: True if the call waits for others, or has ended.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Call(Generic[T]):
 
 
 class CallThreads:
-    """Runs a limited number of calls at once, and any number that wait for others.
+    """Runs a limited number of calls at the same time, and any number that wait for others.
 
-    Calls that wait must not keep the one from running that they wait for.
+    Calls that wait must not block the call that they wait for.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ def start(work: Callable[[], T], cancelled: threading.Event | None = None) -> Ca
     """Run a call in a thread of this process.
 
     Args:
-        work: What it does.
+        work: The function to call.
         cancelled: Ends its waits when it is set.
     """
     return _threads.start(work, cancelled)

@@ -22,18 +22,18 @@ Encode = Callable[[int, Mapping[str, Any]], Record | PackedStep]
 
 
 class EpisodeWriter:
-    """An open episode; `ReplayBuffer.episode` makes one. For one thread at a time.
+    """An open episode, made by `ReplayBuffer.episode`. Use it from one thread at a time.
 
-    As a context manager it ends the episode when the block ends, and marks it `aborted` when the
-    block raises; its steps are stored then.
+    As a context manager, it ends the episode at the end of the block. If the block raises, the
+    episode is marked `aborted`, and its steps are stored.
 
     Attributes:
-        episode_id: Its id.
-        task_id: Its task.
-        agent_id: Who acts.
-        length: Steps so far.
-        episode_return: Sum of their rewards; None without any.
-        is_open: It has not ended.
+        episode_id: Id of the episode.
+        task_id: Task of the episode.
+        agent_id: Agent that acts.
+        length: Number of steps so far.
+        episode_return: Sum of the steps' rewards; None if no step has a reward.
+        is_open: True until the episode ends.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -100,15 +100,15 @@ class EpisodeWriter:
         """End the episode and store all of it.
 
         Args:
-            reward: The episode's own reward, a finite number: a verdict on the whole of it, kept
-                beside the sum of its steps' rewards (`reward` in `v_episodes`).
-            **final: The observation after the last step, a value for each observation field; none
-                where there is none.
+            reward: The episode's own reward, a finite number: a score for the whole episode. It is
+                stored in addition to the sum of the steps' rewards (`reward` in `v_episodes`).
+            **final: Observation after the last step, a value for each observation field. Omit it if
+                there is none.
 
         Raises:
-            FieldError: Other fields, a value that a field cannot hold, or a reward that is no
-                finite number; the episode stays open.
-            StorageError: It could not be stored; it waits to be.
+            FieldError: Fields are missing or unknown, a field cannot hold a value, or the reward is
+                not a finite number; the episode stays open.
+            StorageError: The episode could not be stored; it stays pending.
         """
         self.finish(final, reward=reward)
         self._queue.flush()
@@ -171,7 +171,7 @@ class EpisodeWriter:
             self._held = None
 
     def _meta_with(self, step: Record | PackedStep | None) -> str | None:
-        """Return what is said of the episode, with its first step."""
+        """Return the meta values of the episode with its first step; None with later steps."""
         return self._meta if step is not None and step.t == 0 else None
 
     def _count(self, reward: float | None) -> None:

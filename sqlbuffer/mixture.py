@@ -1,4 +1,4 @@
-"""Batches from several buffers at once."""
+"""Batches that are drawn from several buffers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,17 +35,18 @@ def mix(
     on_empty: OnEmpty = "raise",
     fields: Sequence[str] | None = None,
 ) -> "Mixture":
-    """Return one source of batches over several buffers, of one database or of many.
+    """Return a source of batches that draws from several buffers, in one database or in many.
 
     Args:
-        sources: `{buffer: weight}`; a source gives its weight's share of each batch.
-        on_empty: What becomes of the share of a source from which nothing can be drawn: `raise`,
-            or `redistribute` it to the others by their weights.
-        fields: The declared fields that batches have; all by default. They must be the same in all
-            buffers, dtype and shape.
+        sources: `{buffer: weight}`; each buffer gives a share of each batch in proportion to its
+            weight.
+        on_empty: Treatment of a buffer from which nothing can be drawn: `raise`, or `redistribute`
+            its share to the others by their weights.
+        fields: Declared fields to read; all by default. Their dtype and shape must be the same in
+            all buffers.
 
     Raises:
-        FieldError: A field that differs; names both buffers.
+        FieldError: A field differs between two buffers; the message names both.
         TypeError: Not buffers, or no numbers.
         ValueError: No source, a weight that is not positive and finite, or another `on_empty`.
 
@@ -61,13 +62,13 @@ def mix(
 
 
 class Mixture:
-    """Several buffers to draw from at once; `mix` makes it.
+    """Several buffers that batches are drawn from; `mix` makes it.
 
-    A batch holds each source's share exactly, where that is a whole number; the rows left over go
-    round, so that over many batches the shares are exact. The rows of a batch are grouped by
-    source, in the order of the sources: a loss over a batch does not care, and what does can be
-    shuffled by an index. `info["source"]` names the buffer of each: its name, with `@database`
-    behind it where two have the same.
+    A batch contains each source's share exactly if that is a whole number of rows. The remaining
+    rows are taken from the sources in turn, which makes the shares exact over many batches. The
+    rows of a batch are grouped by source, in the order of the sources. For most losses the order
+    does not matter; otherwise shuffle the rows by an index. `info["source"]` has the buffer's name
+    for each row, followed by `@database` if two buffers have the same name.
 
     Example:
         >>> demo = ReplayBuffer("sqlite://", name="demo", fields={"x": "int64"})
@@ -236,9 +237,10 @@ class _MixedSource:
         """Return a batch of n rows, and the credits for the next one.
 
         Args:
-            samplers: One for each source.
-            n: How many rows.
-            path: What seeded samplers begin with; None: they go on where they are.
+            samplers: A sampler for each source.
+            n: Number of rows.
+            path: Start of the random numbers of seeded samplers; None: they continue where they
+                are.
             credits: See `split`.
         """
         weights = list(self.weights.values())

@@ -1,4 +1,4 @@
-"""How collectors and learners keep pace: policies over counts, and what is known of who waits."""
+"""Flow control between collectors and learners: policies over counts, and the calls that wait."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ NO_LIMIT = 2**62  # rows that may be inserted where nothing limits them
 
 @dataclass(frozen=True)
 class FlowCounts:
-    """Rows that went in and out since a policy began; of a window that decays, what is left.
+    """Rows inserted and sampled since a policy began; in a window that decays, the remaining
+    counts.
 
     Attributes:
         inserted: Rows inserted.
@@ -27,24 +28,25 @@ class FlowCounts:
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Keeps the rows sampled for each row inserted near a number, by having the faster side wait.
+    """Keeps the ratio of sampled to inserted rows near a number: the faster side waits.
 
-    The semantics of Reverb's `SampleToInsertRatio` (Cassirer et al. 2021, section 3.4), in rows.
-    With I rows inserted and S sampled since the limiter was set, let D be I * samples_per_insert -
-    S. A batch of n may be sampled if I >= min_size and D - n >= min_diff; n rows may be inserted if
-    I + n <= min_size or D + n * samples_per_insert <= max_diff. Where `error_buffer` is one number,
-    min_diff and max_diff are min_size * samples_per_insert less and plus it.
+    It works as Reverb's `SampleToInsertRatio` (Cassirer et al. 2021, section 3.4), in rows. With I
+    rows inserted and S sampled since the limiter was set, let D be I * samples_per_insert - S. A
+    batch of n may be sampled if I >= min_size and D - n >= min_diff; n rows may be inserted if I +
+    n <= min_size or D + n * samples_per_insert <= max_diff. If `error_buffer` is one number,
+    min_diff and max_diff are min_size * samples_per_insert minus and plus that number.
 
     Args:
-        samples_per_insert: How many rows are sampled for one inserted, on average.
-        min_size: How many rows are inserted before any is sampled.
-        error_buffer: By how many sampled rows the counts may differ from the ratio, or the pair
-            (min_diff, max_diff). Twice the number, or max_diff - min_diff, holds at least one batch
-            sampled and samples_per_insert times one stored. By default the larger of 1,000 and a
-            tenth of min_size * samples_per_insert, and room for 1,000 rows stored at once.
+        samples_per_insert: Average number of sampled rows for one inserted row.
+        min_size: Number of rows that are inserted before any row is sampled.
+        error_buffer: Number of sampled rows by which the counts may differ from the ratio, or the
+            pair (min_diff, max_diff). Twice the number, or max_diff - min_diff, should be at least
+            one sampled batch plus samples_per_insert times one stored batch. The default is the
+            largest of 1,000, a tenth of min_size * samples_per_insert, and 1,000 *
+            samples_per_insert.
 
     Raises:
-        BufferConfigError: Numbers with which one side could wait for ever.
+        BufferConfigError: With these numbers one side could wait forever.
 
     Example:
         >>> limiter = RateLimiter(samples_per_insert=8, min_size=1_000, error_buffer=2_048)
@@ -86,8 +88,8 @@ class RateLimiter:
         if self.width < least:
             raise BufferConfigError(
                 f"error_buffer={self.error_buffer!r} can block both sides: twice the number, or "
-                f"max_diff - min_diff, is at least {least:g}, and better a batch sampled plus "
-                f"samples_per_insert times the rows stored at once"
+                f"max_diff - min_diff, is at least {least:g}, and better one sampled batch plus "
+                f"samples_per_insert times the rows of one insert"
             )
         if self.max_diff < self._offset:
             raise BufferConfigError(
@@ -101,67 +103,67 @@ class RateLimiter:
 
     @property
     def min_diff(self) -> float:
-        """Sampling keeps D at or above this."""
+        """Lower limit of D; sampling waits below it."""
         error: Any = self.error_buffer
         return float(error[0]) if isinstance(error, tuple) else self._offset - error
 
     @property
     def max_diff(self) -> float:
-        """Inserting keeps D at or below this."""
+        """Upper limit of D; inserting waits above it."""
         error: Any = self.error_buffer
         return float(error[1]) if isinstance(error, tuple) else self._offset + error
 
     @property
     def width(self) -> float:
-        """How far D moves between the two."""
+        """Distance between the two limits of D."""
         return self.max_diff - self.min_diff
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Tell whether n rows may be sampled."""
+        """Return True if n rows may be sampled now."""
         diff = counts.inserted * self.samples_per_insert - counts.sampled - n
         return counts.inserted >= self.min_size and diff >= self.min_diff
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Tell whether n rows may be inserted."""
+        """Return True if n rows may be inserted now."""
         inserted = counts.inserted + n
         diff = inserted * self.samples_per_insert - counts.sampled
         return inserted <= self.min_size or diff <= self.max_diff
 
     def room(self, counts: FlowCounts) -> int:
-        """Return how many rows may be inserted at most."""
+        """Return the largest number of rows that may be inserted now."""
         by_ratio = (self.max_diff + counts.sampled) / self.samples_per_insert
         room = max(by_ratio, float(self.min_size)) - counts.inserted
         return max(0, min(NO_LIMIT, math.floor(room)))
 
     def refusal(self, counts: FlowCounts, role: Role, n: int) -> str | None:
-        """Return why so many rows can never pass at once; None: they may after a wait."""
+        """Return why n rows can never pass in one call; None if they can after a wait."""
         needed = n if role == "sample" else n * self.samples_per_insert
         if role == "insert" and counts.inserted + n <= self.min_size:
             return None
         if needed <= self.width:
             return None
         return (
-            f"error_buffer={self.error_buffer!r} never lets {n:,} rows pass at once; make them "
-            f"fewer, or the limiter's error_buffer at least {needed / 2:g} (set_rate_limiter)"
+            f"error_buffer={self.error_buffer!r} never lets {n:,} rows pass in one call; give "
+            f"fewer, or set the limiter's error_buffer to at least {needed / 2:g} "
+            f"(set_rate_limiter)"
         )
 
 
 @dataclass(frozen=True)
 class RatioWindow:
-    """Limits the ratio of rows pushed to rows sampled over a window that decays.
+    """Limits the ratio of inserted rows to sampled rows over a window that decays.
 
-    The rule of DI-engine's `ThruputController`. Both counts decay to 1 % within `window_s` seconds.
+    It works as DI-engine's `ThruputController`. Both counts decay to 1 % within `window_s` seconds.
     n rows may be inserted if (pushed + n) / sampled <= max_ratio, or if nothing was sampled; n may
-    be sampled if pushed / (sampled + n) >= min_ratio. It counts what goes through this library;
-    rows that plain SQL inserts do not count.
+    be sampled if pushed / (sampled + n) >= min_ratio. Rows that plain SQL inserts do not count.
 
     Args:
-        max_ratio: Inserts wait above it.
-        min_ratio: Samples wait below it.
+        max_ratio: Ratio above which inserts wait.
+        min_ratio: Ratio below which samples wait.
         window_s: Seconds in which a count decays to a hundredth.
 
     Raises:
-        BufferConfigError: No limit, or a lower one above the upper one.
+        BufferConfigError: There is no limit, or the lower limit is above the upper one.
 
     Example:
         >>> window = RatioWindow(max_ratio=0.5, min_ratio=0.1)
@@ -191,7 +193,7 @@ class RatioWindow:
             object.__setattr__(self, name, float(value))
 
     def decayed(self, count: float, age_s: float) -> float:
-        """Return what is left of a count after so many seconds."""
+        """Return the rest of a count after age_s seconds."""
         return count * math.pow(0.01, max(0.0, age_s) / self.window_s)
 
     def decayed_by_second(
@@ -207,7 +209,7 @@ class RatioWindow:
             now: The time in seconds.
 
         Returns:
-            What is left of the counts, and the time up to which that is decayed.
+            The decayed counts, and the time up to which they are decayed.
         """
         age_s = now - decayed_at
         if age_s < 0 or not (counts.inserted or counts.sampled):
@@ -217,37 +219,37 @@ class RatioWindow:
         return FlowCounts(*left), decayed_at + whole_s
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Tell whether n rows may be sampled."""
+        """Return True if n rows may be sampled now."""
         return counts.inserted >= self.min_ratio * (counts.sampled + n) * (1 - _ROUNDING)
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Tell whether n rows may be inserted."""
+        """Return True if n rows may be inserted now."""
         if counts.sampled < _NOTHING:
             return True
         return counts.inserted + n <= self.max_ratio * counts.sampled * (1 + _ROUNDING)
 
     def refused_insert(self, counts: FlowCounts, n: int) -> str | None:
-        """Return why n rows may not be inserted now; None: they may."""
+        """Return why n rows may not be inserted now; None if they may."""
         if self.may_insert(counts, n):
             return None
         pushed, sampled = f"{counts.inserted:.1f} + {n}", f"{counts.sampled:.1f}"
         return f"push({pushed}) / sample({sampled}) > max ({self.max_ratio:g})"
 
     def refused_sample(self, counts: FlowCounts, n: int) -> str | None:
-        """Return why n rows may not be sampled now; None: they may."""
+        """Return why n rows may not be sampled now; None if they may."""
         if self.may_sample(counts, n):
             return None
         pushed, sampled = f"{counts.inserted:.1f}", f"{counts.sampled:.1f} + {n}"
         return f"push({pushed}) / sample({sampled}) < min ({self.min_ratio:g})"
 
     def room(self, counts: FlowCounts) -> int:
-        """Return how many rows may be inserted at most."""
+        """Return the largest number of rows that may be inserted now."""
         if counts.sampled < _NOTHING or self.max_ratio == math.inf:
             return NO_LIMIT
         return max(0, math.floor(self.max_ratio * counts.sampled - counts.inserted))
 
     def refusal(self, counts: FlowCounts, role: Role, n: int) -> str | None:
-        """Return why so many rows can never pass at once: any number may, after a wait."""
+        """Return None: any number of rows may pass after a wait."""
         return None
 
 
@@ -266,11 +268,11 @@ class Waiting:
 
     Attributes:
         role: `insert` or `sample`.
-        n_rows: How many rows it would insert or sample.
-        host: Its machine.
-        pid: Its process there.
-        waited_s: For how many seconds.
-        alive: Whether it was heard of in the last seconds; one that was not has died.
+        n_rows: Number of rows that it would insert or sample.
+        host: Name of its machine.
+        pid: Id of its process on that machine.
+        waited_s: Seconds for which it has waited.
+        alive: Whether it gave a sign of life in the last seconds; otherwise it has died.
     """
 
     role: Role
@@ -283,18 +285,18 @@ class Waiting:
 
 @dataclass(frozen=True)
 class FlowState:
-    """How a buffer's collectors and learners keep pace; see `ReplayBuffer.flow`.
+    """State of a buffer's flow control; see `ReplayBuffer.flow`.
 
     Attributes:
-        policy: What limits them; None: nothing.
-        inserted: Rows inserted since the policy was set, or ever without one. Numbers of writes
-            that were rolled back count, and deletes do not.
-        sampled: Rows sampled since then; without a policy as far as processes have told, which they
-            do every few seconds.
+        policy: Policy that limits inserts and draws; None: no limit.
+        inserted: Rows inserted since the policy was set; without a policy, since the buffer was
+            made. Rows of writes that were rolled back count. Deletes do not change it.
+        sampled: Rows sampled since then. Without a policy, processes report their draws every few
+            seconds.
         may_insert: Whether one row may be inserted now.
         may_sample: Whether one row may be sampled now.
-        counts: What the policy goes by.
-        waiting: Who waits.
+        counts: Counts that the policy compares.
+        waiting: Calls that wait.
 
     Example:
         >>> from sqlbuffer import RateLimiter, ReplayBuffer
@@ -322,7 +324,7 @@ class FlowState:
 
 
 def policy_to_json(policy: Policy | None) -> dict[str, Any] | None:
-    """Return a policy as JSON: its type and what it was made with."""
+    """Return a policy as JSON: its type and its arguments."""
     if policy is None:
         return None
     given = {name: value for name, value in vars(policy).items() if value != math.inf}
@@ -330,10 +332,10 @@ def policy_to_json(policy: Policy | None) -> dict[str, Any] | None:
 
 
 def rate_limiter_of(given: Any) -> Policy | None:
-    """Return a policy that is given as such, or as the JSON that `policy_to_json` makes.
+    """Return the policy that is given as an object, or as the JSON of `policy_to_json`.
 
     Raises:
-        BufferConfigError: Anything else.
+        BufferConfigError: The value is neither.
     """
     if isinstance(given, dict) and given.get("type") in POLICIES:
         numbers = {name: value for name, value in given.items() if name != "type"}

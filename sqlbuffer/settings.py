@@ -1,4 +1,4 @@
-"""What the environment may set."""
+"""Settings that are read from the environment."""
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 

@@ -14,13 +14,13 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Removed:
-    """Rows that left because they could never be sampled again, each under the first cause that it
-    has; see `ReplayBuffer.expire`.
+    """Numbers of rows that were deleted because they could never be sampled again, by cause; see
+    `ReplayBuffer.expire`. A row with several causes counts under the first.
 
     Attributes:
         expired: Too old by the clock (`max_staleness`).
-        used_up: Sampled as often as they may be (`max_use`).
-        other_session: Of another session than the current one (`current_session_only`).
+        used_up: Sampled `max_use` times.
+        other_session: Not of the current session (`current_session_only`).
 
     Example:
         >>> (Removed(expired=3, used_up=0, other_session=1) + Removed(1, 0, 0)).total

@@ -15,7 +15,7 @@ from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
 Class = TypeVar("Class", bound=type)
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-# What pydantic's kinds of errors expect, by the beginning of their names, and an example of it.
+# Pydantic's error types by the start of their names: the expected value, and an example of it.
 _EXPECTED = {
     "string": ("text", "'a'"),
     "int": ("an integer", "3"),
@@ -41,12 +41,12 @@ def library_error(
     names: Collection[str] = (),
     advice: Callable[[str], str] | None = None,
 ) -> SQLBufferError:
-    """Return the library's error for what pydantic found first.
+    """Return the library's error for the first error that pydantic found.
 
     Args:
-        error: What it found.
+        error: Pydantic's error.
         kind: The class of the error, unless a check of the library found it.
-        owner: What was made, such as the name of a class.
+        owner: Name of the thing that was made, such as a class.
         names: The fields that it has, in their order.
         advice: Returns what to do about a name that is not one of the fields; by default the
             nearest of them is named.

@@ -1,4 +1,4 @@
-"""Datasets for `torch.utils.data.DataLoader`, with worker processes that read by themselves."""
+"""Datasets for `torch.utils.data.DataLoader`; each worker process reads the database on its own."""
 
 import operator
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -73,19 +73,19 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
 
 
 class Dataset(data.Dataset):  # type: ignore[misc]
-    """What a buffer holds at the moment, one by one, for the samplers of `DataLoader`.
+    """The rows of a buffer at this moment, by index, for the samplers of `DataLoader`.
 
-    Holds numbers, no data: it pickles small where the buffer has few holes. Items are dicts of
-    tensors; texts stay text. `DataLoader` reads those of a batch at once.
+    It holds the numbers of rows but no data, so its pickle is small if few rows were deleted. Items
+    are dicts of tensors; texts stay text. `DataLoader` reads the items of a batch in one call.
 
-    What was evicted since, and steps that no transition or window can be made of, are left out of a
-    batch; asked for alone, they raise.
+    Rows that were evicted since, and steps at which no transition or window can start, are left out
+    of a batch. Reading one of them alone raises.
 
     Args:
         buffer: The buffer.
-        mode: What an item is; see `ReplayBuffer.loader`. Trajectories and values of varying length
-            are padded to the longest of those that are read at once.
-        info: Names of the batch's info that items have as well, such as `seq`.
+        mode: Kind of item; see `ReplayBuffer.loader`. Trajectories and values of varying length are
+            padded to the longest one that is read in the same call.
+        info: Names in the batch's info that items also have, such as `seq`.
         fieldname_map: `{name: other name}` of arrays.
         **options: The options of the mode, `fields` and `condition`, as `ReplayBuffer.loader`
             takes them.
@@ -140,25 +140,26 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return those of some indices, read at once, without those that are not there any more or
-        cannot be made.
+        """Return the items at some indices, in one read.
+
+        Items that are not stored any more or cannot be made are left out.
 
         Raises:
-            IndexError: There are not that many.
-            InsufficientDataError: There is none.
+            IndexError: An index is out of range.
+            InsufficientDataError: None of the items is left.
         """
         n = len(self)
         places = np.array([operator.index(index) for index in indices], np.int64)
         if places.size and not (-n <= places.min() and places.max() < n):
-            raise IndexError(f"the dataset has {n} items, and {places.tolist()} were asked for")
+            raise IndexError(f"the dataset has {n} items, and the indices were {places.tolist()}")
         keys = self._numbers[np.where(places < 0, places + n, places)]
         batch = self._source.read(np.unique(keys))
         items = dict(zip(batch.info["seq"].tolist(), self._split(batch), strict=True))
         found = [items[key] for key in keys.tolist() if key in items]
         if places.size and not found:
             raise InsufficientDataError(
-                f"none of the items {places.tolist()} is there: they were evicted or deleted, or "
-                f"what they are made of is not stored; make the dataset anew"
+                f"none of the items {places.tolist()} is there any more: they were evicted or "
+                f"deleted, or steps that they need are not stored; make a new dataset"
             )
         return found
 

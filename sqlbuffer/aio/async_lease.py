@@ -36,7 +36,7 @@ class AsyncLeasedBatch:
         [1]
     """
 
-    # What `__getattr__` finds in the batch.
+    # Attributes of the batch that `__getattr__` returns.
     rows: list[DataRow]
     groups: list[list[DataRow]]
     seqs: NDArray[np.int64]
@@ -66,9 +66,9 @@ class AsyncLeasedBatch:
 
 
 class AsyncLease:
-    """What `AsyncReplayBuffer.lease` returns: `async with buffer.lease(n) as batch`.
+    """A lease for `async with buffer.lease(n) as batch`; `AsyncReplayBuffer.lease` makes it.
 
-    A cancelled call stops waiting. If it gets a batch at that moment, it gives the batch back.
+    A cancelled call stops waiting. A batch that it gets at that moment is given back.
 
     Args:
         lease: The lease that does the work.

@@ -1,1 +1,1 @@
-"""What is stored about a buffer, and what each opener of it chooses."""
+"""The stored settings of a buffer, and the settings of each process that opens it."""

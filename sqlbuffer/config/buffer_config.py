@@ -66,14 +66,14 @@ class BufferConfig(StrictModel):
     in their groups: `model_dump_json` writes it, `model_validate_json` reads it.
 
     Attributes:
-        retention: How much the buffer holds, and what leaves first.
-        episodes: How long episodes are kept and waited for.
-        fields: Its typed fields.
-        payloads: How the payloads of rows are stored.
-        priorities: The priorities of rows.
-        sampling: Which rows may be sampled, and what is kept of the batches.
+        retention: Size limits, and the unit of eviction.
+        episodes: Times for which episodes are kept and waited for.
+        fields: Typed fields.
+        payloads: Storage of the payloads of rows.
+        priorities: Priorities of rows.
+        sampling: Limits on the rows that may be sampled, and the log of batches.
         leases: Leases of rows.
-        flow: What keeps collectors and learners in pace.
+        flow: Flow control between collectors and learners.
 
     Raises:
         BufferConfigError: A wrong value, or settings under which no row could ever be sampled.

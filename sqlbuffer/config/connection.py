@@ -1,4 +1,4 @@
-"""What one opener of a buffer chooses for itself."""
+"""Settings of one process that opens a buffer."""
 
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
@@ -24,26 +24,26 @@ def _durability(value: Any) -> Any:
 
 
 class Connection(StrictModel):
-    """What one opener of a buffer chooses for itself. Nothing of it is stored.
+    """Settings of one process that opens a buffer. They are not stored.
 
     Attributes:
-        durability: What a write that returned survives. None: the death of any process of the
-            client or the server, and what more the server's `synchronous_commit` is set to; SQLite
-            may lose the last writes when the power fails. `full`: a power failure too, at the cost
-            of a sync of the disk for each write. `relaxed`: on PostgreSQL the last half second may
-            be lost when the server dies, and writes do not wait for its disk; on SQLite the same as
-            None. A batch is whole or absent in each case.
-        retry_s: How long a call is repeated when the server cannot be reached, opening too; a
-            write takes effect once. 0 raises immediately. A wrong password, and a role or a
-            database that is missing, are raised immediately in any case.
-        wait_s: How long a call waits for the buffer's rate limiter before it raises
+        durability: Failures that a completed write survives. None: the death of any process of the
+            client or the server; on PostgreSQL also what its `synchronous_commit` covers. SQLite
+            may lose the last writes in a power failure. `full`: a power failure too, at the cost of
+            a disk sync for each write. `relaxed`: on PostgreSQL, writes do not wait for the disk,
+            and the last half second may be lost when the server dies; on SQLite the same as None.
+            In each case a batch is stored whole or not at all.
+        retry_s: Seconds for which a call is repeated while the server cannot be reached; also for
+            opening. A write takes effect once. 0 raises immediately. A wrong password, a missing
+            role and a missing database always raise immediately.
+        wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
-        flush_s: How long a step of `episode()` waits at most before it is stored.
-        alpha: Exponent of priorities in this opener's draws. None: the stored one. Draws with
-            another one read all priorities of the buffer.
+        flush_s: Longest time in seconds until a pending step of `episode()` is stored.
+        alpha: Exponent of priorities in this process's draws. None: the stored one. Draws with a
+            different one read all priorities of the buffer.
 
     Raises:
-        BufferConfigError: A wrong value.
+        BufferConfigError: A value is invalid.
 
     Example:
         >>> Connection(durability="full", wait_s=10)

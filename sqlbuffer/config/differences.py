@@ -20,9 +20,9 @@ def check_same(
     """Raise unless a buffer is stored with the settings that it is opened with.
 
     Args:
-        buffer: Its name.
-        given: What it is opened with. Settings that were left out are not compared.
-        stored: What it is stored with.
+        buffer: Name of the buffer.
+        given: Settings that it is opened with. Omitted settings are not compared.
+        stored: Settings that it is stored with.
         ignored: Settings that are not compared either.
 
     Raises:

@@ -27,10 +27,10 @@ def with_settings(
     """Return two models with settings that override theirs.
 
     Args:
-        config: What is stored; None: the defaults.
-        connection: What the opener chooses; None: the defaults.
-        settings: Settings of either by name. `alpha` is one of both. A stored one that is None is
-            omitted.
+        config: Stored settings; None: the defaults.
+        connection: Settings of this process; None: the defaults.
+        settings: Settings of both by name; `alpha` is in both. A stored setting that is None is
+            ignored.
 
     Raises:
         BufferConfigError: A wrong value.

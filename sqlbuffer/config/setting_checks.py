@@ -74,7 +74,8 @@ def checked_wait(name: str, value: Any) -> float:
     seconds = real_of(value)
     if seconds is None or not 0 <= seconds <= MAX_SECONDS:
         raise BufferConfigError(
-            f"{name} is a number of seconds, 0 (raise at once) to {MAX_SECONDS:g}, got {value!r}"
+            f"{name} is a number of seconds, 0 (raises immediately) to {MAX_SECONDS:g}, "
+            f"got {value!r}"
         )
     return seconds
 

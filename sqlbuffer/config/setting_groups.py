@@ -130,18 +130,17 @@ class PriorityConfig(StrictModel, title="priorities"):
 
 
 class SamplingConfig(StrictModel, title="sampling"):
-    """Which rows may be sampled, and what is kept of the batches.
+    """Limits on the rows that may be sampled, and the log of batches.
 
     Attributes:
-        max_use: How often a row is sampled at most; sampling is then a write. None: any number of
-            times.
-        max_staleness: By how much the `model_version` of a row may be behind the clock
-            (`set_clock`) to be sampled. None: by any number.
-        min_size: How many rows there must be before any is sampled.
-        current_session_only: True: only rows of the session that `start_session` began last are
-            sampled.
-        track_samples: True: the rows of each batch are logged, and `v_samples` shows them.
-        keep_samples_s: How long this log is kept.
+        max_use: Largest number of times that a row is sampled; sampling is then a write. None:
+            unlimited.
+        max_staleness: Largest distance of a sampled row's `model_version` behind the clock
+            (`set_clock`). None: unlimited.
+        min_size: Number of rows that the buffer must hold before any row is sampled.
+        current_session_only: True samples only rows of the session that `start_session` began last.
+        track_samples: True logs the rows of each batch; `v_samples` shows them.
+        keep_samples_s: Seconds for which this log is kept.
     """
 
     max_use: Annotated[int | None, _checked(checked_uses)] = None
@@ -163,11 +162,11 @@ class LeaseConfig(StrictModel, title="leases"):
 
 
 class FlowConfig(StrictModel, title="flow"):
-    """What keeps collectors and learners in pace.
+    """Flow control between collectors and learners.
 
     Attributes:
         rate_limiter: A `RateLimiter` or `RatioWindow` that all processes of the buffer obey: the
-            faster side waits for the other. None: nothing limits them.
+            faster side waits for the other. None: no limit.
     """
 
     rate_limiter: Annotated[

@@ -8,7 +8,7 @@ Agree = Callable[[str, Callable[[], Any]], Any]
 
 
 def alone(_name: str, make: Callable[[], Any]) -> Any:
-    """Settle a value where there is nobody to agree with."""
+    """Return the value; used where no other worker has to agree."""
     return make()
 
 
@@ -18,11 +18,11 @@ class LoaderRun:
 
     Attributes:
         seed: Seed of the loader.
-        number: Which iteration it is, from 0.
-        worker: Which of the workers.
-        n_workers: How many there are; 0: the process itself iterates.
-        agree: `agree(name, make)` returns the JSON value that the workers go by: of `make` in the
-            one that asks first.
+        number: Number of the iteration, from 0.
+        worker: Number of the worker.
+        n_workers: Number of workers; 0: the process itself iterates.
+        agree: `agree(name, make)` returns the JSON value that all workers share: the result of
+            `make` in the worker that calls it first.
     """
 
     seed: int
@@ -33,5 +33,5 @@ class LoaderRun:
 
     @property
     def path(self) -> tuple[int, int, int]:
-        """What tells its random numbers from those of other iterations and workers."""
+        """Key of this iteration's random numbers, different for each iteration and worker."""
         return self.number, self.n_workers, self.worker

@@ -20,14 +20,14 @@ _KEYS = ("version", "loader", "seed", "run")
 
 
 class Loader(Generic[T]):
-    """An iterable of batches; `ReplayBuffer.loader` and `Mixture.loader` make it.
+    """An iterable of batches, made by `ReplayBuffer.loader` or `Mixture.loader`.
 
-    Each `iter` is an iteration with random numbers of its own, except the first one after
-    `load_state_dict`, which goes on where the state was taken. It pickles without data, unless it
-    reads from a mirror.
+    Each `iter` starts an iteration with its own random numbers. The first one after
+    `load_state_dict` continues where the state was taken. A loader pickles without data; a loader
+    of a mirror cannot be pickled.
 
     Attributes:
-        on_close: What `close` does; None: nothing.
+        on_close: Function that `close` calls; None: nothing.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -92,7 +92,7 @@ class Loader(Generic[T]):
         return found
 
     def __bool__(self) -> bool:
-        return True  # whatever it holds, and where it has no len
+        return True  # also if it is empty or has no length
 
     @property
     def next_run(self) -> int:
@@ -115,8 +115,10 @@ class Loader(Generic[T]):
                 yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest iteration is, as JSON: behind the last batch that it handed out,
-        whatever was fetched ahead.
+        """Return the position of the latest iteration as JSON.
+
+        The position is after the last batch that was handed out; batches fetched ahead do not
+        count.
         """
         return {
             "version": _VERSION,

@@ -10,14 +10,14 @@ def split(
 ) -> tuple[list[int], list[float]]:
     """Return how many of n rows each source gives, and the credits for the next batch.
 
-    Each gives the whole rows of its share; those left over go to the sources with the most credit,
-    which is what their shares' fractions have added up to since they last got one (the largest
-    remainder, carried on): over many batches each gives its exact share.
+    Each source gives the whole rows of its share. The remaining rows go to the sources with the
+    most credit. A credit is the sum of a share's fractions since the source last got a remaining
+    row (the largest remainder, carried on). Over many batches each source gives its exact share.
 
     Args:
         n: Rows of the batch.
         weights: Shares of the sources, which sum to 1; 0 for one that is left out.
-        credits: What the batch before returned; zeros at first.
+        credits: Credits that the previous batch returned; zeros at first.
 
     Example:
         >>> counts, credits = split(3, [0.5, 0.5], [0.0, 0.0])

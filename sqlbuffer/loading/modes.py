@@ -1,4 +1,4 @@
-"""What a loader is asked for: the mode and its options, checked at the door."""
+"""The mode and the options of a loader, checked."""
 
 import difflib
 import hashlib
@@ -36,12 +36,12 @@ TAKES: dict[str, tuple[str, ...]] = {
     "trajectory": ("include_partial",),
 }
 _OF_MODES = tuple(dict.fromkeys(name for names in TAKES.values() for name in names))
-# What does not decide which rows a batch holds.
+# Options that do not decide which rows a batch contains.
 _FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition")
 
 
 class LoaderSettings(TypedDict, total=False):
-    """What `ReplayBuffer.loader` takes by name, but for `to_named_tuple` and `mirror`."""
+    """Named options of `ReplayBuffer.loader`, without `to_named_tuple` and `mirror`."""
 
     n_step: int
     gamma: float
@@ -67,7 +67,9 @@ class LoaderSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What `ReplayBuffer.loader` takes and says, but for how batches are handed out."""
+    """Options of `ReplayBuffer.loader` that decide which batches are made, not how they are handed
+    out.
+    """
 
     mode: Mode = "transition"
     batch_size: int = 256
@@ -148,7 +150,7 @@ class LoaderOptions:
         return TransitionReader(form, compression)
 
     def identity(self, node: Node) -> dict[str, Any]:
-        """Return what decides which rows each batch holds, beside the seed, as JSON.
+        """Return the options that decide, with the seed, which rows each batch contains; as JSON.
 
         Args:
             node: The condition, checked.
@@ -173,16 +175,15 @@ class LoaderOptions:
 
 
 def check_drawn(name: str, max_use: int | None, what: str) -> None:
-    """Raise where rows may be used so often only: they are counted as they are drawn.
+    """Raise if the buffer limits the uses of a row, because each draw counts as a use.
 
     Raises:
         BufferConfigError: The buffer has `max_use`.
     """
     if max_use is not None:
         raise BufferConfigError(
-            f"buffer {name!r} has max_use={max_use}: it is drawn from, and "
-            f"{what} would show its rows beside the count; use loader() without epochs and "
-            f"shuffle=False"
+            f"buffer {name!r} has max_use={max_use}: only draws count uses, and {what} would read "
+            f"its rows without a count; use loader() without epochs and shuffle=False"
         )
 
 

@@ -9,17 +9,17 @@ SLICE = 4096
 
 
 class Order:
-    """The numbers low < seq <= high, each once, in ascending order or as a generator shuffles them;
-    of several workers each has every n-th.
+    """The numbers low < seq <= high, each once, in ascending or shuffled order. With n workers,
+    each has every n-th number.
 
-    What is known not to be there is passed over, which leaves the order of the rest as it is.
+    Numbers that are known to be unused are skipped; the order of the others does not change.
 
     Args:
-        low: The range's lower end.
-        high: Its upper end.
-        rng: Shuffles; the same one in each worker. None: in ascending order.
-        worker: Which of the workers.
-        n_workers: How many there are.
+        low: Lower end of the range, excluded.
+        high: Upper end of the range, included.
+        rng: Generator that shuffles, the same one in each worker. None: ascending order.
+        worker: Number of the worker, from 0.
+        n_workers: Number of workers.
 
     Example:
         >>> Order(10, 16, None, worker=1, n_workers=2).after(0, 10, 0)[0].tolist()

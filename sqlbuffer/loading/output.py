@@ -1,4 +1,4 @@
-"""What a loader hands out: batches with other names, on a device, or as named tuples."""
+"""The form of a loader's batches: other names, tensors on a device, or named tuples."""
 
 import keyword
 from collections import namedtuple

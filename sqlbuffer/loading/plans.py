@@ -1,4 +1,4 @@
-"""Which batches an iteration over a loader has: drawn without end, or those of passes."""
+"""The batches of an iteration over a loader: random draws without end, or passes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,16 @@ class BatchPlan(Protocol):
     """Makes the batches of an iteration."""
 
     def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
-        """Yield each batch and how far the iteration is behind it.
+        """Yield each batch, and the progress of the iteration after it.
 
         Args:
             run: The iteration.
-            progress: What was yielded beside the last batch that counts; `{}` from the start.
+            progress: Progress that was yielded with the last batch that counts; `{}` from the
+                start.
         """
 
     def knows(self, progress: Progress) -> bool:
-        """Tell whether something is what `batches` yields beside a batch."""
+        """Return True if a value is a progress that `batches` yields."""
 
     def n_batches(self) -> int | None:
         """Return how many batches an iteration has, of what there is now; None: it has no end."""

@@ -14,7 +14,7 @@ LEAVING_S = 5.0
 
 
 class _Channel(Generic[T]):
-    """What was made and not yet taken, between the thread that makes and the one that takes."""
+    """A queue of made items between the thread that makes them and the thread that takes them."""
 
     def __init__(self, size: int) -> None:
         self._changed = threading.Condition()
@@ -42,7 +42,7 @@ class _Channel(Generic[T]):
         """Return the next one, or None after the last.
 
         Raises:
-            BaseException: What the making of it raised.
+            BaseException: The exception that the maker raised.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._made or self._is_finished)
@@ -62,10 +62,10 @@ class _Channel(Generic[T]):
 
 
 def prefetched(items: Callable[[], Iterator[T]], ahead: int) -> Generator[T, None, None]:
-    """Yield what an iterator yields, which a thread advances by up to `ahead` items more.
+    """Yield the items of an iterator that a thread advances up to `ahead` items further.
 
-    The thread starts with the first item that is asked for, and ends when the generator is closed,
-    by whatever: the end of its items, an exception, a loop left early, the garbage collector.
+    The thread starts when the first item is taken. It ends when the generator is closed: at the end
+    of its items, by an exception, by a loop that is left early, or by the garbage collector.
     """
     channel: _Channel[T] = _Channel(ahead)
     pid = os.getpid()

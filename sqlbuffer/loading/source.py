@@ -1,4 +1,4 @@
-"""What a loader reads of one buffer."""
+"""Reads the batches of a loader from one buffer."""
 
 import math
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ class SourceWindow:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pass is.
+    """Position of a pass.
 
     Attributes:
-        place: The place in its order after the last row that was handed out.
-        asked: How many numbers were asked for so far.
-        found: How many of them were there.
+        place: Place in its order after the last row that was handed out.
+        asked: Number of `seq` values that were looked up so far.
+        found: Number of rows that were found.
     """
 
     place: int = 0
@@ -55,12 +55,12 @@ class Place:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """A buffer, what may be read of it, and as what.
+    """A buffer, a condition on its rows, and the form in which they are read.
 
     Attributes:
         store: The buffer.
-        node: Which rows.
-        reader: What batches are made of.
+        node: Condition that rows must match.
+        reader: Reader that makes the batches.
     """
 
     store: BufferStore
@@ -68,12 +68,12 @@ class BatchSource:
     reader: BatchReader
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
-        """Return up to n things drawn by a sampler.
+        """Return up to n items that a sampler draws.
 
         Args:
-            sampler: It.
-            n: How many.
-            path: What its random numbers belong to beside its seed; None: it goes on where it is.
+            sampler: The sampler.
+            n: Number of items.
+            path: Key of its random numbers in addition to its seed; None: it continues where it is.
         """
         begin = None if path is None else partial(restart, sampler, path)
         return self.store.draws.sample_batch(self.node, self.reader, sampler, n, begin)
@@ -158,7 +158,7 @@ class BatchSource:
             batch = self.reader.read(candidates, numbers)
             hits = np.flatnonzero(np.isin(numbers, batch.info["seq"]))
             found.append(numbers[hits[:missing]])
-            # What is there beyond the batch is asked for again with the next one.
+            # Rows beyond the end of this batch are read again with the next one.
             last = hits[missing - 1] if hits.size >= missing else -1
             at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
             missing -= min(missing, hits.size)

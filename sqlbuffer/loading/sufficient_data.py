@@ -18,13 +18,13 @@ _IN_NO_EPISODE = (
 
 
 def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], str]) -> None:
-    """Raise where fewer were found than must be.
+    """Raise if fewer items were found than needed.
 
     Args:
-        found: How many were.
-        wanted: How many were asked for.
-        strict: Whether so many must be.
-        why: Returns which rows could not be drawn; see `undrawn`.
+        found: Number of items that were found.
+        wanted: Number of items that were wanted.
+        strict: Whether fewer items are an error.
+        why: Function that returns which rows could not be drawn; see `undrawn`.
     """
     if strict and found < wanted:
         raise InsufficientDataError(
@@ -39,17 +39,18 @@ def undrawn(
     sampler: Sampler | TaskSampler | None,
     reader: BatchReader | None = None,
 ) -> str:
-    """Return which rows are not drawn though they match, as the end of a message; empty where all
-    are.
+    """Return which rows match but are not drawn, as the end of a message.
+
+    The text is empty if all matching rows can be drawn.
 
     Args:
         store: The buffer.
-        node: Which rows were to be drawn.
-        sampler: Chose among them.
-        reader: Makes arrays of them; None: they are returned as rows.
+        node: Condition of the draw.
+        sampler: Sampler that chose the rows.
+        reader: Reader that makes arrays of them; None: they are returned as rows.
     """
     limits, causes = store.info.config.sampling, []
-    # What was drawn is too little, even where the rest cannot be counted.
+    # The draw was too small; raise that error even if the other rows cannot be counted.
     with suppress(StorageError):
         of_episodes = reader is not None and not isinstance(reader, StepReader)
         rows = undrawn_rows(store.source, node, of_episodes=of_episodes)

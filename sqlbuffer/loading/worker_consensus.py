@@ -1,4 +1,4 @@
-"""Where worker processes of one machine settle what they all go by."""
+"""Agreement between the worker processes of one machine."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from weakref import finalize
 
 
 class Meeting:
-    """A folder of small files that are written once: whoever comes first says what is in them.
+    """A folder of small files that are written once, by the first worker that needs them.
 
-    Nothing of the parent's runs when torch forks its workers or has them begin anew, and they read
-    the database at different moments; so the first of them to begin an iteration fixes its range
-    for all. It pickles as its path. The folder is made when a worker comes, and removed by the
-    process that made the meeting.
+    The parent process runs no code when torch forks its workers or restarts them, and the workers
+    read the database at different moments. Therefore the first worker that begins an iteration
+    fixes its range for all. A meeting pickles as its path. The folder is made by a worker, and
+    removed by the process that made the meeting.
 
     Example:
         >>> meeting = Meeting()
@@ -41,9 +41,9 @@ class Meeting:
         """Return the number of the iteration that a worker takes part in.
 
         Args:
-            token: What the workers of one iteration, and perhaps of another one, have in common.
-            worker: Which of them; it joins an iteration once.
-            first: The least number there is.
+            token: Text that the workers of one iteration share, and perhaps those of another one.
+            worker: Number of the worker; it joins an iteration once.
+            first: Smallest possible number.
         """
         for number in count(first):
             if self.agree(f"run-{number}", lambda: token) != token:
@@ -53,7 +53,7 @@ class Meeting:
         raise AssertionError  # count() has no end
 
     def _write_once(self, path: Path, text: str) -> bool:
-        """Write a file whole; False: somebody had."""
+        """Write a whole file; return False if it exists already."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         own = path.with_name(f"{path.name}.{uuid4().hex}")
         own.write_text(text, encoding="utf-8")

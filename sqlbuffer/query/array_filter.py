@@ -42,7 +42,7 @@ class TextColumn:
 
     Attributes:
         texts: The distinct ones; None for no text.
-        index: Which of them each row has, of shape (n,).
+        index: Position of each row's text in `texts`, of shape (n,).
     """
 
     texts: Sequence[str | None]

@@ -40,7 +40,7 @@ def real_bound(op: str, value: float) -> tuple[str, float]:
 
     Args:
         op: `eq`, `gt`, `gte`, `lt` or `lte`.
-        value: The number; may be an integer that lies between two floats.
+        value: The number; it may be an integer between two floats.
 
     Returns:
         An operator with a float bound, or `("const", 0.0)` where no number compares so.

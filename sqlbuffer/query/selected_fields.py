@@ -1,4 +1,4 @@
-"""Which fields of a row are read, and the part of a payload that they are."""
+"""The fields of a row that are read, and the parts of payloads that belong to them."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _COLUMNS = {**FIELDS, **SHORT_NAMES}
 KEYS = frozenset(name for name, (of, _) in _COLUMNS.items() if of not in (*PAYLOADS, *PLAIN))
 _WITH_BYTES = ("$array", "$scalar", "$bytes")
 _ITEMS = ("$tuple", "$set", "$frozenset")
-# What is wanted of a value: by key or index what is wanted of that; None: all of it.
+# The wanted parts of a value, by key or index; None: all of it.
 Tree = dict[Segment, Any] | None
 
 
@@ -32,7 +32,7 @@ class SelectedFields:
     """The fields of a row that are read.
 
     Attributes:
-        fields: What is wanted of each; the others are not wanted.
+        fields: Wanted parts of each field; other fields are not read.
         typed: The declared fields that are wanted.
 
     Example:
@@ -121,7 +121,7 @@ def pruned(node: Any, wanted: Tree) -> Any:
     tag = tag_of(node)
     if tag in _ITEMS:
         items = _pruned_items(node[tag], wanted)
-        # What is left of a set's members may not be distinct.
+        # A set's members may be equal after their other parts were removed.
         return items if items is MISSING or tag != "$tuple" else {tag: items}
     if tag == "$dict":
         return _pruned_pairs(node[tag], wanted)

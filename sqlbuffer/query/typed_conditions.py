@@ -35,7 +35,7 @@ def _tree(text: str) -> Any:
         tree = json.loads(text)
     except ValueError as error:
         raise ConditionError(
-            f"--condition is no JSON: {error}; write what QueryBuilder().build() returns, such as "
+            f"--condition is not JSON: {error}; write what QueryBuilder().build() returns, such as "
             """'{"field": "step", "op": "gt", "value": 3}'"""
         ) from None
     if not tree:

@@ -45,7 +45,7 @@ class _Lane:
     def __init__(self, form: Form) -> None:
         self._form = form
         self.episode: EpisodeWriter | None = None
-        # What the next step is taken from; None where no episode can go on.
+        # Observation before the next step; None if no episode can continue.
         self.before: Values | None = None
         self.awaits_reset = False  # which its next step is
 
@@ -89,14 +89,14 @@ class _Lane:
 
 
 class Recorder:
-    """Stores the steps of environments; for one thread.
+    """Stores the steps of environments; use it from one thread.
 
     Args:
         begin: Begins an episode.
-        flush: Stores what waits.
-        form: What a step of one of them is.
-        n_envs: How many they are.
-        autoreset: When they are reset.
+        flush: Stores the pending steps.
+        form: Fields of a step of one environment.
+        n_envs: Number of environments.
+        autoreset: Gymnasium's mode of automatic resets.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Recorder:
         """Start again for environments that were reset; their open episodes were cut.
 
         Args:
-            observations: After the reset.
-            is_reset: Which were reset.
+            observations: Observations after the reset.
+            is_reset: True for each environment that was reset.
         """
         for i, lane in enumerate(self._lanes):
             if is_reset[i]:
@@ -135,9 +135,9 @@ class Recorder:
         """Store a step of each environment that was in an episode.
 
         Args:
-            actions: What each did.
-            after: What each observes then.
-            outcome: Rewards, terminated and truncated, an array or list of each.
+            actions: Action of each environment.
+            after: Observation of each environment after the action.
+            outcome: Arrays or lists of rewards, terminated and truncated.
             final: The final observation of an environment that was reset by the step that ended it.
         """
         for i, lane in enumerate(self._lanes):
@@ -234,8 +234,8 @@ def _number(reward: Any) -> Any:
     return array.reshape(())[()] if is_number else reward
 
 
-# Those with an open episode, also when nobody holds the wrapper any more: a process that ends
-# stores the step that is held back.
+# Recorders with an open episode, even if the program holds their wrapper no longer: when the
+# process ends, the step that is held back is stored.
 _open: set[Recorder] = set()
 
 

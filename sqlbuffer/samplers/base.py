@@ -1,4 +1,4 @@
-"""What a sampler is."""
+"""The base classes of samplers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Sampler(ABC):
-    """Chooses experiences.
+    """Base class of samplers, which choose rows.
 
-    Implement `choose`: in Python over keys, or as a SQLAlchemy select of them. Whoever calls it has
-    seen to `batch_size > 0`; the rows are fetched afterwards, in the order chosen.
+    Implement `choose`: in Python over keys, or as a SQLAlchemy select of keys. `batch_size` is
+    always positive. The rows are read afterwards, in the chosen order.
 
     Example:
         >>> class EveryOther(Sampler):
@@ -29,7 +29,8 @@ class Sampler(ABC):
         ...         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
 
     Attributes:
-        reads_priorities: It draws by priority: what makes that quick is kept up before each draw.
+        reads_priorities: True if the sampler draws by priority; the sums of priorities are then
+            updated before each draw.
     """
 
     reads_priorities = False
@@ -54,12 +55,13 @@ class Sampler(ABC):
     def columns(
         self, candidates: "Candidates", seqs: Sequence[int]
     ) -> Mapping[str, "NDArray[Any] | None"]:
-        """Return arrays that a batch carries beside what is read of its rows; none by default, and
-        None for one that is not known.
+        """Return extra arrays for a batch; none by default.
+
+        The value of an array that is not known is None.
 
         Args:
-            candidates: What the rows were chosen from.
-            seqs: The rows of the batch, in its order.
+            candidates: Rows that the sampler chose from.
+            seqs: Numbers of the rows of the batch, in its order.
         """
         return {}
 
@@ -77,8 +79,10 @@ class Sampler(ABC):
         return {}
 
     def handed_out(self) -> None:
-        """Take note that a batch is handed out: once for each, however often it was drawn anew, or
-        of how many sources it was drawn. Does nothing by default.
+        """Take note that a batch was handed out; does nothing by default.
+
+        It is called once for each batch, even if the batch was drawn several times or from several
+        sources.
         """
         return
 

@@ -22,34 +22,35 @@ NORMALIZE = get_args(Normalize)
 
 
 class PrioritizedSampler(Sampler):
-    """Draws rows with probability p^alpha / sum, for prioritized replay (Schaul et al. 2016).
+    """Draws rows with probability p^alpha / sum for prioritized replay (Schaul et al. 2016).
 
-    For buffers with `priorities=True`; rows of priority 0 are never drawn. Exact, and its cost does
-    not grow with the buffer; only these read the priorities of all rows for each batch: a
-    condition that few rows match, `exact` and `stratified` with a condition, `stratified` windows,
-    and a buffer that was opened with another `alpha` than it is stored with.
+    The buffer needs `priorities=True`; rows of priority 0 are never drawn. The probabilities are
+    exact, and the cost does not grow with the buffer, with some exceptions. These read the
+    priorities of all rows for each batch: a condition that few rows match, `exact` or `stratified`
+    with a condition, `stratified` windows, and a buffer that was opened with another `alpha` than
+    the stored one.
 
-    Batches have four arrays more, of shape (batch_size,), and lists of rows four attributes:
-    `weights` (float32), (N P)^-beta divided by the largest; `probabilities` (float64), of a row in
-    one draw, None with a condition; `priorities` (float64); and `seq` (int64). Of transitions and
-    windows the priority is that of the first step; the probabilities count steps too that none
-    can be made of.
+    Batches have four extra arrays of shape (batch_size,), and lists of rows four extra attributes.
+    `weights` (float32) is (N P)^-beta divided by the largest weight. `probabilities` (float64) is
+    the probability of a row in one draw, None with a condition. The others are `priorities`
+    (float64) and `seq` (int64). The priority of a transition or window is that of its first step;
+    the probabilities include steps at which no transition or window can start.
 
     Args:
-        beta: Exponent of the importance weights, from 0, none, to 1, full.
-        beta_anneal_steps: Raise it to 1 in equal steps over so many batches. Each process counts
-            its own.
-        normalize: What the largest weight is taken over: the `batch`, or the whole `buffer`, that
-            is a row of its least positive priority.
+        beta: Exponent of the importance weights, from 0 (no correction) to 1 (full correction).
+        beta_anneal_steps: Number of batches over which `beta` rises to 1 in equal steps. Each
+            process counts its own batches.
+        normalize: Rows over which the largest weight is taken: the `batch`, or the whole `buffer`,
+            where it is the weight of the least positive priority.
         replace: Draw with replacement.
         stratified: One row from each of batch_size equal parts of the sum of all priorities ^
             alpha in insert order (Schaul et al. 2016, appendix B.2.1), by blocks of at least 256
             rows. Parts that share a block draw distinct rows of it, as far as weights allow.
-        exact: With a condition: read all rows that match, and give the probabilities among them.
+        exact: With a condition: read all rows that match, and return the probabilities among them.
         seed: Repeat the same sequence of batches over the same live rows and priorities.
 
     Raises:
-        ValueError: An option that cannot be.
+        ValueError: An option is invalid.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -122,7 +123,7 @@ class PrioritizedSampler(Sampler):
             return self._of_all(key, candidates, priorities, batch_size)
         if self.stratified:
             found = draw_stratified(key, priorities.weights, batch_size)
-            if not found.is_complete:  # sums that are no sums
+            if not found.is_complete:  # the sums do not fit together
                 return self._of_all(key, candidates, priorities, batch_size)
             return _listed(found.seqs)
         found = race.draw(key, priorities.weights, batch_size, replace=self.replace)

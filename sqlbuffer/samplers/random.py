@@ -13,7 +13,7 @@ from sqlbuffer.samplers.seeding import Seeding
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates
 
-# Of a window this narrow, numbers are drawn without replacement where rows are.
+# In a window of at most this many numbers, they are drawn without replacement if rows are.
 SMALL_SPAN = 1024
 LARGEST_SHUFFLED = 2**24
 PROBE_ROUNDS = 4
@@ -75,7 +75,8 @@ class RandomSampler(Sampler):
             if shuffled is not None:
                 numbers = shuffled[drawn : drawn + size]
             else:
-                # One double a number: how many are drawn at once does not change what they are.
+                # One double for each number: drawing more of them in one call does not change their
+                # values.
                 numbers = (rng.random(size) * span).astype(np.int64)
             seqs: list[int] = (candidates.low + 1 + numbers).tolist()
             hits = candidates.probe(seqs)

@@ -27,7 +27,9 @@ READ = {
     "docs/coming-from/di-engine.md",
     "docs/coming-from/memmap.md",
     "docs/coming-from/minestudio.md",
+    "docs/how-to/record-an-environment.md",
     "docs/how-to/record-episodes.md",
+    "docs/how-to/store-episodes.md",
     "docs/how-to/run-the-examples.md",  # the programs that it is about have tests of their own
     "docs/how-to/train-on-fragments.md",
     "docs/how-to/export-to-hugging-face.md",  # in tests/peers
@@ -51,7 +53,9 @@ READ = {
     "docs/contributing/benchmarks.md",
     "docs/how-to/draw-by-priority.md",
     "docs/how-to/quarantine-rows.md",
+    "docs/how-to/compare-values.md",
     "docs/how-to/filter-rows.md",
+    "docs/how-to/inspect-conditions.md",
     "docs/tutorials/agent-rollouts.md",  # in test_tutorials.py
     "docs/tutorials/dataframes.md",  # in tests/peers
     "docs/tutorials/dqn.md",  # in tests/peers
@@ -103,6 +107,16 @@ def test_arrays(read):
 
 def test_episodes(read):
     page = read("docs/how-to/record-episodes.md")
+    assert page.names["episode"].episode_return == 5.0
+
+
+def test_whole_episodes_are_stored_as_the_page_shows(read):
+    read("docs/how-to/store-episodes.md")
+    assert run(SQLITE_URL, "SELECT length, episode_return FROM v_episodes") == [(10, 10.0)]
+
+
+def test_environments_are_recorded_as_the_page_shows(read):
+    page = read("docs/how-to/record-an-environment.md")
     page.names["env"].close()
     page.names["envs"].close()
     cartpole = page.names["cartpole"]
@@ -308,7 +322,16 @@ def test_querying(read):
     assert "maze" in sampled
     assert "race" not in sampled
     with ReplayBuffer(SQLITE_URL) as buffer:
-        assert buffer.size() == 13
+        assert buffer.size() == 10
+
+
+def test_values_compare_as_the_page_shows(read):
+    read("docs/how-to/compare-values.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_experiences") == 3
+
+
+def test_conditions_are_inspected_as_the_page_shows(read):
+    assert len(read("docs/how-to/inspect-conditions.md").names["rows"]) == 12
 
 
 def test_querying_names_every_operator_and_every_field():

@@ -12,23 +12,10 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import URL, make_url
 
+from tests.support.deployment import pooler_settings
 from tests.support.processes import wait_until
 
 PORT = 6432  # of a socket in a folder of ours
-
-_CONFIGURATION = """
-[databases]
-* = {server}
-
-[pgbouncer]
-pool_mode = transaction
-default_pool_size = {pool_size}
-max_client_conn = 300
-auth_type = any
-listen_addr =
-listen_port = {port}
-unix_socket_dir = {folder}
-"""
 
 
 def pgbouncer_program() -> str | None:
@@ -36,10 +23,19 @@ def pgbouncer_program() -> str | None:
 
 
 @contextmanager
-def pgbouncer(program: str, url: str, pool_size: int = 20) -> Iterator[str]:
+def pgbouncer(
+    program: str, url: str, pool_size: int | None = None, userlist: str | None = None
+) -> Iterator[str]:
     """Yield the URL by which the database of `url` is reached through a pgbouncer.
 
-    Its settings are those that pgbouncer comes with, but for the mode and the sizes.
+    Its settings are those of deploy/pgbouncer.ini.
+
+    Args:
+        program: The program.
+        url: The database.
+        pool_size: Another number of connections to the server.
+        userlist: The file with the secret of the role that looks up others, and then clients log
+            in. Without it clients need no password, and pgbouncer connects as the user of `url`.
     """
     server = make_url(url)
     user = _user(server)
@@ -47,14 +43,15 @@ def pgbouncer(program: str, url: str, pool_size: int = 20) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="sqlbuffer-pb-"))
     try:
         configuration, log = folder / "pgbouncer.ini", folder / "log"
-        configuration.write_text(
-            _CONFIGURATION.format(
-                server=_connection_string(server), pool_size=pool_size, port=PORT, folder=folder
-            )
-        )
+        # Each logs in as itself, unless the user of `url` stands for all.
+        target = _connection_string(server, with_user=userlist is None)
+        settings = pooler_settings(folder, target, userlist=userlist)
+        if pool_size is not None:
+            settings += f"default_pool_size = {pool_size}\n"
+        configuration.write_text(settings)
         if user is not None:
-            os.chown(folder, user, -1)
-            os.chown(configuration, user, -1)
+            for path in (folder, *folder.iterdir()):
+                os.chown(path, user, -1)
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [program, configuration], stdout=output, stderr=output, user=user, cwd="/"
@@ -79,13 +76,9 @@ def _user(server: URL) -> int | None:
     return owner or 65534
 
 
-def _connection_string(server: URL) -> str:
-    parts = {
-        "host": server.query.get("host", server.host),
-        "port": server.port,
-        "user": server.username,
-        "password": server.password,
-    }
+def _connection_string(server: URL, *, with_user: bool) -> str:
+    user = {"user": server.username, "password": server.password} if with_user else {}
+    parts = {"host": server.query.get("host", server.host), "port": server.port, **user}
     return " ".join(f"{name}={value}" for name, value in parts.items() if value)
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.support.deployment import SIZES, server_settings
 from tests.support.postgres import (
     SERVER_VARIABLE,
     PostgresServer,
@@ -18,6 +19,8 @@ from tests.support.postgres import (
 
 # No test crashes the machine: what a server wrote survives the death of any process.
 _SETTINGS = {"fsync": "off", "max_connections": 400}
+# Those that the bundled server sets for its own address, or that depend on the machine.
+_NOT_DEPLOYED = ("listen_addresses", *SIZES)
 
 
 class Shared:
@@ -45,7 +48,10 @@ class Shared:
         return PostgresServer(self.once("server", self._server_url), self.run)
 
     def _server_url(self) -> str:
-        return os.environ.get(SERVER_VARIABLE) or start_bundled(self.folder, **_SETTINGS)
+        deployed = server_settings()
+        settings = {name: deployed[name] for name in deployed if name not in _NOT_DEPLOYED}
+        settings |= _SETTINGS
+        return os.environ.get(SERVER_VARIABLE) or start_bundled(self.folder, **settings)
 
     def close(self) -> None:
         """Stop the server and remove everything."""

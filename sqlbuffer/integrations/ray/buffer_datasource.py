@@ -24,7 +24,7 @@ from sqlbuffer.storage.database.urls import Database
 
 logger = logging.getLogger("sqlbuffer")
 
-# Of a step's built-in columns, for an estimate.
+# Estimated size of a step's built-in columns.
 KEY_BYTES = 100
 
 
@@ -36,11 +36,11 @@ def read_buffer(
     columns: Sequence[str] | None = None,
     **read_args: Any,
 ) -> Dataset:
-    """Return a Ray data set of the steps that a buffer holds now, each of them once.
+    """Return a Ray data set of the steps that a buffer holds now, each step once.
 
     Tasks read ranges of `seq` in parallel. The steps are held until the data set is deleted or the
-    program ends: nothing is evicted before it was read, and an iteration that is repeated reads the
-    same steps. Writers go on in the meantime.
+    program ends: no step is evicted before it is read, and a repeated iteration reads the same
+    steps. Writers can continue during this time.
 
     Fields of a fixed shape are tensors, fields of varying length are lists; `state`, `actions`,
     `messages` and `extra` are JSON texts.
@@ -49,8 +49,8 @@ def read_buffer(
         url: The database, which all nodes must reach: PostgreSQL, or a SQLite file if there is one
             node.
         name: The buffer.
-        condition: Which steps.
-        columns: Which typed fields and built-in columns. By default all fields, the keys, the
+        condition: Condition that steps must match.
+        columns: Typed fields and built-in columns to read. By default all fields, the keys, the
             reward, the flags and the JSON texts.
         **read_args: More arguments of `ray.data.read_datasource`, such as `override_num_blocks` and
             `concurrency`.
@@ -85,7 +85,7 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
 
     Args:
         buffer: The buffer, which is closed at the end.
-        condition: Which steps.
+        condition: Condition that steps must match.
         columns: See `read_buffer`.
     """
 
@@ -117,9 +117,9 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
         """Return a task for each range of steps.
 
         Args:
-            parallelism: How many there are at most.
-            per_task_row_limit: No task returns more rows.
-            data_context: Of Ray; unused.
+            parallelism: Largest number of tasks.
+            per_task_row_limit: Largest number of rows of a task.
+            data_context: Ray's context; not used.
         """
         size = step_bytes(self._schema.specs)
         tasks = []

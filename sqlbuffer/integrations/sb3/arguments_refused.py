@@ -1,4 +1,4 @@
-"""What SB3 knows and a buffer in a database does not have, and what to do about it."""
+"""Refuse features of SB3 that a buffer in a database does not have, and say what to use instead."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _OWN = {
     "config": "give its settings one by one",
     "connection": "give its settings one by one",
 }
-# What `replay_buffer_kwargs` takes; the algorithm gives the other arguments.
+# Arguments in `replay_buffer_kwargs`; the algorithm gives the others.
 _ARGUMENTS = (
     "url", "name", "create", "n_steps", "gamma", "task_id", "agent_id", "session_id",
     "model_version", "mirror", "handle_timeout_termination",
@@ -65,12 +65,12 @@ def check_arguments(given: Mapping[str, Any], *, optimize_memory_usage: bool) ->
 def checked_gamma(n_steps: int, gamma: float | None) -> float:
     """Return the discount of one step.
 
-    An algorithm does not tell its own to a class that is named in `replay_buffer_class`, and any
-    other one makes its targets wrong.
+    An algorithm does not pass its own discount to the class in `replay_buffer_class`, and a
+    different discount makes its targets wrong.
 
     Args:
-        n_steps: How many steps a sample spans at most.
-        gamma: What was given; None: nothing was. It is not used then with a single step.
+        n_steps: Largest number of steps that a sample spans.
+        gamma: The given discount, or None. A single step does not use it.
 
     Raises:
         BufferConfigError: There are several steps, and no discount.

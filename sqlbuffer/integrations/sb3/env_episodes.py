@@ -37,10 +37,10 @@ class EnvEpisodes:
         """Add a step of each environment.
 
         Args:
-            step: The fields of all of them, each of shape (n_envs, *shape), and `reward`.
-            before: The fields of the observation before the step; `next_<name>` is the one after.
-            terminated: Which episodes end, shape (n_envs,).
-            truncated: Which are cut at a time limit.
+            step: Fields of all environments, each of shape (n_envs, *shape), and `reward`.
+            before: Fields of the observation before the step; `next_<name>` is the one after.
+            terminated: Flags of episodes that end, shape (n_envs,).
+            truncated: Flags of episodes that a time limit cuts, shape (n_envs,).
 
         Raises:
             SQLBufferError: Earlier steps could not be stored. Episodes of environments whose step

@@ -84,8 +84,8 @@ class SpaceFields:
         return {"fields": {**own, ACTION: (dtype, shape), **after}, "observation_fields": [*own]}
 
     def warn_of_size(self, n_steps: int, max_bytes: int) -> None:
-        """Warn where so many steps do not fit into a mirror: its draws would fail once they are
-        there.
+        """Warn if n_steps steps do not fit into a mirror: its draws would fail when they are
+        stored.
         """
         shape, dtype = self.action
         arrays = [(shape, dtype), *2 * [(part.shape, part.dtype) for part in self.parts]]
@@ -105,7 +105,7 @@ class SpaceFields:
 
         Args:
             values: An array of shape (n_envs, *shape), or a dict of them.
-            what: What they are, for messages.
+            what: Name of the observations, for messages.
 
         Raises:
             FieldError: Another shape, or no such key.

@@ -33,7 +33,8 @@ from sqlbuffer.storage.database.urls import Database, parsed_url, shown_url
 
 
 class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
-    """A replay buffer for DQN, SAC, TD3 and others, whose steps are in a SQL database.
+    """A replay buffer for DQN, SAC, TD3 and other algorithms that stores its steps in a SQL
+    database.
 
     Processes that open the same URL and name share it: collectors add steps, and a learner draws
     from all of them. Samples are those of Stable-Baselines3's `ReplayBuffer`, `DictReplayBuffer`
@@ -41,37 +42,38 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
     at the first `sample`.
 
     Args:
-        buffer_size: Steps held at most, of all environments and processes.
-        observation_space: The space of an observation; a Dict space as well.
-        action_space: The space of an action.
-        device: Where samples are.
-        n_envs: How many environments this process adds steps of at once.
+        buffer_size: Largest number of steps, of all environments and processes together.
+        observation_space: Space of an observation; may be a Dict space.
+        action_space: Space of an action.
+        device: Device of torch for samples.
+        n_envs: Number of environments whose steps this process adds in one call.
         optimize_memory_usage: Refused; see `docs/how-to/train-with-stable-baselines3.md`.
-        handle_timeout_termination: Whether an episode that a time limit has cut is not done in
-            samples. It is stored as truncated in any case.
+        handle_timeout_termination: Whether an episode that a time limit has cut counts as not done
+            in samples. It is always stored as truncated.
         url: The database; see `sqlbuffer.ReplayBuffer`.
-        name: One database holds many buffers.
+        name: Name of the buffer; one database holds many buffers.
         create: See `sqlbuffer.ReplayBuffer`.
-        n_steps: How many steps a sample spans at most. The algorithm's own `n_steps` does not reach
-            a class that is named in `replay_buffer_class`.
-        gamma: Discount of one step: the algorithm's own `gamma`. It has no default where `n_steps`
+        n_steps: Largest number of steps that a sample spans. The algorithm does not pass its own
+            `n_steps` to the class in `replay_buffer_class`.
+        gamma: Discount of one step; give the algorithm's own `gamma`. It is required if `n_steps`
             is above 1.
-        task_id: The task of all its episodes; each one's own id when left out.
-        agent_id: Who acts; `default` when left out.
-        session_id: The training session.
+        task_id: Task of all its episodes; each episode's own id if omitted.
+        agent_id: Agent that acts; `default` if omitted.
+        session_id: Training session.
         mirror: Arguments of `sqlbuffer.ReplayBuffer.mirror`, such as `{"max_bytes": 2**30}`.
         **settings: Other settings of `sqlbuffer.ReplayBuffer`, such as `compression`.
 
     Attributes:
         buffer: The `sqlbuffer.ReplayBuffer` that holds the steps.
-        model_version: The version of the model that acts, stored with the episodes begun from now
-            on; None: it is not stored.
+        model_version: Version of the model that acts. It is stored with the episodes that begin
+            later; None: it is not stored.
 
     Raises:
         BufferConfigError: HER or `optimize_memory_usage`; `n_steps` without `gamma`; or the buffer
             is stored with other settings.
         FieldError: The buffer is stored with other fields than those of the spaces.
-        StorageUnreachableError: No database answers; see `sqlbuffer.ReplayBuffer` for others.
+        StorageUnreachableError: The database does not answer; see `sqlbuffer.ReplayBuffer` for
+            other errors.
         TypeError: An unknown argument.
 
     Example:
@@ -232,24 +234,24 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         done: Any,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Add a step of each environment; it is stored within `flush_s`, as part of its episode.
+        """Add a step of each environment; it is stored within `flush_s` as part of its episode.
 
-        An episode ends where `done` is set. It also ends without that, where an environment does
-        not go on from the observation after its last step, because it was reset.
+        An episode ends where `done` is set. It also ends if the environment was reset: the next
+        step does not start from the observation after the last one.
 
         Args:
             obs: Observations before the step, of shape (n_envs, *shape); or a dict of them.
             next_obs: Observations after it; the final ones of episodes that ended.
-            action: What was done, of shape (n_envs, action_dim).
+            action: Actions, of shape (n_envs, action_dim).
             reward: Rewards, of shape (n_envs,).
-            done: Which episodes ended, shape (n_envs,).
-            infos: A dict of each environment; `TimeLimit.truncated` says that a time limit has cut
-                the episode.
+            done: Flags of episodes that ended, shape (n_envs,).
+            infos: A dict for each environment; `TimeLimit.truncated` is true if a time limit has
+                cut the episode.
 
         Raises:
             FieldError: Another shape, or another number of environments; nothing is added.
-            StorageError: Earlier steps could not be stored; they wait. Where a step is not added,
-                the episode ends before it.
+            StorageError: Earlier steps could not be stored; they stay pending. If a step is not
+                added, the episode ends before it.
         """
         fields = self._fields
         before, after = fields.observations(obs, "obs"), fields.observations(next_obs, "next_obs")

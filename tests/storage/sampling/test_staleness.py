@@ -235,7 +235,7 @@ def test_a_dataset_holds_what_is_fresh(episodes):
     dataset = torch.Dataset(episodes, "step", info=["seq"])
     assert len(dataset) == len(fresh_runs(0, 0))
     episodes.set_clock(10)
-    with pytest.raises(InsufficientDataError, match="make the dataset anew"):
+    with pytest.raises(InsufficientDataError, match="make a new dataset"):
         dataset[0]
 
 
