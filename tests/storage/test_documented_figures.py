@@ -40,3 +40,9 @@ def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
     assert vacuum.MAX_DEAD_PER_LIVE == 1 / 5
     pool = engine.engine_for(engine.resolve_url(SERVER_URL)).pool
     assert (pool.size(), pool._max_overflow) == (engine.POOL_SIZE, 5)
+
+
+def test_the_columns_of_a_step_are_explained():
+    text = text_of("docs/concepts/columns.md")
+    names = set(VIEWS["v_experiences"].columns) - {"buffer", "special_numbers"}
+    assert {name for name in names if f"`{name}`" not in text} == set()

@@ -1,0 +1,78 @@
+"""The pages on concepts: their examples run, and what they list is there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sqlbuffer import ReplayBuffer
+from tests.docs.pages import text_of
+from tests.support.markdown import ROOT
+
+PAGES = ["overview", "which-call", "columns", "guarantees", "folders"]
+
+
+def cells_of(document: str) -> list[list[str]]:
+    """Return the cells of each line of the tables of a page, without heads."""
+    lines = re.findall(r"^\|(.+)\|$", text_of(document), re.MULTILINE)
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
+    rule = [i for i, row in enumerate(cells) if set("".join(row)) <= set("- |")]
+    heads = {i - 1 for i in rule}
+    return [row for i, row in enumerate(cells) if i not in heads and i not in rule]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_examples_run(read, name):
+    read(f"docs/concepts/{name}.md")
+
+
+def test_each_call_that_is_listed_exists():
+    cells = [cell for row in cells_of("docs/concepts/which-call.md") for cell in row]
+    names = set(re.findall(r"`(?:with |for row in )?buffer\.(\w+)", " ".join(cells)))
+    assert {"add", "store", "store_batch", "extend", "sample_arrays", "lease", "mirror"} <= names
+    assert {name for name in names if not hasattr(ReplayBuffer, name)} == set()
+
+
+def test_every_way_to_write_and_to_draw_is_listed():
+    text = text_of("docs/concepts/which-call.md")
+    ways = {"add", "store", "store_batch", "extend", "episode", "record", "store_episode"}
+    ways |= {"annotate", "copy_to", "sample", "sample_arrays", "sample_transitions"}
+    ways |= {"sample_tasks", "loader", "mirror", "lease", "peek", "get_all", "get_paginated"}
+    ways |= {"get_by_task_id"}
+    assert {way for way in ways if f"{way}(" not in text} == set()
+
+
+def test_every_guarantee_names_a_test_that_exists():
+    rows = cells_of("docs/concepts/guarantees.md")
+    assert len(rows) > 25
+    for *_, test in rows:
+        found = re.fullmatch(r"`(.+?\.py)::(test_\w+)`", test)
+        if found is None:
+            assert test.startswith("not tested here: "), test
+            continue
+        path = ROOT / "tests" / found[1]
+        assert path.is_file(), test
+        names = {
+            node.name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef)
+        }
+        assert found[2] in names, test
+
+
+def test_every_folder_of_the_package_is_listed():
+    listed = [row[0].strip("`").rstrip("/") for row in cells_of("docs/concepts/folders.md")]
+    package = ROOT / "sqlbuffer"
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in package.rglob("__init__.py")}
+    assert {name for name in listed if name.startswith("sqlbuffer")} == folders
+    assert len(set(listed)) == len(listed)
+    outside = [name for name in listed if not name.startswith("sqlbuffer")]
+    assert all((ROOT / name).is_dir() for name in outside)
+
+
+def test_the_picture_follows_the_colours_of_the_reader():
+    svg = Path(ROOT / "docs/images/overview.svg").read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in svg
+    assert len(svg) < 150_000
+    assert 'width="700"' in svg
