@@ -1,4 +1,6 @@
-"""The `sqlbuffer` command. What a command needs is imported when it runs: `--help` stays quick."""
+"""The `sqlbuffer` command. Each command imports its modules when it runs, which keeps `--help`
+quick.
+"""
 
 import typer
 
@@ -70,4 +72,4 @@ def main(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options in front of a command."""

@@ -16,11 +16,11 @@ LINES = 4
 
 
 class DemoProgress:
-    """Shows the progress of a run for as long as the `with` block lasts.
+    """Shows the progress of a run during a `with` block.
 
     Args:
-        console: Where to.
-        plan: What is to be done.
+        console: Console to print to.
+        plan: Plan of the run.
     """
 
     def __init__(self, console: "Console", plan: "DemoPlan") -> None:

@@ -61,7 +61,7 @@ def _counts(plan: "DemoPlan", report: "Report") -> "Table":
         plan.total_episodes,
         tasks_held,
     )
-    return table(columns, [row], "What happened")
+    return table(columns, [row], "Result")
 
 
 def _speeds(report: "Report") -> "Table":

@@ -22,8 +22,8 @@ _SECRET_WORD = re.compile(
     r"[^/]+://[^/]*@",
     re.IGNORECASE,
 )
-# Modules whose errors are about the database. What else is not an `SQLBufferError` is a defect of
-# this package, and its traceback is wanted.
+# Modules whose errors are about the database. Any other error that is not an `SQLBufferError` is a
+# defect of this package; show its traceback.
 _DATABASE_MODULES = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy", "sqlite3"}
 
 

@@ -33,7 +33,7 @@ Condition = Annotated[
     typer.Option(
         "--condition",
         metavar="JSON",
-        help="Rows that match, as QueryBuilder().build() says it: "
+        help="Rows that match this JSON of QueryBuilder().build(): "
         '\'{"field": "step", "op": "gt", "value": 3}\'.',
         show_default=False,
     ),
@@ -43,7 +43,7 @@ Equal = Annotated[
     typer.Option(
         "--eq",
         metavar="FIELD=VALUE",
-        help="Rows whose field has this value: agent_id=a1, state.level=3. Given again, all hold.",
+        help="Rows whose field has this value: agent_id=a1, state.level=3. If repeated, all hold.",
         show_default=False,
     ),
 ]
@@ -51,8 +51,8 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Count rows and tasks however many there are. By default rows of large databases are "
-        "the size of the window.",
+        help="Count rows and tasks exactly. By default, the rows of large databases are the size "
+        "of the window.",
     ),
 ]
 Json = Annotated[
@@ -105,9 +105,9 @@ def database_and_word(
     """Return the URL and the word of `[URL] WORD`.
 
     Args:
-        first: The first word given.
-        second: The second one.
-        question: What to say where the word is missing.
+        first: First word of the command line.
+        second: Second word.
+        question: Message if the word is missing.
         may_be_new: The command makes a file that is missing.
 
     Raises:

@@ -25,7 +25,7 @@ def _for_people(column: str, value: Any) -> Any:
     if column == "fill" and value is not None:
         return f"{value:.0%}"
     if column.endswith("_at") and value is not None:
-        # SQLite has text. What Python has no date for is shown as it is.
+        # SQLite returns text. A time that Python has no date for is shown as text too.
         text = value if isinstance(value, str) else iso_time(value)
         return f"{text[:10]} {text[11:19]}" if text[10:11] == "T" else text
     return value

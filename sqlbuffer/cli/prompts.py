@@ -9,24 +9,24 @@ from sqlbuffer.errors import SQLBufferError
 
 
 class DeclinedError(SQLBufferError):
-    """The answer was no."""
+    """The user did not agree."""
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask whether to go on, unless the answer was given in advance.
+    """Ask the user to confirm, unless `--yes` was given.
 
     Args:
-        what: What is about to happen, such as `5 rows leave buffer 'x'`.
+        what: Description of the change, such as `5 rows leave buffer 'x'`.
         yes: `--yes` was given.
 
     Raises:
         DeclinedError: The answer was not yes.
-        UsageError: Nobody is there to answer.
+        UsageError: Standard input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{what}; nobody is there to ask: give --yes to do it")
+        raise UsageError(f"{what}; standard input is not a terminal to ask at: give --yes to do it")
     typer.echo(f"{what}. Go on? [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise DeclinedError("nothing was changed")

@@ -36,17 +36,17 @@ BUILT_IN_COLUMNS = (*KEY_COLUMNS, *VALUE_COLUMNS, *OVERLAY_COLUMNS, *PAYLOAD_COL
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """A part of a stream, to be read in another process while the stream is open.
+    """A part of a stream that another process may read while the stream is open.
 
-    It pickles: it has the address of the database, not the steps.
+    It can be pickled: it contains the address of the database, not the steps.
 
     Attributes:
         buffer: The buffer.
-        node: Which steps.
-        fields: Which typed fields.
-        range: Which numbers.
-        low_seq: What the hold of the stream holds.
-        hold_id: That hold; None: there is none.
+        node: Condition that steps must match.
+        fields: Typed fields to read.
+        range: Range of `seq`.
+        low_seq: Lowest `seq` that the stream's hold protects.
+        hold_id: Id of that hold; None if there is none.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -83,19 +83,20 @@ class StreamPiece:
 
 
 class BufferStream:
-    """The steps that a buffer has now, as batches of columns.
+    """The steps that a buffer holds now, as batches of columns.
 
-    From `with` on, the steps are held: what leaves the window of the buffer in the meantime is not
-    deleted before the block ends. Writers go on; steps that they store later are not part of it.
+    The steps are held during the `with` block: steps that leave the window of the buffer are not
+    deleted before the block ends. Writers can continue; steps that they store later are not
+    included.
 
     Args:
-        buffer: The buffer. Its own steps that wait are stored first.
-        condition: Which steps.
-        fields: Which typed fields; all by default.
+        buffer: The buffer. Its pending steps are stored first.
+        condition: Condition that steps must match.
+        fields: Typed fields to read; all by default.
 
     Raises:
         CopyError: The buffer is one of `sqlbuffer.compat`.
-        FieldError: An unknown field.
+        FieldError: A field is unknown.
 
     Attributes:
         low, high: The stream has steps with `low < seq <= high`.
@@ -164,7 +165,7 @@ class BufferStream:
 
     @property
     def state(self) -> SourceState:
-        """What the buffer as a whole had when the stream was opened."""
+        """State of the whole buffer when the stream was opened."""
         if self._state is None:
             raise CopyError("a stream is read inside `with`: with BufferStream(buffer) as stream")
         return self._state

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from sqlbuffer.interchange.buffer_stream import chosen_columns
 
-# Of the built-in columns, unless others are chosen.
+# Built-in columns of an example, by default.
 EXAMPLE_COLUMNS = (
     "seq", "task_id", "agent_id", "episode_id", "t", "step", "model_version", "reward",
     "terminated", "truncated", "state", "actions", "messages", "extra",

@@ -10,7 +10,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange.hugging_face.rollouts import ROLLOUT_FORMS
 
 FORMATS = ("parquet", "jsonl", "hf", "minari")
-# What a row of Hugging Face's data sets is.
+# Kinds of rows of Hugging Face's data sets.
 STEPS = "steps"
 ROWS = (STEPS, *ROLLOUT_FORMS)
 

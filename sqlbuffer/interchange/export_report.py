@@ -1,4 +1,4 @@
-"""What became of an export."""
+"""The result of an export."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from sqlbuffer.sizes import shown_size
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export has written.
+    """Result of an export.
 
     The steps are those that the buffer held when the export began. Labels, priorities, uses and
     reasons of quarantine are those at the time at which each batch of steps was read.
@@ -15,13 +15,13 @@ class ExportReport:
     Attributes:
         source: Name and database of the buffer, without a password.
         path: The folder or file that was written.
-        low_seq: It has steps with `low_seq < seq <= high_seq`.
+        low_seq: The export has steps with `low_seq < seq <= high_seq`.
         high_seq: See `low_seq`.
-        n_steps: How many steps.
-        n_episodes: How many episodes; None where the format has none.
-        n_files: How many files.
-        n_bytes: Their size.
-        seconds: How long it took.
+        n_steps: Number of steps.
+        n_episodes: Number of episodes; None if the format has no episodes.
+        n_files: Number of files.
+        n_bytes: Size of the files.
+        seconds: Duration of the export.
 
     Example:
         >>> report = ExportReport("'b' in replay.db", "out", 0, 10, 10, 1, 2, 5_000, 0.5)

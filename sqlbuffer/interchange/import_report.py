@@ -1,4 +1,4 @@
-"""What became of an import."""
+"""The result of an import."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from sqlbuffer.interchange.export_report import counted
 
 @dataclass
 class ImportCounts:
-    """What an import has stored so far; attributes as those of `ImportReport`."""
+    """Counts of an import so far; attributes as in `ImportReport`."""
 
     n_steps: int = 0
     n_stored: int = 0
@@ -18,18 +18,19 @@ class ImportCounts:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import has stored.
+    """Result of an import.
 
     Attributes:
-        source: What was imported.
+        source: Name of the imported files.
         target: Name and database of the buffer, without a password.
-        n_steps: Steps that the files have.
-        n_stored: Steps that this call stored.
-        n_duplicates: Steps that the buffer held already.
-        n_conflicts: Steps that were not stored, because the buffer holds others with their ids.
-        is_restored: The buffer has the numbers, times and episodes of the one that was exported;
-            else the steps were appended as new ones.
-        seconds: How long it took.
+        n_steps: Number of steps in the files.
+        n_stored: Number of steps that this call stored.
+        n_duplicates: Number of steps that the buffer held already.
+        n_conflicts: Number of steps that were not stored because the buffer holds other steps with
+            their ids.
+        is_restored: True if the buffer got the numbers, times and episodes of the exported one;
+            False if the steps were appended as new steps.
+        seconds: Duration of the import.
 
     Example:
         >>> report = ImportReport("out", "'b' in replay.db", 10, 8, 2, 0, False, 0.5)

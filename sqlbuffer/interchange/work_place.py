@@ -17,19 +17,19 @@ except ImportError:  # Windows
 
 
 class WorkPlace:
-    """A file or a folder next to another one, locked as long as its process lives.
+    """A file or a folder next to another one, locked while its process lives.
 
-    Making one removes those of the same output whose process was killed.
+    Making it removes the work places of the same output whose process was killed.
 
     Args:
-        target: What it becomes.
-        make: Makes it: `Path.touch`, `Path.mkdir`.
+        target: Path that it is renamed to.
+        make: Function that makes it: `Path.touch` or `Path.mkdir`.
 
     Attributes:
-        path: Where it is.
+        path: Path of the work place.
 
     Raises:
-        ExportError: It cannot be made there.
+        ExportError: The work place cannot be made.
     """
 
     def __init__(self, target: Path, make: Callable[[Path], None]) -> None:

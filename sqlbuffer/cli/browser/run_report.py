@@ -56,7 +56,7 @@ def report(
 
 
 def _write(path: Path, found: bytes) -> None:
-    """Write a file as a whole: who is interrupted leaves none of a part."""
+    """Write a whole file; an interruption leaves no partial file."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_bytes(found)

@@ -32,7 +32,7 @@ def ui(
     ] = PORT,
     host: Annotated[
         str,
-        typer.Option(help="The address to listen at. 0.0.0.0 lets other machines in."),
+        typer.Option(help="The address to listen at. 0.0.0.0 admits other machines."),
     ] = "127.0.0.1",
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Print the address, and open no browser.")
@@ -81,7 +81,7 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         server = uvicorn.Server(config)
 
         def end(*_: Any) -> None:
-            # What is cut off now is not worth a line.
+            # A connection that is cut off now needs no log line.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             made.state.site.live.close()
             server.should_exit = True

@@ -39,8 +39,8 @@ def create(
 ) -> None:
     """Make a buffer, and the schema of a new SQLite file.
 
-    A buffer that is there already is left as it is. If its settings are those of the file, this
-    succeeds (exit code 0); if not, it lists those that differ and fails (2).
+    An existing buffer is left as it is. If its settings equal those of the file, the command
+    succeeds (exit code 0). Otherwise it lists the differences and fails (2).
     """
     from sqlbuffer import ReplayBuffer
 

@@ -25,7 +25,7 @@ class Dialect(StrEnum):
 
 @app.command(epilog=example("sqlbuffer db init postgresql://me@db.internal/replay"))
 def init(url: Url = None) -> None:
-    """Create the schema; a schema that is there already is left alone."""
+    """Create the schema; an existing schema is left as it is."""
     from sqlbuffer.storage.migrations import status
 
     url = database(url, may_be_new=True)
@@ -78,8 +78,8 @@ def sql(
 ) -> None:
     """Print the SQL that `db init` or `db upgrade` would run.
 
-    For whoever has the right to run it. It is one transaction, and nothing where the schema is at
-    head.
+    Give it to an administrator who has the right to run it. It is one transaction, and empty if the
+    schema is at head.
     """
     from sqlbuffer.storage.migrations import status
 
@@ -99,8 +99,8 @@ def sql(
 def roles() -> None:
     """Print the SQL that makes PostgreSQL roles of least rights.
 
-    They are writer, learner and analyst.
-    Whoever runs it may create roles and owns the schema. Run it again after each upgrade.
+    The roles are writer, learner and analyst. Run the SQL as a role that may create roles and owns
+    the schema. Run it again after each upgrade.
     """
     from sqlbuffer.storage.schema.roles import roles_script
 

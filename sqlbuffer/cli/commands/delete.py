@@ -24,7 +24,7 @@ def delete(
     url: Url = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK", help="Every row of this task; again for another."),
+        typer.Option(metavar="TASK", help="Every row of this task; may be repeated."),
     ] = None,
     condition: Condition = None,
     eq: Equal = None,
@@ -40,8 +40,9 @@ def delete(
 ) -> None:
     """Delete rows, tasks or a whole buffer, for good.
 
-    Says how many rows and asks. Rows are chosen by one of --task, --condition and --eq (together:
-    both hold), --all-rows and --whole-buffer.
+    The command shows the number of rows and asks before it deletes. Choose rows by --task,
+    --condition or --eq, --all-rows, or --whole-buffer. With --condition and --eq together, both
+    must hold.
     """
     url = database(url)
     ways = {

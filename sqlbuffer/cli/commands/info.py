@@ -37,9 +37,10 @@ def info(
         ),
     ] = False,
 ) -> None:
-    """Show what a database is and all there is to know of its buffers.
+    """Show a database and all its buffers in full.
 
-    Times are UTC. In a file or a pipe tables are not cut. `sqlbuffer ls` says less, and sooner.
+    Times are UTC. In a file or a pipe, tables are not cut. `sqlbuffer ls` shows less, and is
+    quicker.
     """
     if config:
         if json or csv or ndjson or exact:

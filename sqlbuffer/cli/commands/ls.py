@@ -42,7 +42,7 @@ def ls(
     ] = False,
     buffer: BufferName = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Tasks listed at most; 0 lists all.")
+        int, typer.Option("--limit", min=0, help="Largest number of tasks; 0 lists all.")
     ] = 50,
     exact: Exact = False,
     json: Json = False,
@@ -51,7 +51,7 @@ def ls(
 ) -> None:
     """List the buffers of a database, or the tasks of a buffer.
 
-    The latest tasks come first. Times are UTC. In a file or a pipe tables are not cut.
+    The latest tasks come first. Times are UTC. In a file or a pipe, tables are not cut.
     """
     format_ = chosen(json=json, csv=csv, ndjson=ndjson)
     url, name = database_and_optional_word(url, name)

@@ -24,16 +24,15 @@ def resize(
     url: Url = None,
     capacity: Annotated[
         str | None,
-        typer.Argument(
-            metavar="N|unlimited", help="Rows the buffer holds at most.", show_default=False
-        ),
+        typer.Argument(metavar="N|unlimited", help="Largest number of rows.", show_default=False),
     ] = None,
     buffer: BufferName = None,
     yes: Yes = False,
 ) -> None:
-    """Change how many rows a buffer holds at most.
+    """Change the largest number of rows of a buffer.
 
-    Shrinking evicts the oldest at once, for good, so it asks where rows would leave.
+    A lower limit evicts the oldest rows immediately and for good, so the command asks if rows would
+    leave.
     """
     url, word = database_and_word(
         url, capacity, "to what capacity? type `sqlbuffer resize URL 100000`, or `unlimited`"

@@ -40,9 +40,9 @@ def copy(
 ) -> None:
     """Copy buffers into another database, while writers write.
 
-    Copies all buffers, or the one that is named, into buffers of the same names, which must be
-    empty. A command that was broken off goes on when it is typed again. --condition and --eq choose
-    steps.
+    It copies all buffers, or one with --buffer, into buffers of the same names, which must be
+    empty. If the command is interrupted, run it again: it continues where it stopped. --condition
+    and --eq choose steps.
     """
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.cli.copy_progress import CopyProgressBar

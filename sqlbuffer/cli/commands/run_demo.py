@@ -40,7 +40,10 @@ def demo(
         bool, typer.Option("--no-open", help="With --ui: print the address, open no browser.")
     ] = False,
 ) -> None:
-    """See it work: processes play CartPole into a buffer, one samples."""
+    """Play CartPole into a buffer, and sample from it.
+
+    Several processes play, and one samples.
+    """
     from sqlbuffer.demo import DemoPlan
 
     plan = DemoPlan(

@@ -30,10 +30,10 @@ def doctor(
     csv: Csv = False,
     ndjson: Ndjson = False,
 ) -> None:
-    """Check a database and say what to do about what is wrong.
+    """Check a database, and show how to fix each problem.
 
-    A line a check: OK, WARN or FAIL. Changes nothing. Exits with 0 unless something fails, else
-    with the code of the first failure.
+    It prints a line for each check: OK, WARN or FAIL. It changes nothing. The exit code is 0, or
+    the code of the first check that fails.
     """
     from sqlbuffer.storage.inspect.doctor import examine
 

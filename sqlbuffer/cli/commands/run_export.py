@@ -22,7 +22,9 @@ def export(
         str,
         typer.Argument(metavar="SRC", help="The database, as a URL or the path of a SQLite file."),
     ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="What to write.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The folder, file or data set to make.")
+    ],
     buffer: BufferName = None,
     format_: Annotated[
         str,
@@ -40,7 +42,7 @@ def export(
             "--where",
             "--condition",
             metavar="JSON",
-            help="Steps that match, as QueryBuilder().build() says it: "
+            help="Steps that match this JSON of QueryBuilder().build(): "
             '\'{"field": "step", "op": "gt", "value": 3}\'.',
             show_default=False,
         ),
@@ -78,8 +80,8 @@ def export(
 ) -> None:
     """Write the steps of a buffer to files, while writers write.
 
-    The output appears when it is complete. A command that was broken off leaves nothing; what one
-    that was killed leaves, the next export to the same path removes.
+    The output appears when it is complete. An interrupted command leaves nothing. If a command is
+    killed, the next export to the same path removes its files.
     """
     from sqlbuffer.cli.buffer_choice import opened
     from sqlbuffer.cli.copy_progress import CopyProgressBar

@@ -54,7 +54,7 @@ def import_(
         typer.Option(
             "--column",
             metavar="NAME=FIELD",
-            help="What a column of files of other programs is; NAME= leaves it out.",
+            help="Field for a column of another program's files; NAME= omits it.",
             show_default=False,
         ),
     ] = None,
@@ -62,8 +62,8 @@ def import_(
     """Store the steps of files in a buffer.
 
     An export restores its buffer, which must be missing or empty: numbers, ids, times, episodes and
-    settings. Other files are appended. A command that was broken off goes on when it is typed
-    again.
+    settings. Other files are appended. If the command is interrupted, run it again: it continues
+    where it stopped.
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError

@@ -26,10 +26,10 @@ def insert(
         str, typer.Option("--buffer", "-b", metavar="NAME", help="The buffer.")
     ] = "default",
 ) -> None:
-    """Store steps that are given as JSON, one a line.
+    """Store steps that are given as JSON, one step in each line.
 
-    A line has what `ReplayBuffer.add` takes: task_id, step, state, actions, reward, and so on. A
-    line that cannot be stored ends the command; those before it are stored.
+    A line has the arguments of `ReplayBuffer.add`: task_id, step, state, actions, reward, and so
+    on. A line that cannot be stored ends the command; the lines before it are stored.
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.terminal import console

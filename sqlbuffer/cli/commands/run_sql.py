@@ -26,7 +26,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="SELECT",
-            help="One statement that reads; - takes it from standard input.",
+            help="One statement that only reads; - reads it from standard input.",
             show_default=False,
         ),
     ] = None,
@@ -34,11 +34,11 @@ def sql(
     csv: Csv = False,
     ndjson: Ndjson = False,
 ) -> None:
-    """Run one SQL statement that reads and print what it finds.
+    """Run one SQL statement that only reads, and print its result.
 
     The database is opened read-only. The views v_buffers, v_tasks, v_agents, v_groups and
-    v_experiences are made for questions. CSV, JSON and NDJSON are written as rows arrive, in little
-    memory; on a terminal a table shows the first 1,000 rows, in a file or a pipe all of them.
+    v_experiences are made for queries. CSV, JSON and NDJSON are written as rows arrive, in little
+    memory. A table shows the first 1,000 rows on a terminal, and all rows in a file or a pipe.
     """
     from sqlbuffer.storage.database import readonly
 

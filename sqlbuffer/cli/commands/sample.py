@@ -56,12 +56,12 @@ def sample(
     csv: Csv = False,
     ndjson: Ndjson = False,
 ) -> None:
-    """Draw rows, or whole tasks, uniformly at random and show them.
+    """Draw rows, or whole tasks, uniformly at random, and show them.
 
-    It only looks: rows that are used up, stale or in quarantine are there too, no rate limiter is
-    asked, and nothing counts as sampled.
+    The command only reads: rows that are used up, stale or in quarantine are shown too, no rate
+    limiter is asked, and nothing counts as sampled.
 
-    Tables show payloads in short, and of tasks a line each. --json, --csv and --ndjson print every
+    Tables show short payloads, and tasks in one line each. --json, --csv and --ndjson print every
     row in full.
     """
     from sqlbuffer import RandomSampler, RandomTaskSample

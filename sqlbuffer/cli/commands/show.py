@@ -36,11 +36,11 @@ def show(
     csv: Csv = False,
     ndjson: Ndjson = False,
 ) -> None:
-    """Show one trajectory, messages as a conversation.
+    """Show one trajectory, with messages as a conversation.
 
-    Arrays and long texts of states and actions are shortened, messages are not, and those that a
-    step repeats from the one before are left out. --json, --csv and --ndjson print every row in
-    full, under the names of the arguments of ReplayBuffer.add.
+    Arrays and long texts of states and actions are shortened; messages are not. Messages that a
+    step repeats from the step before are left out. --json, --csv and --ndjson print every row in
+    full, with the argument names of ReplayBuffer.add.
     """
     from sqlbuffer.cli.experience_rows import in_full
     from sqlbuffer.cli.terminal import console

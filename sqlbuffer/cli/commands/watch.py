@@ -28,10 +28,11 @@ def watch(
     url: Url = None,
     buffer: BufferName = None,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="How often to look.")
+        float, typer.Option("--every", metavar="SECONDS", help="Seconds between two looks.")
     ] = 1.0,
     window: Annotated[
-        float, typer.Option("--window", metavar="SECONDS", help="What the rates are over.")
+        float,
+        typer.Option("--window", metavar="SECONDS", help="Seconds over which rates are measured."),
     ] = 60.0,
     exact: Annotated[
         bool,
@@ -42,10 +43,11 @@ def watch(
         bool, typer.Option("--json", help="Print one JSON object a buffer and line.")
     ] = False,
 ) -> None:
-    """Show what goes in and out of each buffer, live.
+    """Show the inserts and draws of each buffer, live.
 
-    Ctrl-C ends it. On a terminal one table is kept up to date; in a file or a pipe each look prints
-    a line a buffer. Rates are those of the last minute; staleness, priority and uses are medians.
+    Ctrl-C ends it. A terminal shows one table that is updated. In a file or a pipe, each look
+    prints a line for each buffer. Rates are those of the last minute; staleness, priority and uses
+    are medians.
     """
     for name, value in (("--every", every), ("--window", window)):
         if not LEAST_S <= value <= MOST_S:

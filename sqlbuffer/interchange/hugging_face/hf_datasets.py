@@ -27,26 +27,27 @@ def to_hf(
     n_shards: int = 1,
     min_margin: float = 0.0,
 ) -> Any:
-    """Return a `datasets.IterableDataset` over a buffer, without a copy on disk.
+    """Return a `datasets.IterableDataset` of a buffer, without a copy on disk.
 
-    Each iteration reads what the buffer has then, and holds it until it was read: nothing is
-    evicted before. Workers of a `DataLoader` open the buffer by its URL.
+    Each iteration reads the steps that the buffer has at its start, and holds them: no step is
+    evicted before it is read. Workers of a `DataLoader` open the buffer by its URL.
 
     Args:
         buffer: The buffer.
-        rows: What an example is: `steps`, or a form of `RolloutRows`.
-        condition: Which steps.
-        columns: Examples of steps: which typed fields and built-in columns. By default all fields,
-            the keys, the reward, the flags and the JSON values.
-        n_shards: Examples of steps: how many ranges of `seq` workers read at the same time. They
-            are ranges of what is stored now; the last one has what is stored later, too.
+        rows: Kind of example: `steps`, or a form of `RolloutRows`.
+        condition: Condition that steps must match.
+        columns: Typed fields and built-in columns to read, for `steps`. By default all fields, the
+            keys, the reward, the flags and the JSON values.
+        n_shards: Number of ranges of `seq` that workers read at the same time, for `steps`. The
+            ranges cover the steps that are stored now; the last one also includes steps that are
+            stored later.
         min_margin: See `RolloutRows`.
 
     Raises:
-        FieldError: An unknown column.
+        FieldError: A column is unknown.
         MissingExtraError: `datasets` is not installed.
-        TypeError: The database is in memory, where no other process can open it.
-        ValueError: An unknown kind of rows, or more than one shard of rollouts.
+        TypeError: The database is in memory, so no other process can open it.
+        ValueError: The kind of rows is unknown, or there is more than one shard of rollouts.
 
     Example:
         >>> import os, tempfile

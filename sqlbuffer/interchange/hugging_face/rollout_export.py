@@ -26,16 +26,16 @@ FILE_BYTES = 128 * 10**6
 
 @dataclass(frozen=True)
 class RolloutExport:
-    """What an export of rollouts has written.
+    """Result of an export of rollouts.
 
     Attributes:
         path: The folder.
-        form: What a row is; see `RolloutRows`.
-        n_rows: How many rows.
-        n_skipped: How many episodes or pairs there is no row of; see `RolloutRows`.
-        n_steps: How many steps were read.
+        form: Form of a row; see `RolloutRows`.
+        n_rows: Number of rows.
+        n_skipped: Number of episodes or pairs without a row; see `RolloutRows`.
+        n_steps: Number of steps that were read.
         n_bytes: Size of the files.
-        seconds: How long it took.
+        seconds: Duration of the export.
 
     Example:
         >>> print(RolloutExport("out", "preference", 4, 1, 24, 5_000, 0.1))
@@ -71,26 +71,26 @@ def export_rollouts(
 ) -> RolloutExport:
     """Write rollouts to a folder that `datasets.load_dataset` opens.
 
-    The folder has `train-00000.parquet` and so on. A message has `role` and `content`, and other
-    keys (`MESSAGE_KEYS`), which are null where there is none.
+    The folder has `train-00000.parquet` and so on. A message has `role`, `content` and other keys
+    (`MESSAGE_KEYS`), which are null if the message does not have them.
 
     Args:
         buffer: The buffer.
         path: The folder to make.
-        form: What a row is; see `RolloutRows`.
-        condition: Which steps.
+        form: Form of a row; see `RolloutRows`.
+        condition: Condition that steps must match.
         min_margin: See `RolloutRows`.
-        overwrite: Replace an export that is there.
-        compression: Of the files; see `export_parquet`.
-        on_progress: Called after each batch with the number of steps read so far, the last `seq`
-            that was read, and the range of those to read.
+        overwrite: Replace an existing export.
+        compression: Compression of the files; see `export_parquet`.
+        on_progress: Function that is called after each batch with the number of steps read so far,
+            the last `seq` read, and the range of `seq` to read.
 
     Raises:
         CopyError: Steps left the buffer before they were read.
-        ExportError: There is something by that name, or the disk is full.
+        ExportError: The path exists already, or the disk is full.
         FieldError: A step holds something that is not a message.
         MissingExtraError: pyarrow is not installed.
-        ValueError: An unknown form.
+        ValueError: The form is unknown.
 
     Example:
         >>> import tempfile

@@ -30,27 +30,27 @@ _PAYLOADS = ("state", "actions", "messages", "extra")
 
 @dataclass
 class RolloutRows:
-    """Rows of rollouts: iterate over it as often as wanted; each time it reads what is there then.
+    """Rows of rollouts. Each iteration reads the steps that the buffer has at that time.
 
     Args:
         buffer: The buffer.
-        form: What a row is. `conversations`: an episode, with `messages`, `reward`, `status`,
+        form: Form of a row. `conversations`: an episode, with `messages`, `reward`, `status`,
             `stop_reason` and its ids. `messages`, `prompt_completion` and `preference` are TRL's
-            data sets of the same names; a preference pair is the best and the worst of the episodes
-            of a task that have ended.
-        condition: Which steps.
-        min_margin: The rewards of a preference pair differ by more than this.
-        on_progress: Called after each batch with the number of steps read so far, the last `seq`
-            that was read, and the range of those to read.
+            data sets of the same names. A preference pair is the best and the worst ended episode
+            of a task.
+        condition: Condition that steps must match.
+        min_margin: Difference that the rewards of a preference pair must exceed.
+        on_progress: Function that is called after each batch with the number of steps read so far,
+            the last `seq` read, and the range of `seq` to read.
 
     Attributes:
-        n_skipped: How many episodes or pairs the last iteration made no row of: those without
-            messages, or without an answer, and pairs whose prompts differ or whose answers are
+        n_skipped: Number of episodes or pairs that the last iteration skipped: those without
+            messages or without an answer, and pairs whose prompts differ or whose answers are
             equal.
-        n_steps: How many steps the last iteration has read.
+        n_steps: Number of steps that the last iteration has read.
 
     Raises:
-        ValueError: An unknown form.
+        ValueError: The form is unknown.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")
@@ -104,11 +104,11 @@ class RolloutRows:
         *,
         has_messages: bool = True,
     ) -> Iterator[Conversation]:
-        """Yield the conversations of a stream, each when its last step was read.
+        """Yield the conversations of a stream, each after its last step was read.
 
         Args:
             pieces: The stream.
-            episodes: What is known of its episodes.
+            episodes: Data of its episodes.
             has_messages: Whether their messages are wanted.
         """
         assembler = ConversationAssembler(episodes.rewards)
@@ -141,12 +141,12 @@ class RolloutRows:
 
 @dataclass(frozen=True)
 class _Episodes:
-    """What is known of the episodes of a stream.
+    """Data of the episodes of a stream.
 
     Attributes:
-        rewards: The own rewards of those that have one.
-        ends: The numbers of the last steps of those that have ended, ascending.
-        is_aborted: Whether each of them was aborted.
+        rewards: Own rewards of the episodes that have one.
+        ends: Numbers of the last steps of ended episodes, ascending.
+        is_aborted: True for each of them that was aborted.
     """
 
     rewards: dict[EpisodeKey, float]

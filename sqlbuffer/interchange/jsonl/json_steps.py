@@ -1,7 +1,7 @@
 """A step as a JSON object, and back.
 
-Its keys are those that the commands print with `--ndjson`. What JSON lacks is tagged as payloads in
-the database are: `{"$float": "nan"}`.
+Its keys are those that the commands print with `--ndjson`. Values that JSON does not have are
+tagged as in payloads in the database: `{"$float": "nan"}`.
 """
 
 import base64
@@ -33,7 +33,7 @@ COLUMNS = {
 }  # fmt: skip
 PAYLOADS = ("state", "actions", "messages", "extra")
 _OTHER_NAMES = {"reward": "reward_t", "advantage": "adv_t", "value": "v_t", "action": "actions"}
-# What a step has in its own buffer, and gets anew.
+# Values that a step has in its own buffer, and gets again in another.
 _IGNORED = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
@@ -120,13 +120,13 @@ def row_of_json(tree: Any, specs: Mapping[str, FieldSpec]) -> tuple[DataRow, Any
     """Return a step, and its priority or None.
 
     Args:
-        tree: A JSON object; see the head of this file. `reward`, `advantage`, `value` and `action`
-            mean `reward_t`, `adv_t`, `v_t` and `actions` where no field has their name.
+        tree: A JSON object; see the docstring of this module. `reward`, `advantage`, `value` and
+            `action` mean `reward_t`, `adv_t`, `v_t` and `actions` if no field has their name.
         specs: The typed fields of the buffer.
 
     Raises:
         FieldError: A field cannot hold its value.
-        FileImportError: It is no object, has an unknown key, or a malformed tag.
+        FileImportError: The value is not an object, or it has an unknown key or a malformed tag.
     """
     if not isinstance(tree, dict):
         raise FileImportError(f"expected a JSON object with the values of a step, got {tree!r}")

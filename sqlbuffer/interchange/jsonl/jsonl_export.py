@@ -29,24 +29,24 @@ def export_jsonl(
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ExportReport:
-    """Write the steps of a buffer as JSON, one step a line, in the order of `seq`.
+    """Write the steps of a buffer as JSON, one step in each line, in the order of `seq`.
 
-    The keys are those that commands print with `--ndjson`; what a step does not have is left out.
-    NaN, infinities and what else JSON lacks are tagged (`{"$float": "nan"}`), so that
-    `insert_jsonl` stores equal steps. The file appears when it is complete.
+    The keys are those that commands print with `--ndjson`. Values that a step does not have are
+    left out. NaN, infinities and other values that JSON does not have are tagged (`{"$float":
+    "nan"}`), so `insert_jsonl` stores equal steps. The file appears when it is complete.
 
     Args:
         buffer: The buffer.
         path: The file to make; `-` is standard output.
-        condition: Which steps; all by default.
-        columns: Which columns: built-in ones and typed fields; all by default.
-        overwrite: Replace a file that is there.
-        on_progress: As for `export_parquet`.
+        condition: Condition that steps must match; all by default.
+        columns: Built-in columns and typed fields to write; all by default.
+        overwrite: Replace an existing file.
+        on_progress: See `export_parquet`.
 
     Raises:
         CopyError: Steps left the buffer before they were read.
-        ExportError: There is something by that name, or the disk is full.
-        FieldError: An unknown column.
+        ExportError: The path exists already, or the disk is full.
+        FieldError: A column is unknown.
         StorageBusyError: A transaction that writes to the buffer does not end.
 
     Example:

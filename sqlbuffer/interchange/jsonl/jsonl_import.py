@@ -38,27 +38,27 @@ def insert_jsonl(
     fields: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportReport:
-    """Store steps that are given as JSON, one step a line, in a buffer.
+    """Store steps that are given as JSON, one step in each line, in a buffer.
 
-    A line is an object with what `ReplayBuffer.add` takes: `task_id`, `agent_id`, `step`, `state`,
-    `actions`, `reward`, ... and the typed fields of the buffer; `export_jsonl` and `--ndjson` write
-    such lines. Up to 1,000 lines are stored at once, and fewer where no other line comes. A step of
-    a file that has no id gets one of its line, so a second import stores nothing twice; one of
-    standard input is a new step each time.
+    A line is an object with the arguments of `ReplayBuffer.add`: `task_id`, `agent_id`, `step`,
+    `state`, `actions`, `reward`, ... and the typed fields of the buffer. `export_jsonl` and
+    `--ndjson` write such lines. Up to 1,000 lines are stored in one transaction, or fewer if no
+    further line arrives. A step without an id gets an id from its line in the file, so a second
+    import stores no step twice. From standard input, each such step is a new one.
 
     Args:
         path: The file; `-` is standard input.
         url: The database; see `ReplayBuffer`.
-        name: The buffer. A missing one is made when the first line is known to be right.
-        fields: The typed fields of a buffer that is made; by default those keys of the first line
-            that are not built in, with 64 bits. Their types follow from the first lines, up to
-            1,000: integers are floats where one of these lines has a float.
-        on_progress: Called after each batch.
+        name: Name of the buffer. A missing buffer is made after the first line was checked.
+        fields: Typed fields of a new buffer. By default these are the keys of the first line that
+            are not built in, with 64 bits. Their types follow from the first lines, up to 1,000: an
+            integer field becomes float if one of these lines has a float.
+        on_progress: Function that is called after each batch.
 
     Raises:
-        FieldError: A value cannot be stored; names the line.
-        FileImportError: A line is no JSON object, or has an unknown key; names the line. Those
-            before it are stored.
+        FieldError: A value cannot be stored; the message names the line.
+        FileImportError: A line is not a JSON object, or has an unknown key; the message names the
+            line. The lines before it are stored.
 
     Example:
         >>> import tempfile

@@ -21,7 +21,7 @@ def parsed_line(line: bytes) -> Any:
     """Return the value of a line: integers exactly, and `NaN` and `Infinity` as numbers.
 
     Raises:
-        FileImportError: It is no JSON, or has a number that no float holds.
+        FileImportError: The line is not JSON, or has a number that is out of the range of floats.
 
     Example:
         >>> parsed_line(b'[123456789012345678901, NaN, 1.5]')

@@ -31,28 +31,28 @@ def export_minari(
     on_progress: OnProgress | None = None,
     **metadata: Any,
 ) -> Any:
-    """Write the whole episodes of a buffer to a Minari data set; return the `MinariDataset`.
+    """Write the whole episodes of a buffer to a Minari data set, and return the `MinariDataset`.
 
     An episode of N steps has N + 1 observations. Images are stored without loss. Fields that are
     neither observations nor actions become `infos`: the value of step t is at t + 1, and 0 is
     before the first step.
 
-    The episodes are those that the buffer holds now; writers go on in the meantime. Left out are
-    those that are open or aborted, that have lost steps, and that have no observation after the
-    last step. The data set is in the folder that `MINARI_DATASETS_PATH` names, and appears there
-    when it is complete.
+    The episodes are those that the buffer holds now; writers can continue. An episode is left out
+    if it is open or aborted, has lost steps, or has no observation after the last step. The data
+    set is made in the folder `MINARI_DATASETS_PATH`, and appears there when it is complete.
 
     Args:
         buffer: A buffer with typed fields, such as those of `fields_from_env`.
-        dataset_id: Its name for Minari, such as `cartpole/recorded-v0`.
-        env: The environment that was recorded: its id, its spec, or itself. Its spaces become those
-            of the data set. Without one they are boxes with the bounds of each field's dtype.
-        condition: Which episodes: those of which all steps match.
-        fields: The fields of `infos`; by default all others, but for `next_<observation>`.
-        overwrite: Replace a data set of that name.
-        data_format: How Minari stores it: `arrow`, `parquet` or `hdf5`.
-        on_progress: Called after each batch with the number of steps read so far, the last `seq`
-            that was read, and the range of those to read.
+        dataset_id: Name of the data set for Minari, such as `cartpole/recorded-v0`.
+        env: Environment that was recorded: its id, its spec, or the environment. Its spaces become
+            those of the data set. Without it, the spaces are boxes with the bounds of each field's
+            dtype.
+        condition: Condition that all steps of an episode must match.
+        fields: Fields of `infos`; by default all other fields except `next_<observation>`.
+        overwrite: Replace an existing data set.
+        data_format: Minari's format: `arrow`, `parquet` or `hdf5`.
+        on_progress: Function that is called after each batch with the number of steps read so far,
+            the last `seq` read, and the range of `seq` to read.
         **metadata: More arguments of `minari.create_dataset_from_buffers`, such as `author`,
             `algorithm_name` and `description`.
 

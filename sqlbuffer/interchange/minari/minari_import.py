@@ -34,26 +34,26 @@ def import_minari(
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> ImportReport:
-    """Store the episodes of a Minari data set in a buffer, which is made where there is none.
+    """Store the episodes of a Minari data set in a buffer; a missing buffer is made.
 
     The buffer has the fields of `fields_from_env`, and a field for each of the `infos` that are
-    numbers of one shape. The last observation of an episode is its final observation. An import
-    that was broken off goes on when it is called again: no episode is stored twice.
+    numbers of one shape. The last observation of an episode is its final observation. If an import
+    was interrupted, call it again: it continues, and no episode is stored twice.
 
     Args:
         dataset: A `MinariDataset`, the name of one in Minari's folder, or the path of one.
         url: The database; see `ReplayBuffer`.
         name: The buffer.
-        task_id: The task of all episodes; by default the id of the environment, or the name of the
-            data set.
-        agent_id: Who acted.
-        infos: Which infos become fields; by default all that are numbers of one shape.
-        on_progress: Called after each episode with the number of steps so far, that number again,
-            and a range of as many as there are in all.
+        task_id: Task of all episodes; by default the id of the environment, or the name of the data
+            set.
+        agent_id: Agent that acted.
+        infos: Infos that become fields; by default all that are numbers of one shape.
+        on_progress: Function that is called after each episode with the number of steps so far,
+            that number again, and the range of all steps.
         **settings: Settings of the buffer; see `ReplayBuffer`.
 
     Raises:
-        FieldError: A space of no fixed size, or the buffer has other fields.
+        FieldError: A space has no fixed size, or the buffer has other fields.
         FileNotFoundError: There is no such data set.
         FileImportError: The data set is damaged.
         InsufficientDataError: It has no episodes.

@@ -28,19 +28,19 @@ _META = (
     "execute_time",
 )  # fmt: skip
 _TEXTS = ("id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id")
-# What belongs to a step in its own buffer, and is not appended.
+# Columns that belong to a step in its own buffer, and are not appended.
 _LEFT_OUT = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
 
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """What the columns of files are.
+    """Meaning of the columns of files.
 
     Attributes:
-        built_in: Their names by those of built-in columns.
-        fields: Their names by those of typed fields.
+        built_in: Names of the files' columns by the names of built-in columns.
+        fields: Names of the files' columns by the names of typed fields.
         specs: The typed fields of the buffer.
-        is_own: Payloads are the JSON that an export has written.
+        is_own: True if payloads are the JSON of an export.
     """
 
     built_in: dict[str, str]

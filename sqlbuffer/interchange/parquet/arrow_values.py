@@ -80,7 +80,7 @@ def items(spec: FieldSpec, array: Any) -> NDArray[Any]:
 
 def field_values(spec: FieldSpec, column: Any) -> Any:
     """Return the values of a typed field: an array of shape (n, *shape), or n arrays of their own
-    shapes. What is null is zeros, or empty.
+    shapes. Null becomes zeros or an empty array.
 
     Args:
         spec: The field.

@@ -32,9 +32,9 @@ def episode_schema(observations: Mapping[str, FieldSpec], metadata: Mapping[str,
     """Return the Arrow schema of episodes.
 
     Args:
-        observations: The fields of an observation: the final one of an episode is in columns of
-            their names behind `final_`.
-        metadata: What is to be known of the buffer.
+        observations: Fields of an observation. The final observation of an episode is in columns
+            `final_<field>`.
+        metadata: Metadata of the buffer.
     """
     pa = load_pyarrow()
     time = pa.timestamp("us", tz="UTC")
@@ -68,7 +68,7 @@ def episode_tables(
         page = page.where([key in seen for key in keys])
     own = page.values
     n = len(page)
-    # What annotations changed of an open episode is in the rewards of its steps.
+    # For an open episode, changes by annotations are already in the rewards of its steps.
     returns = [
         None if status == "open" else value
         for status, value in zip(own["status"], own["return"], strict=True)

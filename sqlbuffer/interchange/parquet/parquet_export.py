@@ -35,25 +35,25 @@ def export_parquet(
 ) -> ExportReport:
     """Write the steps and episodes of a buffer to a folder of Parquet files.
 
-    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, and a README from which
-    `datasets.load_dataset` knows them. The steps are those that the buffer holds now; writers go on
-    in the meantime. The folder appears when it is complete.
+    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, and a README for
+    `datasets.load_dataset`. The steps are those that the buffer holds now; writers can continue.
+    The folder appears when it is complete.
 
     Args:
         buffer: The buffer.
         path: The folder to make.
-        condition: Which steps; all by default.
-        columns: Which columns: built-in ones and typed fields. All by default, which
-            `import_parquet` restores a buffer from.
-        overwrite: Replace an export that is there.
-        compression: Of the files: `zstd`, `snappy`, `gzip`, `lz4`, `brotli` or `none`.
-        on_progress: Called after each batch with the number of steps exported so far, the last
-            `seq` that was read, and the range of those to read.
+        condition: Condition that steps must match; all by default.
+        columns: Built-in columns and typed fields to write. The default is all; `import_parquet`
+            can restore the buffer only from all of them.
+        overwrite: Replace an existing export.
+        compression: Compression of the files: `zstd`, `snappy`, `gzip`, `lz4`, `brotli` or `none`.
+        on_progress: Function that is called after each batch with the number of steps exported so
+            far, the last `seq` read, and the range of `seq` to read.
 
     Raises:
         CopyError: Steps left the buffer before they were read.
-        ExportError: There is something by that name, or the disk is full.
-        FieldError: An unknown column.
+        ExportError: The path exists already, or the disk is full.
+        FieldError: A column is unknown.
         MissingExtraError: pyarrow is not installed.
         StorageBusyError: A transaction that writes to the buffer does not end.
 
@@ -187,8 +187,8 @@ class _StepsFile:
         import pyarrow.parquet as pq
 
         self._file = path.open("wb")
-        # Numbers of fields seldom repeat, and nobody looks for their least and greatest: with
-        # these it takes half as long again.
+        # Numbers of fields seldom repeat, and no reader needs their least and greatest value: these
+        # encodings and statistics would take half as long again.
         self._writer = pq.ParquetWriter(
             self._file,
             arrow,

@@ -24,10 +24,10 @@ class ParquetFiles:
     Attributes:
         paths: The files with steps, in order.
         schema: Their Arrow schema.
-        metadata: What `export_parquet` noted in them; None where others wrote them.
+        metadata: Metadata that `export_parquet` wrote; None if another program wrote the files.
 
     Raises:
-        FileImportError: There are none, they differ, or one is no Parquet file.
+        FileImportError: There are no files, their schemas differ, or a file is not Parquet.
     """
 
     def __init__(self, path: "str | os.PathLike[str]") -> None:

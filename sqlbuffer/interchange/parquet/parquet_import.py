@@ -35,31 +35,31 @@ def import_parquet(
 ) -> ImportReport:
     """Store the steps of Parquet files in a buffer.
 
-    Files of `export_parquet` restore the buffer: with its settings, numbers, ids, times, episodes,
-    sessions, priorities, uses and reasons of quarantine. The buffer must be missing, or empty. It
-    shows the steps that it has so far and refuses writers until the import is complete. If the
-    process is killed, call this again: it goes on where it was.
+    Files of `export_parquet` restore the buffer with its settings, numbers, ids, times, episodes,
+    sessions, priorities, uses and reasons of quarantine. The buffer must be missing or empty. Until
+    the import is complete, the buffer shows the steps that it has so far and refuses writers. If
+    the process is killed, repeat the call: it continues where it stopped.
 
-    Other files, and those of an export with some columns only, are appended to the buffer as new
-    steps, and so are those of an export where the buffer has steps. A missing buffer is made. A
-    step without an id gets one from its place in the file: a second import stores nothing twice.
+    Files are appended as new steps if another program wrote them, if the export has some columns
+    only, or if the buffer has steps. A missing buffer is made. A step without an id gets an id from
+    its place in the file, so a second import stores no step twice.
 
     Args:
         path: A folder of Parquet files, or a file.
         url: The database; see `ReplayBuffer`.
-        name: The buffer; by default the name of the one that was exported, or `default`.
-        columns: What columns of the files are, by their names: `{"observation": "obs"}`. None
-            leaves one out. Those that are not named are what their name says: a built-in column, a
-            field of the buffer, or a new field of a buffer that is made.
-        fields: The typed fields of a buffer that is made, as `ReplayBuffer` takes them; by default
-            they follow from the types of the columns.
-        on_progress: Called after each batch with the number of steps stored so far, how many were
-            read, and the range of those to read.
+        name: Name of the buffer; by default that of the exported buffer, or `default`.
+        columns: Fields for columns of the files, by the columns' names: `{"observation": "obs"}`.
+            None omits a column. Other columns keep their name: a built-in column, a field of the
+            buffer, or a new field of a new buffer.
+        fields: Typed fields of a new buffer, as for `ReplayBuffer`; by default they follow from the
+            types of the columns.
+        on_progress: Function that is called after each batch with the number of stored steps, the
+            number of steps read, and the range of steps to read.
 
     Raises:
         CopyError: The buffer holds another unfinished copy.
-        FieldError: A value that a field cannot hold.
-        FileImportError: There are no files, or a column does not fit; names the column.
+        FieldError: A field cannot hold a value.
+        FileImportError: There are no files, or a column does not fit; the message names the column.
         MissingExtraError: pyarrow is not installed.
 
     Example:

@@ -44,7 +44,7 @@ class StepTable:
 
     Args:
         table: The steps.
-        schema: Which column is which.
+        schema: Meaning of the columns.
     """
 
     def __init__(self, table: Any, schema: StepSchema) -> None:
@@ -141,7 +141,7 @@ def own_schema(noted: Mapping[str, Any], config: BufferConfig) -> StepSchema:
     """Return the columns of an export.
 
     Args:
-        noted: What was noted in its files.
+        noted: Metadata of its files.
         config: The settings of the buffer.
     """
     return StepSchema(noted["built_in"], dict(config.fields.specs))
@@ -362,7 +362,9 @@ def _add_ids(
 
 
 def _spans(runs: StepRuns, values: NDArray[np.float64]) -> list[Mapping[str, Any]]:
-    """Return the times of each chunk: its first and last one where the others lie between."""
+    """Return the times of each chunk: the first and last time if the others are evenly between
+    them.
+    """
     begins, ends = runs.begins, np.append(runs.begins[1:], len(values))
     first, last = values[begins], values[ends - 1]
     counts = (ends - begins)[runs.run_of]

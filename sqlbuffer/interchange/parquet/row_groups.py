@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sqlbuffer.interchange.parquet.arrow_tables import concatenated
 from sqlbuffer.steps.column_batch import ColumnBatch
 
-# Of these many bytes in memory the steps of each episode are put together.
+# The steps of each episode are put together within blocks of this many bytes in memory.
 GROUP_BYTES = 8 * 2**20
 
 
@@ -73,9 +73,10 @@ class RowGroups:
 
 
 def _end_of_episodes(codes: NDArray[np.int64]) -> int:
-    """Return how many steps to take so that no episode is cut; all, where half of them were less.
+    """Return a number of steps to take that cuts no episode, or all if that is less than half of
+    them.
 
-    Nothing says whether the episode of the last step goes on, so it waits.
+    The episode of the last step may continue, so it waits.
     """
     n = len(codes)
     distinct, index = np.unique(codes, return_inverse=True)

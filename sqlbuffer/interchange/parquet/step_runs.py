@@ -10,14 +10,14 @@ from sqlbuffer.interchange.parquet.arrow_values import times, whole
 
 
 class StepRuns:
-    """Steps that were stored together, with the places of those that are missing filled.
+    """Steps that were stored together; missing steps between them are filled in.
 
     Attributes:
-        source: Which of the steps each one is; of a filled one, the first of its run.
-        is_filled: It stands for one that is missing.
-        seq: Its number.
-        run_of: Its run.
-        place: Its place in the run.
+        source: Index of each step; for a filled one, that of the first step of its run.
+        is_filled: True for a filled step.
+        seq: Number of each step.
+        run_of: Run of each step.
+        place: Place of each step in its run.
         ranges: The first step of each run, and the one after its last.
     """
 
