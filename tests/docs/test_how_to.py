@@ -17,6 +17,7 @@ HOW_TO = {page for page in pages() if page.startswith("docs/how-to/")}
 READ_ELSEWHERE = {
     f"docs/how-to/{name}.md"
     for name in (
+        "append-parquet-files",
         "back-up",
         "exchange-minari-data-sets",
         "export-and-import",
@@ -284,3 +285,12 @@ def test_web(read):
     page = read("docs/how-to/look-in-the-browser.md")
     assert "<h1>rollouts</h1>" in Path("report.html").read_text(encoding="utf-8")
     assert [route.path for route in page.names["yours"].routes] == ["/replay"]
+
+
+def test_lines_are_piped_as_the_page_shows(read):
+    read("docs/how-to/pipe-json-lines.md")
+    assert len(ReplayBuffer("sqlite:///piped.db", name="robot")) == 20
+
+
+def test_a_buffer_is_streamed_as_the_page_shows(read):
+    assert sum(read("docs/how-to/stream-a-buffer.md").names["counts"]) == 60

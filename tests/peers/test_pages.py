@@ -29,7 +29,11 @@ def test_minari(read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_interchange(read: Any) -> None:
     page = read("docs/how-to/export-and-import.md")
     assert len(page.names["buffer"]) == 60
-    assert len(ReplayBuffer("sqlite:///piped.db", name="robot")) == 60
+    assert len(ReplayBuffer("sqlite:///imported.db", name="robot")) == 60
+
+
+def test_appending_files(read: Any) -> None:
+    assert read("docs/how-to/append-parquet-files.md").names["report"].n_stored == 2
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
