@@ -1,4 +1,4 @@
-"""What the curves of a buffer are drawn from: bounded numbers of rows, looked up by indexes.
+"""Points of the curves of a buffer: bounded numbers of rows, looked up by indexes.
 
 Times are Unix seconds by the database's clock.
 """
@@ -28,7 +28,7 @@ from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
 from sqlbuffer.storage.use_counts.tables import samples
 
 MOST_EPISODES = 10_000
-# Of more, that many are looked at, at even distances.
+# If there are more episodes, this number of them is read, at even distances.
 SAMPLED_EPISODES = 2_000
 LOOKED_AT_STEPS = 400
 LOOKED_AT_BATCHES = 100
@@ -45,8 +45,8 @@ class TimeSpan:
     """A part of the history.
 
     Attributes:
-        since: Unix time; None: from the beginning.
-        until: Unix time; None: up to now.
+        since: Unix time; None for the beginning.
+        until: Unix time; None for now.
     """
 
     since: float | None = None
@@ -55,14 +55,14 @@ class TimeSpan:
 
 @dataclass(frozen=True)
 class EpisodePoints:
-    """Ended episodes, in the order of their ends, or other rollouts by their last steps.
+    """Ended episodes in the order of their ends, or other rollouts ordered by their last steps.
 
     Attributes:
-        ended_at: When each ended, or when its last step was written.
-        returns: The sum of its rewards; NaN where it had none.
-        lengths: Its steps.
-        is_sample: They are some of the episodes, at even distances, and not all.
-        has_ends: They are episodes that have ended.
+        ended_at: Time when each ended, or when its last step was written.
+        returns: Sum of the rewards of each; NaN if it has none.
+        lengths: Steps of each.
+        is_sample: The points are a sample of the episodes, at even distances.
+        has_ends: The points are episodes that have ended.
     """
 
     ended_at: Floats
@@ -74,11 +74,11 @@ class EpisodePoints:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """When steps were written: some of a buffer, at even distances.
+    """Times when some steps of a buffer were written, at even distances.
 
     Attributes:
-        seqs: Their numbers, increasing.
-        written_at: When each was written.
+        seqs: Numbers of the steps, increasing.
+        written_at: Time when each was written.
     """
 
     seqs: Floats
@@ -87,12 +87,12 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class DrawnCounts:
-    """How many rows were sampled, in intervals of ten seconds; kept for an hour.
+    """Counts of sampled rows in intervals of ten seconds, kept for an hour.
 
     Attributes:
-        begun_at: When each interval began.
+        begun_at: Time when each interval began.
         rows: Rows sampled in it.
-        interval_s: How long it is.
+        interval_s: Length of an interval in seconds.
     """
 
     begun_at: Floats
@@ -102,11 +102,11 @@ class DrawnCounts:
 
 @dataclass(frozen=True)
 class DrawnStaleness:
-    """How far behind the clock the rows of batches were, of buffers with `track_samples`.
+    """Staleness of the rows of batches, for buffers with `track_samples`.
 
     Attributes:
-        drawn_at: When each batch was drawn.
-        mean: Mean of its rows that are still held; NaN where none of them is.
+        drawn_at: Time when each batch was drawn.
+        mean: Mean staleness of the batch's rows that are still held; NaN if none is.
     """
 
     drawn_at: Floats
@@ -119,7 +119,7 @@ def now_of(connection: Connection) -> float:
 
 
 def buffer_number(connection: Connection, name: str) -> int | None:
-    """Return the key of a buffer in the tables; None where there is none of that name."""
+    """Return the key of a buffer in the tables; None if no buffer has that name."""
     if "\0" in name:  # which no server takes
         return None
     found = connection.execute(select(windows.c.buffer_id).where(windows.c.buffer == name))
@@ -202,8 +202,10 @@ def _started_at(connection: Connection, buffer_id: int, number: int, now: float)
 def _between(
     span: TimeSpan, low: int, high: int, time_of: Callable[[int], float]
 ) -> tuple[int, int]:
-    """Return the first and the last number of a part of the history, by bisection: numbers are
-    given about in the order of time. The last one is below the first of an empty part.
+    """Return the first and the last number of a part of the history, found by bisection.
+
+    Numbers are given approximately in the order of time. The last number of an empty part is below
+    its first.
     """
     first = low if span.since is None else _first_from(span.since, low, high + 1, time_of)
     last = high
@@ -223,14 +225,14 @@ def _first_from(time: float, low: int, high: int, time_of: Callable[[int], float
 
 
 def _given(numbers: Sequence[int] | NDArray[np.int64]) -> Any:
-    """Return a table of numbers, its columns `value` and `place`."""
+    """Return a table of numbers with the columns `value` and `place`."""
     listed = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
     bound = bindparam(None, listed, SeqList(), unique=True)
     return numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
 
 
 def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTimes:
-    """Return when steps of a buffer were written, of some at even distances."""
+    """Return when some steps of a buffer were written, at even distances."""
     window = windows.c
     low, high = connection.execute(
         select(window.low_seq, window.high_seq).where(window.buffer_id == buffer_id)
@@ -255,8 +257,9 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
 def ages_of(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return of each number the step that it is of, or that is before it, and how old that is: of a
-    chunk its last step. They are sorted, and each is there once.
+    """Return the step at or before each number, and its age; the last step of a chunk.
+
+    The steps are sorted, and each occurs once.
     """
     given, row, own = _given(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
@@ -265,7 +268,7 @@ def ages_of(
         own.first_seq > low - MOST_STEPS,
         own.first_seq <= given.c.value,
     )
-    # Not max(): it would read all that are below.
+    # Not max(): it would read all rows below the number.
     nearest = select(_last(row.seq, of_row), _last(own.first_seq, of_chunk))
     found = connection.execute(nearest.select_from(given)).all()
     last_of_chunk = own.first_seq + own.n_steps - 1
@@ -311,7 +314,7 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
         return DrawnStaleness(np.empty(0), np.empty(0))
     begin_s = float(oldest_s) if span.since is None else min(float(oldest_s), now - span.since)
     end_s = 0.0 if span.until is None else max(0.0, now - span.until)
-    # Time passes between the statements: without some of it the oldest batch would be missed.
+    # Time passes between the statements: without this slack the oldest batch would be missed.
     ages_s = np.linspace(begin_s + _SLACK_S, end_s, LOOKED_AT_BATCHES)
     given = _given((ages_s * 1_000).astype(np.int64))
     batch = (
@@ -347,12 +350,12 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
 
 
 def _numbers(seqs: Any) -> list[int]:
-    """Return numbers: SQLite has them as JSON, PostgreSQL as an array."""
+    """Return numbers from JSON (SQLite) or from an array (PostgreSQL)."""
     return list(orjson.loads(seqs) if isinstance(seqs, str) else seqs)
 
 
 def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
-    """Return the model versions of those steps that are held and have one."""
+    """Return the model versions of the steps that are held and have one."""
     given = _given(seqs)
     row = experiences.c
     version = (

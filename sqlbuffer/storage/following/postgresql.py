@@ -1,8 +1,8 @@
-"""Read what is new in a buffer on PostgreSQL: what a snapshot shows and an earlier one did not.
+"""Read changes of a buffer on PostgreSQL: rows that a snapshot shows and an earlier one did not.
 
 Numbers are given before the commit, so a chunk may appear below those that were read. Each chunk
 and each entry of the change log has the id of its transaction. It is new if that transaction ran
-when the earlier snapshot was taken, or began later. This is how PgQ finds its batches.
+when the earlier snapshot was taken, or began later. PgQ finds its batches in the same way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ SELECT d.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
     SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq = w.seq OFFSET 0
 ) d
 """
-# One lookup for each: without statistics the server would rather read the whole table.
+# A lookup for each chunk: without statistics the server would rather read the whole table.
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM unnest(%s::bigint[]) AS w(seq)
 CROSS JOIN LATERAL (
@@ -117,7 +117,7 @@ def state_query(buffer_id: int) -> str:
 
 
 def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
-    """Return how many steps the chunks have that end above a number."""
+    """Return the number of steps in chunks that end above a number."""
     query = (
         "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = %s AND first_seq > %s "
         "AND first_seq + n_steps - 1 > %s"
@@ -140,7 +140,7 @@ def all_chunks(
 def new_chunks(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState, n: int
 ) -> Iterator[list[ChunkRow]]:
-    """Yield the chunks of a state that an earlier one did not have, n at a time."""
+    """Yield the chunks of a state that are not in an earlier one, n at a time."""
     spans = new_spans(connection, buffer_id, before, now)
     for chunks in chunks_at(connection, buffer_id, [span.first_seq for span in spans], n):
         yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > now.low]
@@ -166,7 +166,7 @@ def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpa
 def new_spans(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState
 ) -> list[ChunkSpan]:
-    """Return the steps of the chunks of a state that an earlier one did not have."""
+    """Return the steps of the chunks of a state that are not in an earlier one."""
     found = driver_of(connection).execute(_NEW_SPANS, _since(buffer_id, before)).fetchall()
     return sorted(ChunkSpan._make(row) for row in found if row[0] > now.low - 256)
 
@@ -193,7 +193,7 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
 
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
-    """Return the entries of the change log that an earlier state did not have."""
+    """Return the entries of the change log that are not in an earlier state."""
     found = driver_of(connection).execute(_ENTRIES, _since(buffer_id, before))
     return [ChangeEntry._make(row) for row in found]
 
@@ -204,19 +204,19 @@ def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
 
 
 def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
-    """Return the steps of chunks above a number that were deleted."""
+    """Return the deleted steps of chunks above a number."""
     query = "SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq > %s"
     return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
 
 
 def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
-    """Return which of the steps were deleted."""
+    """Return the deleted ones among some steps."""
     found = driver_of(connection).execute(_DELETED, (number_array(seqs), buffer_id))
     return [seq for (seq,) in found]
 
 
 def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the steps above a number that were given a reward late."""
+    """Return (seq, reward) of the steps above a number that got a reward late."""
     query = (
         "SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq > %s "
         "AND reward_t IS NOT NULL"
@@ -227,21 +227,21 @@ def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[
 def rewards_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """Return (seq, reward) of those of the steps that were given a reward late."""
+    """Return (seq, reward) of the given steps that got a reward late."""
     return list(driver_of(connection).execute(_REWARDS, (number_array(seqs), buffer_id)))
 
 
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """Return (seq, priority) of those of the steps whose priorities were set."""
+    """Return (seq, priority) of the given steps whose priorities were set."""
     return list(driver_of(connection).execute(_PRIORITIES, (number_array(seqs), buffer_id)))
 
 
 def quarantined(
     connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
 ) -> list[int]:
-    """Return which of the steps are in quarantine; of all above a number where none are given."""
+    """Return the steps in quarantine, among the given ones or, without any, above a number."""
     driver = driver_of(connection)
     if seqs is None:
         query = "SELECT seq FROM quarantine WHERE buffer_id = %s AND seq > %s"
@@ -262,7 +262,7 @@ def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[i
 
 
 def count_beyond(connection: Connection, buffer_id: int, before: BufferState) -> int:
-    """Return how many steps the buffer has that an earlier state did not have."""
+    """Return the number of steps of the buffer that are not in an earlier state."""
     query = f"SELECT coalesce(sum(n_steps), 0) FROM ({_NEW_SPANS}) c"
     ((n,),) = driver_of(connection).execute(query, _since(buffer_id, before))
     return int(n)
@@ -292,13 +292,14 @@ def entry_time(connection: Connection, entry: int) -> str | None:
     return None if found is None else str(found[0])
 
 
-# The driver's connection: a crash of the server closes it, and so does its end.
+# The driver's connection: a crash or a shutdown of the server closes it.
 ANCHOR = AnchorQueries(chunk_ids, newest_entry, entry_time, driver_of)
 
 
 def is_later(before: BufferState, now: BufferState) -> bool:
-    """Return whether a state may come after another one: another server may have given fewer
-    transaction ids.
+    """Return True if a state may come after another one.
+
+    Another server may have given lower transaction ids.
     """
     return _end(now) >= _end(before)
 

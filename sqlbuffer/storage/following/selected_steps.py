@@ -1,6 +1,6 @@
 """The steps that a follower with a condition keeps.
 
-Whole episodes are kept: a step that matches is drawn with those around it.
+Whole episodes are kept: a matching step is drawn with its neighbours.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,33 +18,33 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 
-# Numbers that one statement looks up.
+# Maximum number of steps that one statement looks up.
 _AT_ONCE = 10_000
-# Where at most that many times the steps lie in their range, all of it is looked at.
+# If the range of the steps has at most this many times their number, the whole range is read.
 MOST_BESIDE = 8
 
 
 class KeptSteps(Protocol):
-    """What a follower has."""
+    """Steps that a follower has."""
 
     def has_episode(self, id_: int) -> bool:
-        """Return whether it has steps of an episode, by its key."""
+        """Return True if it has steps of an episode, by its key."""
 
     def has_step(self, seq: int) -> bool:
-        """Return whether it has a step."""
+        """Return True if it has a step."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a follower takes in one look.
+    """Steps that a follower takes in one look.
 
     Attributes:
         firsts: First steps of the chunks to read, in order.
-        n_steps: How many steps these have.
+        n_steps: Number of steps in these chunks.
         matching: Steps that match.
-        new: The chunks that are new, also those that are not read.
+        new: All new chunks, also those that are not read.
         unmatched: Steps that were changed and do not match.
-        older: Those steps of the chunks that are not new: what is known of them is to be read.
+        older: Steps of older chunks to read, whose later changes must be read too.
     """
 
     firsts: Sequence[int]
@@ -61,14 +61,14 @@ class SelectedSteps:
     Args:
         buffer_id: The buffer.
         node: The condition.
-        database: The module of the database in this folder.
+        database: Module of the database in this folder.
     """
 
     def __init__(self, buffer_id: int, node: Node, database: Any) -> None:
         self._buffer_id, self._node, self._database = buffer_id, node, database
 
     def at_start(self, connection: Connection, now: BufferState) -> Selection:
-        """Return what to take of a whole buffer."""
+        """Return the steps to take of a whole buffer."""
         node = resolve_labels(self._node, bool(now.has_labels))
         where = statements.in_window(self._buffer_id, now.low, node)
         found = connection.execute(statements.seqs(where)).scalars().all()
@@ -88,19 +88,19 @@ class SelectedSteps:
         changed: Sequence[int],
         held: KeptSteps,
     ) -> Selection:
-        """Return what to take of what is new.
+        """Return the steps to take of the changes.
 
         Args:
-            connection: Where to look.
+            connection: Connection to read from.
             before: The state that was read last.
             now: The state to read.
             changed: Steps that were changed since.
-            held: What the follower has.
+            held: Steps that the follower has.
         """
         database, buffer_id = self._database, self._buffer_id
         new = _left(database.new_spans(connection, buffer_id, before, now), now)
         firsts = {span.first_seq for span in new}
-        # Apart: those that were changed may be far from those that are new.
+        # Apart, because changed steps may be far from new ones.
         matching = self._matching(connection, now, _seqs(new))
         matching |= self._matching(connection, now, changed)
         missed = [seq for seq in changed if seq in matching and not held.has_step(seq)]
@@ -136,11 +136,11 @@ class SelectedSteps:
         )
 
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
-        """Return which of the steps match and are in the window."""
+        """Return the given steps that match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
         where, found = statements.matching(self._buffer_id, node), set[int]()
         if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
-            # A lookup of each would read the values of its whole chunk again.
+            # A lookup of each step would read the values of its whole chunk again.
             first = max(listed[0], now.low + 1)
             query = statements.seqs(where & (experiences.c.seq >= first))
             found.update(connection.execute(query).scalars())
@@ -158,7 +158,7 @@ def _left(spans: Iterable[ChunkSpan], now: BufferState) -> list[ChunkSpan]:
 
 
 def _with_any(spans: Sequence[ChunkSpan], seqs: Any) -> list[ChunkSpan]:
-    """Return the chunks that have one of the steps, which are in order."""
+    """Return the chunks that have one of the steps, which are sorted."""
     firsts = np.array([span.first_seq for span in spans], np.int64)
     ends = firsts + np.array([span.n_steps for span in spans], np.int64)
     has_any = np.searchsorted(seqs, firsts) < np.searchsorted(seqs, ends)

@@ -1,4 +1,4 @@
-"""Read what is new in a buffer on SQLite. Writers come one at a time: numbers say what is new."""
+"""Read changes of a buffer on SQLite. Only one writer runs at a time, so numbers show new rows."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def state_query(buffer_id: int) -> str:
 
 
 def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
-    """Return how many steps the chunks have that end above a number."""
+    """Return the number of steps in chunks that end above a number."""
     query = (
         "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = ? AND first_seq > ? "
         "AND first_seq + n_steps - 1 > ?"
@@ -75,7 +75,7 @@ def all_chunks(
 def new_chunks(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState, n: int
 ) -> Iterator[list[ChunkRow]]:
-    """Yield the chunks of a state that an earlier one did not have, n at a time."""
+    """Yield the chunks of a state that are not in an earlier one, n at a time."""
     after = before.high
     while found := _chunks_after(connection, buffer_id, after, n):
         after = found[-1].first_seq
@@ -101,7 +101,7 @@ def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpa
 def new_spans(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState
 ) -> list[ChunkSpan]:
-    """Return the steps of the chunks of a state that an earlier one did not have."""
+    """Return the steps of the chunks of a state that are not in an earlier one."""
     return all_spans(connection, buffer_id, max(before.high, now.low - 256) + 256)
 
 
@@ -141,27 +141,27 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
 
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
-    """Return the entries of the change log that an earlier state did not have."""
+    """Return the entries of the change log that are not in an earlier state."""
     query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
     found = driver_of(connection).execute(query, (buffer_id, int(before.position)))
     return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in found]
 
 
 def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
-    """Return the steps of chunks above a number that were deleted."""
+    """Return the deleted steps of chunks above a number."""
     query = "SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq > ?"
     return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
 
 
 def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
-    """Return which of the steps were deleted."""
+    """Return the deleted ones among some steps."""
     query = f"SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq {_IN_LIST}"
     found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
     return [seq for (seq,) in found]
 
 
 def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the steps above a number that were given a reward late."""
+    """Return (seq, reward) of the steps above a number that got a reward late."""
     query = "SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq > ? AND reward_t NOT NULL"
     return list(driver_of(connection).execute(query, (buffer_id, low)))
 
@@ -169,7 +169,7 @@ def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[
 def rewards_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """Return (seq, reward) of those of the steps that were given a reward late."""
+    """Return (seq, reward) of the given steps that got a reward late."""
     query = (
         f"SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST} "
         "AND reward_t NOT NULL"
@@ -180,7 +180,7 @@ def rewards_of(
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """Return (seq, priority) of those of the steps whose priorities were set."""
+    """Return (seq, priority) of the given steps whose priorities were set."""
     query = f"SELECT seq, priority FROM priorities WHERE buffer_id = ? AND seq {_IN_LIST}"
     return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
 
@@ -188,7 +188,7 @@ def priorities_of(
 def quarantined(
     connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
 ) -> list[int]:
-    """Return which of the steps are in quarantine; of all above a number where none are given."""
+    """Return the steps in quarantine, among the given ones or, without any, above a number."""
     driver = driver_of(connection)
     if seqs is None:
         query = "SELECT seq FROM quarantine WHERE buffer_id = ? AND seq > ?"
@@ -212,7 +212,7 @@ def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[i
 
 
 def count_beyond(connection: Connection, buffer_id: int, before: BufferState) -> int:
-    """Return how many steps the buffer has that an earlier state did not have."""
+    """Return the number of steps of the buffer that are not in an earlier state."""
     query = "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = ? AND first_seq > ?"
     ((n,),) = driver_of(connection).execute(query, (buffer_id, before.high))
     return int(n)
@@ -245,14 +245,14 @@ def entry_time(connection: Connection, entry: int) -> str | None:
 
 
 class _AnySession:
-    """What a connection of a user's engine counts for, which cannot be remembered weakly."""
+    """Stands for a connection of a user's engine, which cannot be referenced weakly."""
 
 
 _ANY_SESSION = _AnySession()
 
 
 def session(connection: Connection) -> Any:
-    """Return the driver's connection: another file in the place of this one needs another one."""
+    """Return the driver's connection: if another file replaces this one, it is a new connection."""
     driver = driver_of(connection)
     return driver if isinstance(driver, FileConnection) else _ANY_SESSION
 
@@ -261,5 +261,5 @@ ANCHOR = AnchorQueries(chunk_ids, newest_entry, entry_time, session)
 
 
 def is_later(before: BufferState, now: BufferState) -> bool:
-    """Return whether a state may come after another one."""
+    """Return True if a state may come after another one."""
     return int(now.position) >= int(before.position)

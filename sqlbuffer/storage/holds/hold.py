@@ -11,14 +11,14 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.holds.tables import holds
 from sqlbuffer.storage.schema.server_clock import in_seconds
 
-# A copy that was killed has this long to go on.
+# Seconds in which a copy that was killed can continue.
 HOLD_S = 120.0
 # A hold that ends sooner counts as ended: a writer that evicts may not see yet that it is extended.
 MARGIN_S = 20.0
 
 
 def held_low(connection: Connection, buffer_id: int) -> int | None:
-    """Return the number above which no step may be deleted now; None: any may."""
+    """Return the number above which no step may be deleted now; None if any step may be deleted."""
     own = holds.c
     live = (own.buffer_id == buffer_id) & (own.live_until > in_seconds(literal(0.0)))
     low: int | None = connection.execute(select(func.min(own.low_seq)).where(live)).scalar_one()
@@ -30,7 +30,7 @@ class Hold:
 
     Args:
         buffer: The buffer.
-        hold_id: A hold that was taken before; omitted, a new one.
+        hold_id: Id of a hold that was taken before; if omitted, of a new one.
     """
 
     def __init__(self, buffer: OpenBuffer, hold_id: str | None = None) -> None:
@@ -41,11 +41,11 @@ class Hold:
         """Hold all steps in the window. Writers under way may not see it yet: wait for them.
 
         Raises:
-            StorageReadOnlyError: The role may not: it is a right of learners.
+            StorageReadOnlyError: The role lacks the right, which learners have.
         """
 
         def work(connection: Connection) -> None:
-            # First: who ends holds locks it as well.
+            # First: a process that ends holds locks the buffer as well.
             self._buffer.lock(connection)
             low = self._buffer.window_in(connection).low
             own = {"buffer_id": self._buffer.info.id, "hold_id": self.id, "low_seq": low}
@@ -56,7 +56,7 @@ class Hold:
         self._buffer.write(work)
 
     def extend(self, low_seq: int) -> bool:
-        """Extend the hold, and let go of steps up to a number; False: it had ended."""
+        """Extend the hold, and release steps up to a number; return False if it had ended."""
         later = (
             update(holds)
             .where(self._is_live)
@@ -65,12 +65,12 @@ class Hold:
         return self._buffer.write(lambda connection: connection.execute(later).rowcount == 1)
 
     def is_live(self, connection: Connection) -> bool:
-        """Return True if nothing of what is held was deleted in the state of a transaction."""
+        """Return True if no held step was deleted in the state of a transaction."""
         found = select(holds.c.hold_id).where(self._is_live)
         return connection.execute(found).one_or_none() is not None
 
     def release(self) -> None:
-        """End the hold. What stayed behind leaves with the next eviction."""
+        """End the hold. Steps below the window are deleted at the next eviction."""
         own = holds.c
         gone = (own.buffer_id == self._buffer.info.id) & (own.hold_id == self.id)
         self._buffer.write(lambda connection: connection.execute(delete(holds).where(gone)))

@@ -1,4 +1,4 @@
-"""Extend a hold from a thread, while its reader does something else."""
+"""Extend a hold from a thread, while its reader is busy."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ class HoldKeeper:
 
     def _run(self) -> None:
         while not self._is_closed.wait(EXTEND_EVERY_S):
-            # A database that does not answer is asked again; whoever reads finds out as well.
+            # A database that does not answer is tried again; the reader gets the error as well.
             with contextlib.suppress(StorageError):
                 self._hold.extend(self.low_seq)
 

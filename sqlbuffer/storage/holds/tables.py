@@ -12,7 +12,7 @@ holds = Table(
     Column("hold_id", UUID, primary_key=True, comment="random id of the hold"),
     Column("low_seq", BigInteger, nullable=False, comment="no step above this seq is evicted"),
     Column(
-        "live_until", TIME, nullable=False, comment="it has ended unless it is extended in time"
+        "live_until", TIME, nullable=False, comment="end of the hold, unless it is extended in time"
     ),
     info={"learner_may": "INSERT, UPDATE (low_seq, live_until), DELETE"},
 )

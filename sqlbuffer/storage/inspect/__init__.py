@@ -1,1 +1,1 @@
-"""What a database holds, for people: statistics and listings."""
+"""Statistics and listings of a database, for people."""

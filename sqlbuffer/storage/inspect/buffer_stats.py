@@ -1,4 +1,4 @@
-"""Figures of buffers, at a cost that does not grow with them, and in few statements for many."""
+"""Statistics of buffers, at a cost independent of their size, in few statements for many."""
 
 import time
 from collections import defaultdict
@@ -32,25 +32,26 @@ from sqlbuffer.storage.schema.list_parameters import is_one_of, numbers_in
 from sqlbuffer.storage.schema.server_clock import age_s, unix_now
 from sqlbuffer.storage.watermarks.last_number import last_number
 
-# At 300,000 rows 5,000 of them took 100 ms on either database. The median of 2,000 is between the
-# 0.48 and the 0.52 quantile nineteen times of twenty.
+# At 300,000 rows a sample of 5,000 took 100 ms on either database. The median of 2,000 rows is
+# between the 0.48 and the 0.52 quantile in nineteen of twenty cases.
 MOST_ROWS = 2_000
-# Of several buffers together, each with at least a few.
+# Limit for several buffers together; each has at least this few.
 MOST_ROWS_IN_ALL, FEWEST_ROWS = 8_000, 8
 MOST_EPISODES = 100_000
 FEWEST_EPISODES = 1_000
-# Rates over less would say what happens to have been written together.
+# Over a shorter time, rates would depend on which rows were written together.
 SHORTEST_S = 1.0
-# A row of any buffer as one number: that of the buffer times this, and its own, which is below.
+# A row of any buffer as one number: the number of the buffer times this, plus the row's own number,
+# which is lower.
 _NUMBERS = 2**40
 
 _ID = "buffer_id"
 
 
 def stats(queries: RowQueries, window_s: float) -> Stats:
-    """Return the figures of a buffer, with rates over so many seconds."""
+    """Return the statistics of a buffer, with rates over a time in seconds."""
     rows = queries.count(EVERYTHING)
-    # Its statements are over both layouts as they are.
+    # Its statements already read both layouts.
     engine = pool_owner(queries.buffer.engine)
     with translated(queries.buffer.url), snapshot(engine) as connection:
         found = look(connection, {queries.buffer.info.id: rows}, window_s)
@@ -67,15 +68,15 @@ def look(
     in_depth: bool = True,
     most_episodes: int = MOST_EPISODES,
 ) -> list[Stats]:
-    """Return the figures of buffers by name, with rates over so many seconds.
+    """Return the statistics of buffers by name, with rates over a time.
 
     Args:
         connection: A snapshot.
-        rows: The buffers, and how many rows each holds. Those that were dropped are left out.
-        window_s: What the rates are over.
-        in_depth: Also count episodes, and look at a sample of the rows; else there are 0 episodes
+        rows: Number of rows of each buffer. Buffers that were dropped are left out.
+        window_s: Time of the rates in seconds.
+        in_depth: Also count episodes, and read a sample of the rows; otherwise there are 0 episodes
             and no distributions.
-        most_episodes: How many are counted at most, of all buffers together.
+        most_episodes: Maximum number of episodes that are counted, of all buffers together.
     """
     about = connection.execute(_about(list(rows))).all()
     ids = [buffer.buffer_id for buffer in about]
@@ -175,7 +176,7 @@ def _inserted(about: Any) -> int:
 
 
 def _totals(connection: Connection, ids: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return how many rows and batches were sampled, where any were."""
+    """Return the numbers of sampled rows and batches, for buffers that were sampled."""
     own = flow_rows.c
     sums = (func.sum(own.n_sampled), func.sum(own.n_batches))
     found = connection.execute(
@@ -200,7 +201,7 @@ def _insert_rates(
         elif each.oldest_seq == 1:
             rates[number] = inserted / span_s
         else:
-            # Others of the window have left.
+            # The other rows of the time have left.
             since = inserted - each.oldest_seq + 1
             rates[number] = since / max(each.oldest_age_s, SHORTEST_S)
     spans = np.array([spans_s[each.buffer_id] for each in searched])
@@ -214,8 +215,9 @@ def _insert_rates(
 def _first_younger(
     connection: Connection, about: Sequence[Any], ages_s: NDArray[np.float64]
 ) -> list[int]:
-    """Return of each buffer the first number whose row is not older, by bisection of all of them at
-    once: rows are written about in the order of their numbers.
+    """Return for each buffer the first number whose row is not older, by bisection of all together.
+
+    Rows are written approximately in the order of their numbers.
     """
     ids = np.array([each.buffer_id for each in about], np.int64)
     low = np.array([each.low_seq + 1 for each in about], np.int64)
@@ -230,7 +232,7 @@ def _first_younger(
 
 
 def _ages(connection: Connection, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return of each key the age in seconds of the first row of its buffer from its number on."""
+    """Return for each key the age in seconds of the first row of its buffer from its number on."""
     given, number, seq = _rows_of(keys)
     _, age = first_step(number, seq)
     found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
@@ -238,7 +240,7 @@ def _ages(connection: Connection, keys: NDArray[np.int64]) -> NDArray[np.float64
 
 
 def _rows_of(keys: NDArray[np.int64]) -> tuple[Any, Any, Any]:
-    """Return a table of keys with their places, the buffer of a key and its number."""
+    """Return a table of keys with their places, and each key's buffer and number."""
     bound = bindparam("keys", keys.tolist(), SeqList())
     given = numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
     value = given.c.value
@@ -269,7 +271,7 @@ def _sample_rates(
 
 
 def _episodes(connection: Connection, ids: Sequence[int], in_all: int) -> dict[int, int]:
-    """Return how many episodes each buffer has, up to a limit."""
+    """Return the number of episodes of each buffer, up to a limit."""
     most = max(FEWEST_EPISODES, in_all // max(len(ids), 1))
     window, own = windows.c, episodes.c
     held = (
@@ -294,7 +296,7 @@ _NO_DISTRIBUTIONS: _Distributions = (None, None, None)
 
 
 def _distributions(connection: Connection, about: Sequence[Any]) -> dict[int, _Distributions]:
-    """Return how uses, priorities and staleness of rows are distributed, where they have any."""
+    """Return the distributions of uses, priorities and staleness of rows, if they have any."""
     found = {each.buffer_id: _NO_DISTRIBUTIONS for each in about}
     wanted = [
         each
@@ -323,7 +325,7 @@ def _distributed(about: Any, rows: Sequence[Any]) -> _Distributions:
 
 
 def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, list[Any]]:
-    """Return what is needed of the rows of buffers, or of a uniform sample of them."""
+    """Return values of the rows of buffers, or of a uniform sample of them."""
     most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_ROWS_IN_ALL // len(about)))
     rows: dict[int, list[Any]] = defaultdict(list)
     seqs = {each.buffer_id: _numbers(each.low_seq, each.high_seq, most) for each in about}
@@ -351,13 +353,13 @@ def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, lis
 
 
 def _of_step(number: Any, seq: Any) -> list[Any]:
-    """Return what the overlays have of a step."""
+    """Return the values of a step in the overlays."""
     columns = [_of(priorities, "priority", number, seq), _of(uses, "n_uses", number, seq)]
     return [*columns, _of(queue_items, "n_uses", number, seq).label("n_claimed")]
 
 
 def _of(table: Any, name: str, number: Any, seq: Any) -> Any:
-    """Look a column up row by row: without statistics a join would read the whole table."""
+    """Look up a column row by row: without statistics a join would read the whole table."""
     own = (table.c.buffer_id == number) & (table.c.seq == seq)
     return select(table.c[name]).where(own).scalar_subquery().label(name)
 
@@ -370,7 +372,7 @@ def _waiting(connection: Connection, ids: Sequence[int]) -> dict[int, list[Waiti
 
 
 def share_since(start: float, bucket: int, now: float) -> float:
-    """Return which part of what a bucket has by now belongs to the time since `start`.
+    """Return the share of a bucket's current count that belongs to the time since `start`.
 
     Args:
         start: Unix time in seconds.

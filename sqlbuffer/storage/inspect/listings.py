@@ -1,4 +1,4 @@
-"""What the command line lists. Connections are read-only."""
+"""Listings of the command line. Connections are read-only."""
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -15,7 +15,7 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
 
-# Counting so many rows and their tasks takes 0.2 s.
+# Counting this many rows and their tasks takes 0.2 s.
 MOST_COUNTED = 100_000
 
 _SPAN = "CASE WHEN w.high_seq > w.low_seq THEN w.high_seq - w.low_seq ELSE 0 END"
@@ -40,7 +40,7 @@ SELECT b.buffer, b.rows, b.capacity, b.fill, {_TASKS_OF_WINDOW} AS tasks,
 FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
 ORDER BY b.buffer
 """
-# What the numbers of the window say, without those that counted blocks say are missing.
+# Number of rows by the numbers of the window, without those missing in counted blocks.
 _MEASURED_ROWS = f"""
 SELECT w.buffer_id, w.buffer, w.max_capacity AS capacity, w.evict_unit, w.low_seq, w.high_seq,
     CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE {_SPAN} - coalesce(
@@ -101,31 +101,32 @@ def buffers(url: str | None, *, exact: bool = False) -> Answer:
 
     Args:
         url: The database.
-        exact: Count rows and tasks, however many there are. By default they are counted where there
-            are few. Else `rows` is how many numbers the window has, those known to be without a row
-            left out, and `tasks` is null.
+        exact: Count rows and tasks, also if there are many. By default they are counted only if
+            there are few. Otherwise `rows` is the number of row numbers in the window, without
+            those
+            known to have no row, and `tasks` is null.
     """
     return query(url, _COUNTED if exact or _is_small(url) else _MEASURED)
 
 
 def buffers_in_full(url: str | None, *, exact: bool = False) -> Answer:
-    """Return all there is to say of each buffer.
+    """Return a full description of each buffer.
 
     Args:
         url: The database.
-        exact: See `buffers`. Where nothing is counted, `oldest_at` and `newest_at` are the times of
+        exact: See `buffers`. If rows are not counted, `oldest_at` and `newest_at` are the times of
             the row written first and of the row written last.
     """
     return query(url, _COUNTED_IN_FULL if exact or _is_small(url) else _MEASURED_IN_FULL)
 
 
 def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]:
-    """Return the figures of one buffer, or of each by name.
+    """Return the statistics of one buffer, or of each by name.
 
     Args:
         url: The database.
-        buffer: The buffer; None for all. Nothing is returned of one that is not there.
-        window_s: What rates are over. `rows` is as in `buffers`.
+        buffer: The buffer; None for all. An unknown buffer gives an empty list.
+        window_s: Time of the rates in seconds. `rows` is as in `buffers`.
     """
     rows = _COUNTED_ROWS if _is_small(url) else _MEASURED_ROWS
     named = "" if buffer is None else " WHERE buffer = :buffer"
@@ -142,7 +143,7 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
 
 
 def held_rows(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return how many rows each of some buffers holds; see `figures`."""
+    """Return the number of rows of each of some buffers; see `figures`."""
     is_small = connection.execute(text(_TOTAL)).scalar_one() <= MOST_COUNTED
     counted = _COUNTED_ROWS if is_small else _MEASURED_ROWS
     held = connection.execute(text(f"SELECT buffer_id, rows FROM ({counted}) held"))
@@ -155,12 +156,12 @@ def _is_small(url: str | None) -> bool:
 
 
 def tasks(url: str | None, buffer: str, limit: int) -> AbstractContextManager[Stream]:
-    """Stream the tasks of a buffer, latest first; the last column says how many there are in all.
+    """Stream the tasks of a buffer, latest first; the last column has the total number of tasks.
 
     Args:
         url: The database.
         buffer: The buffer.
-        limit: How many at most; 0 for all.
+        limit: Maximum number of tasks; 0 for all.
     """
     statement = f"{_TASKS} LIMIT :limit" if limit else _TASKS
     return stream(url, statement, {"buffer": buffer, "limit": limit})
@@ -185,13 +186,13 @@ def newest_seq(url: str | None, buffer: str) -> int:
 
 
 def buffers_with_layout(url: str | None) -> list[str]:
-    """Return the names of the buffers that keep something beside their rows, for compat."""
+    """Return the names of the buffers that keep more than rows, for compat."""
     found = query(url, "SELECT name FROM buffers WHERE layout IS NOT NULL ORDER BY name")
     return [name for (name,) in found.rows]
 
 
 def unfinished_copies(url: str | None) -> list[str]:
-    """Return for each buffer that is an unfinished copy of which one, and how far it is."""
+    """Return the source and the progress of each buffer that is an unfinished copy."""
     found = query(
         url,
         "SELECT b.name, c.source_buffer, c.source_database, c.copied_seq, c.high_seq, c.n_steps "

@@ -1,4 +1,4 @@
-"""How old the first and the last steps of buffers are, in either layout."""
+"""Ages of the first and the last steps of buffers, in either layout."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlbuffer.storage.schema.server_clock import age_s
 
 
 def first_step(buffer_id: Any, seq: Any) -> tuple[Any, Any]:
-    """Return the number and the age in seconds of the first step of a buffer from a number on."""
+    """Return the number and the age in seconds of a buffer's first step from a number on."""
     row, step = experiences.c, chunk_steps.c
     of_row = (row.buffer_id == buffer_id, row.seq >= seq), (row.seq,)
     near = step.first_seq > seq - MOST_STEPS

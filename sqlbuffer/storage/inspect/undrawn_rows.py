@@ -16,14 +16,14 @@ from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 
 @dataclass(frozen=True)
 class UndrawnRows:
-    """How many rows match and cannot be drawn. A row with two causes counts in both.
+    """Numbers of rows that match and cannot be drawn. A row with two causes counts in both.
 
     Attributes:
-        in_no_episode: They belong to no episode, and only rows of episodes are drawn.
-        in_quarantine: They are in quarantine.
-        stale: They are too far behind the clock.
-        of_other_sessions: They are not of the current session.
-        used_up: They were sampled as often as they may be.
+        in_no_episode: Rows without an episode, if only rows of episodes are drawn.
+        in_quarantine: Rows in quarantine.
+        stale: Rows too far behind the clock.
+        of_other_sessions: Rows of other sessions.
+        used_up: Rows that reached `max_use`.
     """
 
     in_no_episode: int
@@ -34,12 +34,12 @@ class UndrawnRows:
 
 
 def undrawn_rows(source: CandidateSource, node: Node, *, of_episodes: bool) -> UndrawnRows:
-    """Return how many rows match and cannot be drawn now. Each possible cause takes a scan.
+    """Count the rows that match and cannot be drawn now. Each possible cause takes a scan.
 
     Args:
         source: Opens the rows of the buffer.
-        node: Which rows were to be drawn.
-        of_episodes: Only rows of episodes are drawn; else those of none are not counted.
+        node: Condition of the draw.
+        of_episodes: Only rows of episodes are drawn; otherwise rows without one are not counted.
     """
     return source.buffer.with_retries(lambda: _counted(source, node, of_episodes))
 

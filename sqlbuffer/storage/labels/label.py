@@ -1,4 +1,4 @@
-"""Values that annotations give to rows, and which of them hold."""
+"""Values that annotations give to rows, and the choice among several annotations."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -13,7 +13,7 @@ _REALS, _NONE, _PAIRS = "$reals", "$none", "$dict"
 
 
 class Label(NamedTuple):
-    """What an annotation says of a row; None where it says nothing.
+    """Values that an annotation gives a row; None for a value that it does not give.
 
     Attributes:
         reward_t: The reward.
@@ -29,7 +29,7 @@ class Label(NamedTuple):
 
 
 def joined(earlier: Label, later: Label) -> Label:
-    """Return what holds of two, value by value."""
+    """Merge two labels: each value of the later one replaces that of the earlier one."""
     pairs = zip(earlier, later, strict=True)
     found = Label._make(old if new is None else new for old, new in pairs)
     if earlier.extra is None or later.extra is None:
@@ -38,19 +38,19 @@ def joined(earlier: Label, later: Label) -> Label:
 
 
 def in_force(history: Mapping[int, Label]) -> Label:
-    """Return what holds of {version: label}: each value of the highest version that gave one."""
+    """Merge {version: label}: each value is that of the highest version that gave one."""
     return reduce(joined, (history[version] for version in sorted(history))) if history else Label()
 
 
 def labelled_extra(own: str | None, label: Label) -> str | None:
-    """Return the JSON of a row's extra with the late keys merged in; None where its own holds.
+    """Return the JSON of a row's extra with the late keys merged in; None if its own is unchanged.
 
-    A tag of a number that the column cannot hold, such as a reward of NaN, goes where the number
-    was given late.
+    The tag of a number that the column cannot hold, such as a reward of NaN, is removed if the
+    number was given late.
 
     Args:
-        own: The row's own, as stored.
-        label: What holds of the row.
+        own: The row's own extra, as stored.
+        label: The merged label of the row.
     """
     tree: dict[str, Any] = {} if own is None else orjson.loads(own)
     tags = tree.pop(_REALS, None)
@@ -65,20 +65,20 @@ def labelled_extra(own: str | None, label: Label) -> str | None:
 def _merged(tree: dict[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
     if tree.keys() != {_PAIRS}:
         return {**tree, **late}
-    # A dict with keys that are no text is a list of pairs.
+    # A dict with keys that are not text is a list of pairs.
     pairs = [[tag_text(unescape_key(key)), value] for key, value in late.items()]
     given = [key for key, _ in pairs]
     return {_PAIRS: sorted([*(p for p in tree[_PAIRS] if p[0] not in given), *pairs], key=dumps)}
 
 
 class Labelled(NamedTuple):
-    """What is written of one row.
+    """Values to write for one row.
 
     Attributes:
         seq: The row.
-        given: What its version says.
-        holds: What holds of all versions.
-        extra: The row's extra as it holds; None: its own.
+        given: Values of this version.
+        holds: Merged values of all versions.
+        extra: The row's extra with late keys; None for its own.
     """
 
     seq: int
@@ -87,10 +87,10 @@ class Labelled(NamedTuple):
     extra: str | None
 
     def history(self) -> tuple[Any, ...]:
-        """Return (seq, reward_t, adv_t, v_t, extra) of the version."""
+        """Return (seq, reward_t, adv_t, v_t, extra) of this version."""
         extra = None if self.given.extra is None else dumps(self.given.extra)
         return (self.seq, *self.given[:3], extra)
 
     def now(self) -> tuple[Any, ...]:
-        """Return (seq, reward_t, adv_t, v_t, extra) of what holds."""
+        """Return (seq, reward_t, adv_t, v_t, extra) of all versions merged."""
         return (self.seq, *self.holds[:3], self.extra)

@@ -1,4 +1,4 @@
-"""Rows joined with the labels that they were given late."""
+"""Rows joined with labels that were given late."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 class late_labels(FunctionElement[Any]):
     """The labels of a row, as a table to the right of a join: `late_labels(buffer_id, seq)`.
 
-    Looked up row by row: PostgreSQL would rather read all labels, or from the first of them on.
+    Each row is looked up: PostgreSQL would rather read all labels, or all from the first one on.
     """
 
     inherit_cache = True
@@ -36,8 +36,9 @@ def _sqlite_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
 
 
 class labelled_steps(FunctionElement[Any]):
-    """The table of `steps_near` with values that were given late: `labelled_steps(buffer_id,
-    steps)`.
+    """The table of `steps_near` with values that were given late.
+
+    The arguments are `labelled_steps(buffer_id, steps)`.
     """
 
     inherit_cache = True

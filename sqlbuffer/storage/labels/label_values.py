@@ -15,43 +15,43 @@ _REALS = ("reward_t", "adv_t", "v_t")
 
 
 def checked_label(values: Mapping[str, Any], extra: Any) -> Label:
-    """Return what is said of all rows.
+    """Return the label that all rows get.
 
     Args:
-        values: `reward_t`, `adv_t` and `v_t`; None where nothing is said.
+        values: `reward_t`, `adv_t` and `v_t`; None for a value that is not given.
         extra: A dict, or None.
 
     Raises:
-        FieldError: No finite numbers, more than one of them, or no dict of JSON values.
+        FieldError: A value is not one finite number, or `extra` is not a dict of JSON values.
     """
     reals = {name: _one(name, value) for name, value in values.items() if value is not None}
     return Label(**reals, extra=None if extra is None else _tree(extra, "extra"))
 
 
 def checked_labels(values: Mapping[str, Any], extra: Any, n: int) -> list[Label]:
-    """Return what is said of each of n rows.
+    """Return the label of each of n rows.
 
     Args:
         values: `reward_t`, `adv_t` and `v_t`: a number for all, or an array of shape (n,).
         extra: A dict for all, or n of them.
-        n: How many.
+        n: Number of rows.
 
     Raises:
-        FieldError: As above, or another shape.
+        FieldError: As in `checked_label`, or another shape.
     """
     columns = [_each(name, values.get(name), n) for name in _REALS]
     return [Label(*row) for row in zip(*columns, _extras(extra, n), strict=True)]
 
 
 def checked_version(version: Any) -> int | None:
-    """Return a version; None where none is given."""
+    """Return a version; None if none is given."""
     if isinstance(version, (bool, np.bool_)):
         raise FieldError(f"version: expected an integer of 64 bits, got {version!r}")
     return None if version is None else encode_step(version, "version")
 
 
 def checked_reward(value: Any, name: str) -> float | None:
-    """Return a reward; None where none is given."""
+    """Return a reward; None if none is given."""
     return None if value is None else _one(name, value)
 
 

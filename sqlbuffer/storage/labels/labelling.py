@@ -50,7 +50,7 @@ write_labels = by_database(sqlite=sqlite.write_labels, postgresql=postgresql.wri
 _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
 _its_own, _given = experiences.c, label_history.c
-# Without the payload, unless it is needed: that it is tagged is rare.
+# The payload is only read if needed: rows with tags are rare.
 _is_tagged = json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
 _HELD = select(
     _its_own.seq,
@@ -75,7 +75,7 @@ _HISTORY = select(
 _HIGHEST = select(func.max(_given.version)).where(
     _given.buffer_id == _OF, is_number_of(_given.seq, _SEQS)
 )
-# While an episode is open this is what annotations have changed its return by; its end adds it.
+# While an episode is open, this is the change of its return by annotations; its end adds the rest.
 _RETURN = (
     update(episodes)
     .where(episodes.c.id == bindparam("of_episode"))
@@ -85,13 +85,14 @@ _RETURN = (
 
 @dataclass(frozen=True)
 class Annotation:
-    """What is to be written.
+    """An annotation to write.
 
     Attributes:
-        target: Which rows: what selects their numbers in a window, or the numbers, distinct and in
-            ascending order.
-        labels: What is said of all, or of each number.
-        version: The version; None: one more than the highest of the rows.
+        target: The rows: a function that selects their numbers in a window, or the numbers,
+            distinct
+            and in ascending order.
+        labels: One label for all rows, or one for each number.
+        version: The version; None for one more than the highest version of the rows.
     """
 
     target: SelectSeqs | Sequence[int]
@@ -99,7 +100,7 @@ class Annotation:
     version: int | None
 
     def label_of(self) -> Mapping[int, Label] | None:
-        """Return what is said of each number, where it is not the same of all."""
+        """Return the label of each number; None if all rows get the same."""
         if isinstance(self.labels, Label) or not isinstance(self.target, Sequence):
             return None
         return dict(zip(self.target, self.labels, strict=True))
@@ -116,7 +117,7 @@ class Labelling:
         self.buffer = buffer
 
     def annotate(self, annotation: Annotation) -> int:
-        """Write what is said of rows, in one transaction; return how many the buffer holds."""
+        """Write an annotation in one transaction; return how many of its rows the buffer holds."""
         n_rows = self.buffer.write(lambda connection: self._write_labels(connection, annotation))
         clean_after_write(self.buffer.engine, n_rows)
         return n_rows
@@ -127,7 +128,7 @@ class Labelling:
         if not seqs:
             return 0
         self._begin_labels(connection, window)
-        # All of them, in ascending order, before anything is looked at that others may change.
+        # All rows, in ascending order, before reading values that other transactions may change.
         before: dict[int, float | None] = {}
         for chunk in _chunks(seqs):
             before |= locked_labels(connection, self.buffer.info.id, chunk)
@@ -146,7 +147,7 @@ class Labelling:
     def _held(
         self, connection: Connection, target: SelectSeqs | Sequence[int], window: BufferWindow
     ) -> list[int]:
-        """Return the numbers of the rows that there are, in ascending order."""
+        """Return the numbers of the rows that exist, in ascending order."""
         if not isinstance(target, Sequence):
             return list(connection.execute(target(window)).scalars())
         held: list[int] = []
@@ -163,7 +164,7 @@ class Labelling:
         if not window.has_labels:
             connection.execute(update(buffers).where(own).values(has_labels=True))
         elif window.evict_by != "row":
-            # Whoever evicts there holds it as well, and then episodes and labels.
+            # A process that evicts there holds this lock as well, and then episodes and labels.
             connection.execute(select(buffers.c.id).where(own).with_for_update(key_share=True))
 
     def _next_version(self, connection: Connection, seqs: Sequence[int]) -> int:
@@ -188,8 +189,9 @@ class Labelling:
         before: Mapping[int, float | None],
         changes: dict[Rollout, list[float]],
     ) -> int:
-        """Write what is said of some rows, and note by how much it changes rollouts' returns;
-        return how many of them there still are.
+        """Write the labels of some rows, and add up the changes of rollouts' returns.
+
+        Return how many of the rows still exist.
         """
         parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
@@ -219,7 +221,7 @@ class Labelling:
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
         of_episodes = {episode: own for (_, episode), own in changes.items() if episode}
-        # In the order in which writers end several.
+        # In the order in which writers end several episodes.
         ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
         rows = []
         for chunk in _chunks(sorted(of_episodes)):
@@ -237,17 +239,17 @@ def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _change(own: float | None, before: float | None, now: float | None) -> float | None:
-    """Return by how much a row's reward changes; None: not at all, or it has none.
+    """Return the change of a row's reward; None if it does not change, or if the row has none.
 
     Args:
-        own: The row's own.
-        before: What had been given in its place.
-        now: What is.
+        own: The row's own reward.
+        before: The late reward before.
+        now: The late reward now.
     """
     held = own if before is None else before
     if now is None or now == held:
         return None
     if held is None:
         return now
-    # The return that an infinite one made stays so.
+    # A return that an infinite reward made infinite stays infinite.
     return now - held if math.isfinite(held) else None

@@ -25,9 +25,7 @@ _late = late_labels(_own.buffer_id, _own.seq).table_valued(
 
 
 def resolve_labels(node: Node, has_labels: bool) -> Node:
-    """Return a condition that looks at the values that hold now, where rows may have some that were
-    given late.
-    """
+    """Return a condition that uses current values, if rows may have values that were given late."""
     if not has_labels:
         return node
     if isinstance(node, Group):
@@ -50,9 +48,7 @@ def value_of(name: str, table: Any) -> ColumnElement[Any]:
 
 
 def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the columns of a select from `joined`, those with values given late in the place of
-    the row's own.
-    """
+    """Return the columns of a select from `joined`, with late values in place of the row's own."""
     return tuple(
         _value(each.name) if each.name in LATE and not _is_left_out(each) else each
         for each in columns
@@ -60,13 +56,13 @@ def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def joined(rows: Any = experiences) -> Any:
-    """Return what to select from: rows with the values that were given late, one lookup a row."""
+    """Return the table of rows with the values that were given late, with one lookup a row."""
     is_its = (_late.c.buffer_id == _own.buffer_id) & (_late.c.seq == _own.seq)
     return rows.outerjoin(_late, is_its)
 
 
 def _is_left_out(column: Any) -> bool:
-    """Tell whether a column is one of those that are not read: a null in its place."""
+    """Return True if a column is not read, and so has a null in its place."""
     return isinstance(getattr(column, "element", None), Null)
 
 

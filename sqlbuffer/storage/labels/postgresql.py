@@ -20,7 +20,7 @@ _NOTE_LABELS = (
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
     "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
-# The server would plan an update as one of all labels of the buffer.
+# With other conditions the server would plan an update of all labels of the buffer.
 _LABEL = (
     "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) "
     f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "
@@ -52,7 +52,7 @@ def late_rewards(
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> dict[int, float | None]:
-    """Lock the labels of those of the rows that the buffer holds; return their late rewards.
+    """Lock the labels of the rows that the buffer holds; return their late rewards.
 
     A row without labels gets an empty one first. The rows stay until the transaction ends: a
     deletion does not see labels that are not committed.
@@ -61,7 +61,7 @@ def locked_labels(
         connection: The transaction.
         buffer_id: The buffer.
         seqs: The rows, in ascending order. Two transactions that label the same rows then lock them
-            in the same order, and no deadlock arises.
+            in the same order, without a deadlock.
     """
     driver = driver_of(connection)
     numbers = number_array(seqs)
@@ -83,7 +83,7 @@ def locked_labels(
 def write_labels(
     connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
 ) -> None:
-    """Store what a version says of rows, and the values in force."""
+    """Store the labels of one version, and the current values of the rows."""
     if not rows:
         return
     driver = driver_of(connection)

@@ -32,12 +32,12 @@ WHERE l.reward_t IS NOT NULL
 def late_rewards(
     connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]]
 ) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the rows that were given a reward late.
+    """Return (seq, reward) of the rows that got a reward late.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        runs: The first number and the length of each run of numbers to look at.
+        runs: First number and length of each run of numbers.
     """
     parameters = (json.dumps(runs), buffer_id)
     return list(driver_of(connection).execute(_REWARDS, parameters).fetchall())
@@ -46,9 +46,9 @@ def late_rewards(
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> dict[int, float | None]:
-    """Return the late rewards of those of the rows that have labels.
+    """Return the late rewards of the given rows that have labels.
 
-    The transaction is the only one that writes, so it holds no lock of its own.
+    The transaction is the only one that writes, so it needs no lock.
     """
     found = connection.exec_driver_sql(
         "SELECT seq, reward_t FROM labels WHERE buffer_id = ? "
@@ -62,7 +62,7 @@ def locked_labels(
 def write_labels(
     connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
 ) -> None:
-    """Store what a version says of rows, and the values in force."""
+    """Store the labels of one version, and the current values of the rows."""
     if rows:
         noted = [(buffer_id, version, *row.history()) for row in rows]
         connection.exec_driver_sql(_NOTE_LABEL, noted)

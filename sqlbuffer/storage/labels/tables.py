@@ -1,4 +1,4 @@
-"""The tables of what was annotated after the insert."""
+"""The tables of annotations after the insert."""
 
 from sqlalchemy import BigInteger, Column, Double
 
@@ -6,13 +6,13 @@ from sqlbuffer.storage.schema.metadata import JSON, TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# What holds now of rows that were annotated: null where the row's own value does.
+# Current values of rows that were annotated: null if the row's own value counts.
 labels = overlay_table(
     "labels",
     Column("reward_t", Double, comment="reward given late"),
     Column("adv_t", Double, comment="advantage given late"),
     Column("v_t", Double, comment="value estimate given late"),
-    Column("extra", JSON, comment="the row's extra with what was given late"),
+    Column("extra", JSON, comment="the row's extra with the keys that were given late"),
     flag="has_labels",
     flag_comment="rows may have rows in labels and label_history",
     learner_may="INSERT, UPDATE",
@@ -22,7 +22,11 @@ labels = overlay_table(
 label_history = overlay_table(
     "label_history",
     Column(
-        "version", BigInteger, primary_key=True, autoincrement=False, comment="the highest wins"
+        "version",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="number of the annotation; the highest one counts",
     ),
     Column("reward_t", Double, comment="reward given"),
     Column("adv_t", Double, comment="advantage given"),

@@ -1,1 +1,1 @@
-"""Rows that are handed out for a while: claimed, acknowledged or given back."""
+"""Rows that are leased for a time: claimed, acknowledged or given back."""

@@ -1,4 +1,4 @@
-"""What a consumer asks for, and which rows of the queue it may claim."""
+"""The request of a consumer, and the rows of the queue that it may claim."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ GROUPS: dict[str, ColumnElement[Any]] = {
     "task_id": items.c.task_id,
     "episode_id": items.c.episode_id,
 }
-# Names of parameters: other ones than those of columns, which an update takes for itself.
+# Names of parameters: they differ from those of columns, which an update uses itself.
 BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
 LARGEST = 2**63 - 1
 
@@ -49,29 +49,29 @@ def _held(seq: Any) -> Any:
     return in_buffer & _bounds(seq) & ~items.c.used_up
 
 
-# Rows of the queue that the buffer holds. Where another index than that of their numbers is to
-# find them, neither planner must be lured by the bounds.
+# Rows of the queue that the buffer holds. If an index other than that of their numbers must find
+# them, the bounds must not attract either planner.
 held = _held(items.c.seq)
 held_unindexed = _held(unindexed(items.c.seq))
-# Likewise by key: in words that lead to the index of freshness no more.
+# The same by key, written so that the index of freshness does not match.
 held_by_key = in_buffer & _bounds(unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
-# What a consumer that died held is free when its lease has run out.
+# Rows of a consumer that died are free when its lease has run out.
 is_free: Any = or_(items.c.leased_until.is_(None), is_past(items.c.leased_until))
 
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """A batch that is asked for.
+    """The request for a batch.
 
     Attributes:
-        n: How many rows, or groups.
-        lease_s: How long they are held.
-        order: Which first.
-        node: Which rows; of a group, one that matches will do.
-        group_by: What rows of a group have in common; None: each row by itself.
-        min_group_size: How many rollouts a whole group has at least.
-        group_timeout_s: How long after its newest row a group is waited for; None: for ever.
-        drops: Groups that are not whole by then are deleted.
+        n: Number of rows, or of groups.
+        lease_s: Duration of the lease in seconds.
+        order: Order of the rows.
+        node: Condition that rows must match; of a group, at least one row.
+        group_by: Column that rows of a group share; None if each row is separate.
+        min_group_size: Smallest number of rollouts in a complete group.
+        group_timeout_s: Seconds to wait for a group after its newest row; None for no limit.
+        drops: Delete groups that are incomplete by then.
     """
 
     n: int
@@ -90,10 +90,10 @@ class Scope:
 
     Attributes:
         buffer_id: The buffer.
-        low: Rows up to it have left.
-        high: The newest row; None: whatever there is.
-        limits: What bars rows.
-        first: The first row of the queue, where it is known.
+        low: Rows up to this number have left.
+        high: The newest row; None for any row that exists.
+        limits: Limits that exclude rows.
+        first: The first row of the queue, if it is known.
     """
 
     buffer_id: int
@@ -103,31 +103,31 @@ class Scope:
     first: int | None = None
 
     def parameters(self, **more: Any) -> Mapping[str, Any]:
-        """Return the values for the parameters of statements, and others."""
+        """Return the values for the parameters of statements, with further ones."""
         high = LARGEST if self.high is None else self.high
         return {BUFFER: self.buffer_id, LOW: self.low, HIGH: high, **more}
 
 
 def allowed(limits: Eligibility) -> ColumnElement[bool]:
-    """Return the expression for a row that nobody holds and no limit bars."""
+    """Return the expression for a row that is free, and that no limit excludes."""
     return and_(is_free, limits.hold(items)) if limits else is_free
 
 
 def matches(node: Node) -> ColumnElement[bool]:
     """Return the expression for a row that matches a condition."""
     row = is_numbered(experiences.c.seq, items.c.buffer_id, items.c.seq)
-    # Whether rows have values given late or not: some may be given while it is waited for.
+    # Labels are always resolved: rows may get late values during the wait.
     found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True)))
     # PostgreSQL would make a join of it, over all rows of the buffer.
     return found.correlate(items).offset(0).exists()
 
 
 def claimable(limits: Eligibility, node: Node, within: Any = held) -> ColumnElement[bool]:
-    """Return the expression for a row that may be claimed by itself.
+    """Return the expression for a row that may be claimed alone.
 
     Args:
-        limits: What bars rows.
-        node: Which rows are asked for.
+        limits: Limits that exclude rows.
+        node: Condition of the request.
         within: `held` or `held_unindexed`.
     """
     found: ColumnElement[bool] = within & allowed(limits)

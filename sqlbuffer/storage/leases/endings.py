@@ -50,13 +50,13 @@ from sqlbuffer.storage.schema.server_clock import in_seconds
 _USES = items.c.n_uses + 1
 _MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
 _LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
-# With the number up to which rows have left, which would be one more round trip.
+# Also returns the number up to which rows have left, which would need one more round trip.
 _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
     _LOW.scalar_subquery()
 )
 _PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
-# In the order in which whoever deletes rows locks them.
+# In the order in which transactions that delete rows lock them.
 _HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
 _COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
@@ -71,9 +71,9 @@ _UNHELD = (
 
 
 def complete(leases: LeaseKeeping, held: HeldRows) -> None:
-    """Read what the rows of a batch have in parts.
+    """Read the parts of the rows of a batch.
 
-    Behind the claim, in which others wait on SQLite; rows that were deleted since are left out.
+    This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
     """
     if not any(is_in_parts(row) for group in held.groups for row in group):
         return
@@ -86,17 +86,17 @@ def complete(leases: LeaseKeeping, held: HeldRows) -> None:
 
 
 def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
-    """Have a lease run out so many seconds from now.
+    """Set a lease to run out in `lease_s` seconds.
 
     Raises:
-        LeaseLostError: It has run out.
+        LeaseLostError: The lease has run out.
     """
     deadline = time.monotonic() + lease_s
 
     def work(connection: Connection) -> None:
         values = {**_values(leases, held), SECONDS: lease_s}
         connection.execute(_HOLD, values)
-        connection.execute(_PROLONG_ROWS, values)  # first, as at an acknowledgement
+        connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
             raise _lost(leases, held, "renewed")
 
@@ -105,19 +105,19 @@ def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
 
 
 def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
-    """Count a use of each row of a batch, and retire those that were used as often as they may be.
+    """Count a use of each row of a batch, and retire rows that reached `max_use`.
 
-    Rows that were deleted meanwhile are not counted.
+    Rows that were deleted during the lease are not counted.
 
     Raises:
-        LeaseLostError: The lease has run out; nothing is counted.
+        LeaseLostError: The lease has run out; no use is counted.
     """
     max_use = leases.buffer.info.config.sampling.max_use
 
     def work(connection: Connection) -> None:
         values = {**_values(leases, held), COUNT: max_use}
-        # The rows first: once they are locked nobody takes them, so those that are missing while
-        # the lease still runs were deleted.
+        # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
+        # still runs were deleted.
         connection.execute(_HOLD, values)
         connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
         low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
@@ -135,7 +135,7 @@ def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
 
 
 def give_back(leases: LeaseKeeping, held: HeldRows) -> None:
-    """Have others claim the rows of a batch at once; what is lost already stays as it is."""
+    """Make the rows of a batch free immediately; rows that are lost already do not change."""
 
     def work(connection: Connection) -> None:
         values = _values(leases, held)

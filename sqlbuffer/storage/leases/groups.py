@@ -1,7 +1,7 @@
-"""Which groups a consumer gets: each whole, or not at all.
+"""Choose groups for a consumer: each group is claimed whole, or not at all.
 
-The rows of a group that nobody has claimed yet have no `group_seq`; its first claim gives them one,
-and rows that arrive later are a group of their own.
+The rows of a group that was never claimed have no `group_seq`; its first claim gives them one,
+and rows that arrive later form another group.
 """
 
 import random
@@ -60,19 +60,19 @@ _RANDOM = random.SystemRandom()
 KEYS = "p_keys"
 Key = tuple[Any, int | None]  # a task or an episode, and the group's number
 
-# How many rows are looked at for the groups that come first; then as many more each time.
+# Number of rows that are read to find the first groups; each further read takes this many times
+# more.
 FIRST_ROWS, GROWTH = 1_024, 8
-# Numbers are drawn for the first rows of random groups; where that finds too few, all groups are
-# looked at.
+# Numbers are drawn for the first rows of random groups; if that finds too few, all groups are read.
 PROBES, PROBE_ROUNDS = 512, 6
 
 
-# Who is open here is not abandoned.
+# An episode that is open here is not abandoned.
 _states = table("episode_states", column("id", BigInteger()), column("status", Text()))
 
 
 class LeaseGroup(NamedTuple):
-    """What there is of a group in the queue."""
+    """The rows of a group in the queue."""
 
     key: Any
     group_seq: int | None
@@ -85,19 +85,20 @@ class LeaseGroup(NamedTuple):
 
     @property
     def name(self) -> Key:
-        """What tells it from others."""
+        """The key that identifies it."""
         return self.key, self.group_seq
 
 
 @remembered
 def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
-    """Select the groups of a buffer in the columns of `LeaseGroup`: of all tasks or episodes, or
-    of the named ones.
+    """Select the groups of a buffer in the columns of `LeaseGroup`.
+
+    They are those of all tasks or episodes, or the named ones.
     """
     own = _summed(limits, wanted, named=named).subquery("groups").c
     is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
     if wanted.group_by == "task_id":
-        # What was claimed once is closed: an episode that goes on is another group's.
+        # A group that was claimed once is closed: later steps of an episode form another group.
         is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
         is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
     late: Any = literal(False)
@@ -113,7 +114,7 @@ def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
 
 
 def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
-    """Select what there is of each group."""
+    """Select the sums over each group."""
     parts = _parts(limits, wanted, named=named).subquery("parts")
     own = parts.c
     is_open = (
@@ -141,7 +142,7 @@ def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select
 
 
 def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
-    """Select what groups hold of each episode, and of rows without one."""
+    """Select the parts of groups: one for each episode, and one for rows without an episode."""
     key = _key(wanted)
     match: Any = literal(1, BigInteger())
     if wanted.node != EVERYTHING:
@@ -177,7 +178,7 @@ _FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
 
 @remembered
 def _rows_of(wanted: ClaimRequest) -> Select[Any]:
-    """Select the rows of groups that are named, locked in the order of their numbers."""
+    """Select the rows of named groups, locked in the order of their numbers."""
     found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
         held_by_key, _is_named(wanted)
     )
@@ -186,7 +187,7 @@ def _rows_of(wanted: ClaimRequest) -> Select[Any]:
 
 @remembered
 def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
-    """Select the groups of the first rows in an order, and how many of them each has."""
+    """Select the groups of the first rows in an order, and their number of these rows."""
     key, order = _key(wanted), ORDERS[wanted.order]
     place = func.row_number().over(order_by=order).label("place")
     rows = select(key.label("key"), items.c.group_seq, place)
@@ -199,7 +200,7 @@ def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
 
 @remembered
 def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
-    """Select those of some rows that are the first of their group."""
+    """Select the rows among some numbers that are the first of their group."""
     earlier: Any = items.alias("earlier")
     key = _key(wanted)
     has_earlier = (
@@ -227,10 +228,10 @@ class GroupChoice:
     Args:
         connection: The claim's transaction.
         scope: The queue.
-        wanted: What is asked for.
+        wanted: The request.
 
     Attributes:
-        late: Groups that it met which are to be dropped.
+        late: Groups that it found which must be dropped.
     """
 
     def __init__(self, connection: Connection, scope: Scope, wanted: ClaimRequest) -> None:
@@ -238,7 +239,7 @@ class GroupChoice:
         self.late: list[LeaseGroup] = []
 
     def choose(self) -> list[list[int]]:
-        """Return the rows of up to n groups, locked, in the order asked for."""
+        """Return the rows of up to n groups, locked, in the requested order."""
         taken: dict[Key, list[int]] = {}
         for candidates in self._candidates():
             for group in candidates:
@@ -254,11 +255,12 @@ class GroupChoice:
         return list(taken.values())
 
     def lock(self, chosen: Sequence[LeaseGroup], *, late: bool = False) -> dict[Key, list[int]]:
-        """Return the rows of those of the groups that could be locked whole, in their order.
+        """Return the rows of the groups that could be locked whole, in their order.
 
-        Whoever has the first row of a group goes on: two that each lock a part of it would both
-        leave it. New rows may have been committed between two statements, so what was locked is
-        compared with what is there after.
+        A transaction that has locked the first row of a group continues: otherwise two that each
+        lock
+        a part of it would both give it up. New rows may be committed between two statements, so the
+        locked rows are compared with the existing ones afterwards.
         """
         firsts = self._scope.parameters(**{SEQS: [group.first_seq for group in chosen]})
         won = set(self._connection.execute(_FIRSTS, firsts).scalars())
@@ -288,7 +290,7 @@ class GroupChoice:
         return [_group(row) for row in found]
 
     def _candidates(self) -> Iterator[list[LeaseGroup]]:
-        """Yield groups in the order asked for, until there are no more."""
+        """Yield groups in the requested order, until there are no more."""
         if self._wanted.order != "random":
             yield from self._in_order()
             return
@@ -301,7 +303,7 @@ class GroupChoice:
             yield every
 
     def _in_order(self) -> Iterator[list[LeaseGroup]]:
-        """Yield groups in the order of their first rows, of more and more rows."""
+        """Yield groups in the order of their first rows, reading more and more rows."""
         seen: set[Key] = set()
         limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
         while True:
@@ -317,8 +319,9 @@ class GroupChoice:
             limit *= GROWTH
 
     def _probed(self) -> list[LeaseGroup] | None:
-        """Return n groups that may be claimed, uniform over them: a number that is drawn counts
-        where it is the first row of its group. None where too few are found.
+        """Return n groups that may be claimed, drawn uniformly; None if too few are found.
+
+        A drawn number counts if it is the first row of its group.
         """
         scope, n = self._scope, self._wanted.n
         assert scope.high is not None

@@ -1,7 +1,7 @@
 """Claim a batch of rows for a consumer, in one transaction.
 
-The row of the lease and the database's clock decide who comes too late: a lease that has run out
-is lost, even if no other consumer has claimed its rows since.
+The row of the lease and the database's clock decide if a consumer is too late: a lease that has run
+out is lost, even if no other consumer has claimed its rows since.
 """
 
 import time
@@ -57,7 +57,7 @@ from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_a
 from sqlbuffer.storage.use_counts.sample_log import LogEntry
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSession
 
-# How long the rows of leases that nobody ended are kept.
+# Seconds for which rows of leases without an end are kept.
 KEPT_S = 3_600.0
 SECONDS_BETWEEN_CLEANINGS = 60.0
 # A lease that began later than this many seconds from now was taken before the clock was put back.
@@ -75,7 +75,8 @@ OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 RUNS = ~is_past(leases.c.leased_until)
 UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
 OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
-# Of its rows, each of which takes the time for itself: so a lease does not outlive one of them.
+# The minimum over its rows, each of which reads the clock itself: so a lease does not outlive one
+# of its rows.
 UNTIL_OF_ROWS = (
     select(func.coalesce(func.min(items.c.leased_until), UNTIL)).where(OWN_ROWS).scalar_subquery()
 )
@@ -114,13 +115,13 @@ _FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_a
 
 @dataclass
 class HeldRows:
-    """A batch that is out.
+    """A batch on lease.
 
     Attributes:
         lease_id: Its lease.
-        groups: The rows of each group, in their order; each row by itself without groups.
-        deadline: When the lease runs out at the earliest, by this process's monotonic clock.
-        number: The number that the batch is noted under.
+        groups: The rows of each group, in their order; without groups, each row alone.
+        deadline: Earliest time at which the lease runs out, by this process's monotonic clock.
+        number: Number of the batch in the sample log.
     """
 
     lease_id: str
@@ -134,7 +135,7 @@ class HeldRows:
         return [row[0] for group in self.groups for row in group]
 
     def array_rows(self, layout: Layout) -> list[Row]:
-        """Return what arrays are made of: `COLUMNS` of each row."""
+        """Return the `COLUMNS` of each row, from which arrays are made."""
         rows = [row for group in self.groups for row in group]
         found = [tuple(row[place] for place in _ARRAY_PLACES) for row in rows]
         if not layout.specs:
@@ -149,7 +150,7 @@ class Claim:
 
     Args:
         leases: Leases the rows of the buffer.
-        wanted: What is asked for.
+        wanted: The request.
 
     Attributes:
         scope: The queue at the last attempt.
@@ -161,7 +162,7 @@ class Claim:
         self.scope: Scope | None = None
 
     def attempt(self, session: SamplingSession) -> HeldRows | None:
-        """Return the batch, or None where there is too little.
+        """Return the batch; None if there are too few rows.
 
         Args:
             session: Logs the batch.
@@ -187,7 +188,7 @@ class Claim:
                     found = [window]
                 now = leases.source.window_answered(found)
                 if self._chosen and self._is_claimed(connection):
-                    # A connection was lost behind its commit.
+                    # A connection was lost after its commit.
                     return self._held(connection, now, deadline), []
                 _end_future_leases(connection, leases)
                 late = self._choose(connection, now, first)
@@ -199,7 +200,7 @@ class Claim:
                 session.log(connection, held.seqs, now.clock, note)
                 held.number = session.batch_id
         except IntegrityError as error:
-            # An attempt of ours whose server process ended only now: look again.
+            # The server process of an earlier attempt ended only now: try again.
             raise Deadlock(f"{error.orig}; try again") from error
         return held, late
 
@@ -231,7 +232,7 @@ class Claim:
         if self._wanted.group_by is None:
             connection.execute(_TAKE_ROWS, values)
         else:
-            # A number that no other claim gives: of a row that is in a group for the first time.
+            # A number that no other claim gives: that of a row whose group is new.
             new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
             connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
         connection.execute(_ADD_LEASE, values)
@@ -255,7 +256,7 @@ class Claim:
 
 
 def _clean(connection: Connection, leases: LeaseKeeping) -> None:
-    """Delete the rows of leases that this process has ended, and sometimes of all long gone."""
+    """Delete the rows of leases that this process has ended, and sometimes of all old ones."""
     ledger, buffer = leases.ledger, {BUFFER: leases.buffer.info.id}
     done = ledger.done[:MOST_DONE]
     if len(done) >= FEWEST_DONE:
@@ -267,8 +268,9 @@ def _clean(connection: Connection, leases: LeaseKeeping) -> None:
 
 
 def _end_future_leases(connection: Connection, leases: LeaseKeeping) -> None:
-    """End leases that began in the future: the clock was put back since, and they would hold their
-    rows for longer than they were taken for.
+    """End leases that began in the future.
+
+    The clock was put back since, and they would hold their rows for too long.
     """
     ledger = leases.ledger
     if time.monotonic() - ledger.clock_checked_at < SECONDS_BETWEEN_CLOCK_CHECKS:

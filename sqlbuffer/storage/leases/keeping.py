@@ -23,9 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class Ledger:
-    """What one process remembers of leases between calls: those that it has ended, whose rows it
-    can delete.
-    """
+    """The leases that one process has ended, so that a later call can delete their rows."""
 
     done: list[str] = field(default_factory=list)
     cleaned_at: float = 0.0
@@ -37,12 +35,12 @@ class LeaseKeeping:
 
     Args:
         source: Opens the rows of the buffer.
-        sessions: Pace, count and log what is handed out.
-        remove_expired: Removes rows that may never be sampled again, when it is time.
+        sessions: Waits for the rate limiter, and counts and logs the claimed rows.
+        remove_expired: Function that removes rows that may never be sampled again, if it is time.
 
     Attributes:
-        ledger: What this process remembers of leases between calls.
-        reading: Reads rows, without what they have in parts.
+        ledger: Leases that this process has ended.
+        reading: Reads rows, without their parts.
     """
 
     def __init__(
@@ -66,11 +64,11 @@ class LeaseKeeping:
 
     @contextmanager
     def claiming(self, *, with_first: bool = False) -> Iterator[Connection]:
-        """A transaction that claims rows, begun with a look at the window, and behind it at the
-        first row of the queue where that is asked for.
+        """Begin a transaction that claims rows and first reads the window.
 
-        It does not wait for the disk: where a server that dies forgets a claim, its rows are free,
-        and its acknowledgement is refused.
+        With `with_first` it also reads the first row of the queue. It does not wait for the disk:
+        if a
+        server crash loses a claim, its rows are free, and its acknowledgement is refused.
         """
         query = self._window_and_first if with_first else self.source.window_query
         with claiming(self.buffer.engine, "relaxed", query) as connection:
@@ -78,7 +76,7 @@ class LeaseKeeping:
 
 
 def not_leased(buffer_id: int) -> Any:
-    """Return the expression for a row of `experiences` that nobody holds."""
+    """Return the expression for a row of `experiences` without a lease."""
     own = queue_items.c
     held = select(1).where(
         own.buffer_id == buffer_id, own.seq == experiences.c.seq, ~is_past(own.leased_until)

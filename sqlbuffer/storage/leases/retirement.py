@@ -1,4 +1,4 @@
-"""Rows of the queue that leave: used up, or of a group that was not complete in time."""
+"""Rows of the queue that leave: used up, or of a group that was incomplete for too long."""
 
 from collections.abc import Sequence
 
@@ -39,16 +39,15 @@ _BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Int
 
 
 def retire(buffer: OpenBuffer, *, kept: bool = False) -> int:
-    """Take rows out that were used as often as they may be, but those in quarantine; return how
-    many.
+    """Remove rows that reached `max_use`, except those in quarantine; return how many.
 
-    In a transaction of its own, which one process at a time does for all: acknowledgements would
-    queue on the row of the buffer, which counts what has left. What it finds locked, whoever holds
-    the lock looks for once more.
+    It runs in a separate transaction, in one process at a time for all: acknowledgements would
+    queue on the row of the buffer, which counts the rows that left. The process that holds the lock
+    of a row removes it later.
 
     Args:
         buffer: The buffer.
-        kept: Those too that the buffer keeps (`keep_expired`).
+        kept: Also remove rows that the buffer keeps (`keep_expired`).
     """
     n_retired = 0
     if buffer.info.config.retention.keep_expired and not kept:
@@ -68,8 +67,9 @@ def _is_any_used_up(buffer: OpenBuffer) -> bool:
 
 
 def _retire(connection: Connection, buffer: OpenBuffer) -> int:
-    """Take some out; return how many, 0 where others are at it: they do it; or while steps are held
-    for a copy.
+    """Remove some rows; return how many.
+
+    Return 0 if other processes are doing it, or while steps are held for a copy.
     """
     values = {BUFFER: buffer.info.id, COUNT: REMOVED_AT_ONCE}
     alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
@@ -82,11 +82,11 @@ def _retire(connection: Connection, buffer: OpenBuffer) -> int:
 
 
 def drop(leases: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
-    """Delete groups that have not become whole in time."""
+    """Delete groups that were not complete in time."""
     buffer = leases.buffer
 
     def work(connection: Connection) -> None:
-        # First, as whoever deletes rows does.
+        # First, like every transaction that deletes rows.
         connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
         now = leases.source.sampled_window(connection)
         scope = Scope(buffer.info.id, now.low, None, leases.restrictions.limits_of_leases(now))

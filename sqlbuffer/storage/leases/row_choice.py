@@ -26,7 +26,7 @@ from sqlbuffer.storage.leases.claim_request import (
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.statement_cache import remembered
 
-# Of a window this narrow all rows are put into a random order: about a millisecond.
+# In a window this narrow all rows are put into a random order: about a millisecond.
 SMALL_SPAN = 1_024
 PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the queue is cheaper than the probes.
@@ -36,7 +36,7 @@ _LOWEST = select(func.min(items.c.seq)).where(in_buffer)
 
 
 def choose_rows(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int]:
-    """Return up to n rows that may be claimed, in the order asked for."""
+    """Return up to n rows that may be claimed, in the requested order."""
     probed = _probed(connection, scope, wanted) if wanted.order == "random" else None
     if probed is not None:
         return probed
@@ -53,8 +53,9 @@ def lowest(connection: Connection, scope: Scope) -> int:
 
 
 def _probed(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int] | None:
-    """Return n rows by rejection, uniform over those that may be claimed; None where numbers of the
-    window are too seldom such rows.
+    """Return n rows by rejection, uniform over those that may be claimed.
+
+    Return None if too few numbers of the window are such rows.
     """
     assert scope.high is not None
     n, low = wanted.n, lowest(connection, scope)

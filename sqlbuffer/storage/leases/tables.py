@@ -16,7 +16,7 @@ queue_items = overlay_table(
         "freshness",
         BigInteger,
         nullable=False,
-        comment="model_version, or the least number where there is none",
+        comment="model_version, or the smallest number if it has none",
     ),
     Column(
         "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
@@ -26,14 +26,14 @@ queue_items = overlay_table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="used as often as it may be: the row leaves",
+        comment="reached max_use: the row leaves",
     ),
     Column("lease_id", KEY, comment="the lease that holds it"),
-    Column("leased_until", TIME, comment="when the lease runs out; null: it is free"),
+    Column("leased_until", TIME, comment="when the lease runs out; null if it is free"),
     Column(
         "group_seq",
         BigInteger,
-        comment="number of the group that it was first claimed in; null: it was not",
+        comment="number of the group of its first claim; null if it was never claimed",
     ),
     Column(
         "inserted_at",
@@ -48,8 +48,8 @@ queue_items = overlay_table(
 )
 Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
 
-# Only for those who ask for what is not used up: without statistics PostgreSQL takes this index for
-# the primary key where it can.
+# Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
+# index in place of the primary key.
 Index(
     "ix_queue_items_freshness",
     queue_items.c.buffer_id,
@@ -73,8 +73,8 @@ Index(
     postgresql_where=text("used_up"),
 )
 
-# Batches that are out. What was acknowledged is kept for a while, so that a call whose connection
-# was lost finds out what became of it.
+# Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
+# finds out their state.
 leases = Table(
     "leases",
     metadata,
@@ -86,14 +86,14 @@ leases = Table(
         TIME,
         nullable=False,
         server_default=utc_now(),
-        comment="when it was claimed, or last renewed",
+        comment="time of the claim, or of the last renewal",
     ),
-    Column("leased_until", TIME, nullable=False, comment="when it runs out"),
+    Column("leased_until", TIME, nullable=False, comment="time when it runs out"),
     Column(
         "acknowledged",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="its uses were counted",
+        comment="true after its uses were counted",
     ),
 )

@@ -1,4 +1,4 @@
-"""Wait until there is enough to claim."""
+"""Wait until there are enough rows to claim."""
 
 import random
 import threading
@@ -25,28 +25,30 @@ from sqlbuffer.waits import begin_wait
 # Not the generator that the user may have seeded.
 _RANDOM = random.SystemRandom()
 
-# From one look to the next: 4 a second. Where a look takes long, so many times as long.
+# Pause between two looks: 4 looks a second. If a look takes long, the pause is this many times as
+# long.
 PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
-# How many groups an error names.
+# Maximum number of groups that an error names.
 SHOWN = 5
-# Where others claim at the same moment, each lets the others go first by chance.
+# If several processes claim at the same moment, each waits for a random time.
 CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 
 def claimed(
     leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float, cancelled: threading.Event
 ) -> HeldRows:
-    """Return a batch, after a wait where there is too little.
+    """Return a batch, after a wait if there are too few rows.
 
     Args:
         leases: Leases the rows of the buffer.
-        wanted: What is asked for.
-        timeout_s: How long to wait at most; 0: not at all.
-        cancelled: Ends the wait when it is set.
+        wanted: The request.
+        timeout_s: Maximum wait in seconds; 0 for no wait.
+        cancelled: Event that ends the wait.
 
     Raises:
-        InsufficientDataError: There was too little all that time; says what is missing.
-        FlowControlError: The rate limiter did not let the batch out in that time.
+        InsufficientDataError: There were too few rows all that time; the message names what is
+            missing.
+        FlowControlError: The rate limiter did not allow the batch in that time.
     """
     deadline = time.monotonic() + timeout_s
     claim, look = Claim(leases, wanted), Look(leases, wanted)
@@ -68,7 +70,7 @@ def claimed(
 def _attempt(
     leases: LeaseKeeping, claim: Claim, wanted: ClaimRequest, wait_s: float
 ) -> tuple[HeldRows | None, str]:
-    """Try once; return the batch, or None and why there is none where it is known."""
+    """Try once; return the batch, or None and the reason if it is known."""
     try:
         with leases.sessions.open(wanted.n, wait_s) as session:
             held = claim.attempt(session)
@@ -87,14 +89,14 @@ def _sleep(cancelled: threading.Event, pause_s: float) -> None:
 
 
 class Look:
-    """Looks now and then whether there may be enough: one statement that locks nothing.
+    """Checks from time to time if there may be enough rows, with one statement that locks nothing.
 
     Args:
         leases: Leases the rows of the buffer.
-        wanted: What is asked for.
+        wanted: The request.
 
     Attributes:
-        said_enough: It did when it looked last.
+        said_enough: Result of the last look.
     """
 
     def __init__(self, leases: LeaseKeeping, wanted: ClaimRequest) -> None:
@@ -105,12 +107,12 @@ class Look:
         self.said_enough = False
 
     def wait(self, deadline: float, cancelled: threading.Event, scope: Scope | None = None) -> bool:
-        """Wait until there may be enough; return False at the deadline.
+        """Wait until there may be enough rows; return False at the deadline.
 
         Args:
-            deadline: By the monotonic clock.
-            cancelled: Ends the wait.
-            scope: The queue as it was seen last.
+            deadline: Deadline on the monotonic clock.
+            cancelled: Event that ends the wait.
+            scope: The queue at the last look.
         """
         if scope is not None:
             self._low, self._limits = scope.low, scope.limits
@@ -137,7 +139,8 @@ class Look:
                     return bool(
                         row and row[0] and now.span >= leases.buffer.info.config.sampling.min_size
                     )
-                # The first look, or the clock has moved: other limits held for what was counted.
+                # This is the first look, or the clock has moved: the last count was under other
+                # limits.
                 self._limits = limits
 
     def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
@@ -151,8 +154,9 @@ class Look:
 def _look(
     buffer_id: int, evict_by: str, limits: Eligibility | None, wanted: ClaimRequest
 ) -> Select[Any]:
-    """Select whether there may be enough under these limits, and the window; where no limits are
-    given, the window alone.
+    """Select True if there may be enough rows under these limits, and the window.
+
+    Without limits, select the window alone.
     """
     window = select_sampled_window(buffer_id, evict_by).subquery("w").c
     enough = literal(False) if limits is None else _is_enough(limits, wanted)
@@ -173,7 +177,7 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
 
 
 def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
-    """Return what there was too little of, for people."""
+    """Return a message for people that names what is missing."""
     with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
         window = select_sampled_window(
             leases.buffer.info.id, leases.buffer.info.config.retention.evict_by
@@ -227,7 +231,7 @@ def _partial(found: list[Any]) -> list[Any]:
 
 
 def _names(connection: Connection, found: list[Any], wanted: ClaimRequest) -> Mapping[Any, str]:
-    """Return what users call the episodes that are shown."""
+    """Return the users' names of the episodes that are shown."""
     if wanted.group_by != "episode_id":
         return {}
     ids = [row.key for row in _partial(found)[:SHOWN]]
@@ -236,7 +240,7 @@ def _names(connection: Connection, found: list[Any], wanted: ClaimRequest) -> Ma
 
 
 def _bars(limits: Eligibility) -> str:
-    """Return what bars rows now; empty where nothing does."""
+    """Return the limits that exclude rows now, as text; empty if there are none."""
     kinds = []
     if limits.oldest_version is not None:
         kinds.append(f"of a version below {limits.oldest_version} (max_staleness)")

@@ -1,1 +1,1 @@
-"""The way from one schema to the next, and what a database has."""
+"""Migrations from one schema to the next, and the state of a database's schema."""

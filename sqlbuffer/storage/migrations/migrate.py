@@ -1,4 +1,4 @@
-"""The schema of a database: what it is, what it should be, and the way between."""
+"""Read the revision of a database's schema, and migrate it."""
 
 import io
 import logging
@@ -48,25 +48,26 @@ _alembic_lock = ForkLock()  # Alembic keeps its context in module globals
 
 
 def current(connection: Connection) -> str | None:
-    """Return the revision of the database, or None where there is no schema."""
+    """Return the revision of the database; None without a schema."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
 
 
 def check(connection: Connection, url: URL, revision: str | None) -> None:
-    """Raise unless this package can use the schema: its own revision, or a later one that only
-    added to it.
+    """Raise an error unless this package can use the schema.
+
+    It can use its own revision, or a later one that only added to it.
 
     Args:
         connection: A connection to the database.
-        url: Its URL, to name it.
+        url: Its URL, for messages.
         revision: Its revision, see `current`.
 
     Raises:
-        SchemaMissingError: No schema; the message has the command that makes one.
+        SchemaMissingError: No schema; the message has the command that creates one.
         SchemaOutdatedError: An older schema; the message has the command that upgrades it.
-        SchemaTooNewError: A schema of a later release that changed what this package uses.
+        SchemaTooNewError: A schema of a later release that changed objects that this package uses.
     """
     if revision == HEAD:
         return
@@ -90,7 +91,7 @@ def check(connection: Connection, url: URL, revision: str | None) -> None:
 
 
 def is_older(revision: str) -> bool:
-    """Tell whether a revision comes before that of this package."""
+    """Return True if a revision comes before that of this package."""
     return revision in REVISIONS[:-1]
 
 
@@ -102,13 +103,14 @@ def _min_client(connection: Connection) -> str | None:
 
 
 def is_empty(connection: Connection) -> bool:
-    """Tell whether the database has no table at all."""
+    """Return True if the database has no table at all."""
     return not inspect(connection).get_table_names()
 
 
 def upgrade(url: Database, revision: str = "head") -> None:
-    """Bring a database to a revision; what is there already is left alone. Safely done by several
-    processes at once.
+    """Upgrade a database to a revision, without changing existing data.
+
+    Several processes may call this at the same time.
 
     Args:
         url: The database.
@@ -119,7 +121,8 @@ def upgrade(url: Database, revision: str = "head") -> None:
     """
     resolved = resolve_url(url)
     engine = url if isinstance(url, Engine) else engine_for(resolved)
-    # It takes the tables one after the other, and writers that go on may wait for each other's.
+    # The upgrade locks one table after the other, so it and running writers may wait for each
+    # other.
     retried(lambda: _upgrade(engine, resolved, revision), 0.0, lambda: None)
 
 
@@ -145,14 +148,15 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
                 return
             if found is None:
                 _refuse_taken_names(connection, resolved)
-            # Another process was faster. Alembic takes a quarter of a second, and all would wait.
+            # Another process was faster. Alembic takes a quarter of a second, for which all would
+            # wait.
             if found == HEAD and revision in ("head", HEAD):
                 return
             _run_alembic(connection, "upgrade", revision)
 
 
 def _refuse_taken_names(connection: Connection, url: URL) -> None:
-    """Raise if a database without the schema has tables or views by names of the schema."""
+    """Raise an error if a database without the schema has tables or views with its names."""
     inspector = inspect(connection)
     present = {*inspector.get_table_names(), *inspector.get_view_names()}
     if not present or VERSION_TABLE in present:
@@ -167,7 +171,7 @@ def _refuse_taken_names(connection: Connection, url: URL) -> None:
 
 
 def downgrade(url: Database, revision: str) -> None:
-    """Take a database back to a revision, or to `base`: no schema."""
+    """Downgrade a database to a revision, or to `base`, without a schema."""
     resolved = resolve_url(url)
     with (
         translated(resolved),
@@ -178,8 +182,9 @@ def downgrade(url: Database, revision: str) -> None:
 
 
 def keep_file_pragmas(connection: Connection) -> None:
-    """Set what is a property of a SQLite file, where a copy by `VACUUM INTO` has lost it; a file
-    that cannot be written now is left as it is.
+    """Set the pragmas of a SQLite file again that a copy by `VACUUM INTO` has lost.
+
+    A file that cannot be written now is not changed.
     """
     if connection.dialect.name != "sqlite" or is_memory(connection.engine.url):
         return
@@ -199,11 +204,11 @@ def _set_file_pragmas(connection: Connection) -> None:
 
 
 def sql(dialect: str, start: str | None = None) -> str:
-    """Return the SQL that brings a database to the revision of this package; empty at head.
+    """Return the SQL that upgrades a database to the revision of this package; empty at head.
 
     Args:
         dialect: `sqlite` or `postgresql`.
-        start: The revision that it has; None where there is no schema.
+        start: The revision of the database; None without a schema.
     """
     if start == HEAD:
         return ""
@@ -224,7 +229,7 @@ def _run_alembic(connection: Connection, command: str, revision: str) -> None:
 
 @contextmanager
 def _at_debug_level(*names: str) -> Iterator[None]:
-    """Log what loggers say about a normal run at level DEBUG: to open a buffer is no event."""
+    """Log messages of a normal run at level DEBUG: opening a buffer is not an event."""
     loggers = [logging.getLogger(name) for name in names]
 
     def demote(record: logging.LogRecord) -> bool:
@@ -257,8 +262,9 @@ def _command(name: str, config: "Config", revision: str, **options: Any) -> None
 
 
 def script_location() -> Path:
-    """Return the folder of the migration scripts: inside the installed package, or at the top of a
-    checkout.
+    """Return the folder of the migration scripts.
+
+    It is inside the installed package, or at the top of a checkout.
     """
     package = Path(__file__).resolve().parents[2]
     installed = package / "migrations"

@@ -1,4 +1,4 @@
-"""Opens databases: checks that they have the schema, and makes it in a new one."""
+"""Check that databases have the schema, and create it in a new one."""
 
 import os
 from collections.abc import Callable
@@ -19,19 +19,20 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.migrations import migrate
 
-# The oldest that the tests ran on.
+# The oldest versions that the tests ran on.
 OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
 T = TypeVar("T")
 
 
 def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
-    """Check that the schema is the package's. Make it in a new SQLite database, and in others only
-    if asked.
+    """Check that the schema is the package's; create it in a new SQLite database.
+
+    In other databases it is created only on request.
 
     Args:
         engine: The engine.
         url: Its resolved URL.
-        create: True makes a missing schema, False never does, None does in a SQLite database
+        create: True creates a missing schema, False never does, None does in a SQLite database
             without any table.
 
     Raises:
@@ -60,8 +61,9 @@ def with_schema(
     retry_s: float,
     work: Callable[[Engine], T],
 ) -> T:
-    """Return what `work` returns, called with an engine of a database with the schema; see
-    `retried`.
+    """Return the result of `work`, called with an engine of a database with the schema.
+
+    It is repeated as in `retried`.
     """
     own = url if isinstance(url, Engine) else None
 

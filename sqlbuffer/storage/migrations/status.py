@@ -1,4 +1,4 @@
-"""The schema of a database, as the command line reports and changes it."""
+"""The schema of a database, as the command line shows and changes it."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from sqlbuffer.storage.migrations import migrate
 
 @dataclass(frozen=True)
 class SchemaStatus:
-    """Where the schema of a database stands.
+    """The state of a database's schema.
 
     Attributes:
-        url: The database, its password hidden.
-        revision: Its revision; None where there is no schema.
+        url: The database, with its password hidden.
+        revision: Its revision; None without a schema.
         head: The revision that this package works with.
     """
 
@@ -28,12 +28,12 @@ class SchemaStatus:
 
 
 def script(dialect: str) -> str:
-    """Return the SQL that makes the schema in an empty database of a kind."""
+    """Return the SQL that creates the schema in an empty database of a kind."""
     return migrate.sql(dialect)
 
 
 def script_for(url: str | None) -> str:
-    """Return the SQL that brings a database to this package's schema; empty at head.
+    """Return the SQL that upgrades a database to this package's schema; empty at head.
 
     Raises:
         SchemaTooNewError: The schema is of a later release.
@@ -50,11 +50,11 @@ def script_for(url: str | None) -> str:
 
 @dataclass(frozen=True)
 class Server:
-    """What holds a database.
+    """The server or library that holds a database.
 
     Attributes:
         version: Its name and version.
-        size_bytes: What the database takes on its disk.
+        size_bytes: Size of the database on disk.
     """
 
     version: str
@@ -62,7 +62,7 @@ class Server:
 
 
 def status(url: str | None) -> SchemaStatus:
-    """Return where the schema stands; nothing is created.
+    """Return the state of the schema, without creating it.
 
     Raises:
         StorageUnreachableError: No such file, or no server.
@@ -74,7 +74,9 @@ def status(url: str | None) -> SchemaStatus:
 
 
 def check(url: str | None) -> SchemaStatus:
-    """Return where the schema stands, or raise unless the package can use it; nothing is created.
+    """Return the state of the schema, or raise an error unless the package can use it.
+
+    Nothing is created.
 
     Raises:
         SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
@@ -88,10 +90,10 @@ def check(url: str | None) -> SchemaStatus:
 
 
 def create(url: str | None) -> bool:
-    """Create the schema where there is none; return False where it is there already.
+    """Create the schema if it is missing; return False if it exists.
 
     Raises:
-        SchemaOutdatedError, SchemaTooNewError: There is one of another release.
+        SchemaOutdatedError, SchemaTooNewError: There is a schema of another release.
     """
     resolved = resolve_url(url)
     refuse_memory(resolved)
@@ -106,10 +108,10 @@ def create(url: str | None) -> bool:
 
 
 def upgrade(url: str | None) -> bool:
-    """Upgrade an older schema; return False where it is the package's already.
+    """Upgrade an older schema; return False if it is already the package's.
 
     Raises:
-        SchemaMissingError: There is none to upgrade.
+        SchemaMissingError: There is no schema to upgrade.
         SchemaTooNewError: The schema is of a later release.
         StorageUnreachableError: No such file, or no server.
     """
@@ -124,7 +126,7 @@ def upgrade(url: str | None) -> bool:
 
 
 def server(url: str | None) -> Server:
-    """Return what holds the database.
+    """Return the server or library that holds the database.
 
     Raises:
         StorageUnreachableError: No such file, or no server.

@@ -1,1 +1,1 @@
-"""Priorities of rows, and draws by them."""
+"""Priorities of rows, and draws by priority."""

@@ -1,5 +1,6 @@
-"""Blocks of priorities: of all rows whose numbers lie in one, how many there are, the sum of their
-weights, and bounds of their priorities.
+"""Blocks of priorities, each for a range of row numbers.
+
+A block has the number of its rows, the sum of their weights, and bounds of their priorities.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,25 +11,25 @@ from numpy.typing import NDArray
 
 from sqlbuffer.weighted_sampling.block_weights import weights_of
 
-# What one transaction adds up: it holds up whoever updates priorities for a few hundredths of a
+# Rows that one transaction adds up: it delays updates of priorities by a few hundredths of a
 # second.
 ROWS_AT_ONCE = 16_384
-# And how many numbers that have left the window it follows: more than it
-# summarizes, so that it catches up.
+# Numbers below the window that a transaction cleans: more than it summarizes, so that it catches
+# up.
 CLEANED_AT_ONCE = 65_536
-# A draw does not wait longer than that for whoever changes the buffer.
+# Seconds that a draw waits at most for a transaction that changes the buffer.
 SUMMARIZE_TIMEOUT_S = 1
 
 
 class Summary(NamedTuple):
-    """What is known of a block.
+    """The stored values of a block.
 
     Attributes:
-        block: Its number: that of each of its rows, divided by the size of a block.
-        n_rows: Its rows.
+        block: Its number: the number of each of its rows, divided by the size of a block.
+        n_rows: Number of its rows.
         weight_sum: Sum of their weights.
-        max_priority: None is larger.
-        min_priority: No positive one is smaller; None where none is positive.
+        max_priority: Upper bound of their priorities.
+        min_priority: Lower bound of their positive priorities; None if none is positive.
     """
 
     block: int
@@ -39,7 +40,7 @@ class Summary(NamedTuple):
 
 
 def summary(block: int, priorities: NDArray[np.float64], alpha: float) -> Summary:
-    """Return what is known of a block of these priorities."""
+    """Return the values of a block of these priorities."""
     positive = priorities[priorities > 0]
     return Summary(
         block,
@@ -51,15 +52,15 @@ def summary(block: int, priorities: NDArray[np.float64], alpha: float) -> Summar
 
 
 class Kept(NamedTuple):
-    """What is kept of several blocks: an array of each.
+    """The stored values of several blocks, as arrays.
 
     Attributes:
         block: Their numbers, in ascending order.
-        weight_sum: Sum of the weights of its rows.
-        max_priority: None is larger.
-        min_priority: No positive one is smaller; infinite where none is positive.
-        max_is_upper_bound: All may be smaller.
-        min_is_lower_bound: All may be larger.
+        weight_sum: Sum of the weights of each block's rows.
+        max_priority: Upper bound of the priorities.
+        min_priority: Lower bound of the positive priorities; infinite if none is positive.
+        max_is_upper_bound: All priorities may be smaller than the maximum.
+        min_is_lower_bound: All priorities may be larger than the minimum.
     """
 
     block: NDArray[np.int64]
@@ -71,22 +72,22 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Any, ...]]) -> "Kept":
-        """Return what rows of these columns say."""
+        """Return the values in rows of these columns."""
         types: tuple[Any, ...] = (np.int64, *(np.float64,) * 3, np.bool_, np.bool_)
         columns = zip(*rows, strict=True)
         return cls(*(np.array(column, type_) for column, type_ in zip(columns, types, strict=True)))
 
 
 class Changes(NamedTuple):
-    """What an update does to several blocks: an array of each.
+    """The changes of several blocks by an update, as arrays.
 
     Attributes:
         block: Their numbers, in ascending order.
-        difference: Of the sum of the weights.
-        max_new: The largest priority that is set.
-        max_old: The largest that it is set instead of.
-        min_new: The smallest positive one that is set; infinite without any.
-        min_old: The smallest positive one that it is set instead of; infinite without any.
+        difference: Difference of the sum of the weights.
+        max_new: Largest new priority.
+        max_old: Largest replaced priority.
+        min_new: Smallest positive new priority; infinite without any.
+        min_old: Smallest positive replaced priority; infinite without any.
     """
 
     block: NDArray[np.int64]
@@ -98,12 +99,12 @@ class Changes(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How the priorities of a buffer are kept.
+    """Parameters of the blocks of a buffer.
 
     Attributes:
         buffer_id: The buffer.
-        size: How many numbers a block has.
-        alpha: The weight of a row is its priority ^ alpha.
+        size: Number of row numbers in a block.
+        alpha: Exponent: the weight of a row is its priority ^ alpha.
     """
 
     buffer_id: int
@@ -112,12 +113,13 @@ class Blocks(NamedTuple):
 
     @property
     def n_cleaned(self) -> int:
-        """How many numbers that have left the window a transaction follows at most."""
+        """Maximum number of row numbers below the window that a transaction cleans."""
         return CLEANED_AT_ONCE + self.size
 
     def portions(self, blocks: Sequence[int]) -> Iterator[list[int]]:
-        """Split blocks, each once and in order, into what one transaction adds up; at least one
-        portion, which may be empty.
+        """Split blocks, each once and in order, into the portions of one transaction.
+
+        There is at least one portion, which may be empty.
         """
         ordered = sorted({int(block) for block in blocks})
         n = max(1, ROWS_AT_ONCE // self.size)
@@ -127,7 +129,7 @@ class Blocks(NamedTuple):
     def changes(
         self, seqs: NDArray[np.int64], old: NDArray[np.float64], new: NDArray[np.float64]
     ) -> Changes:
-        """Return what it does to their blocks that rows, in ascending order, get new priorities."""
+        """Return the changes of blocks when rows, in ascending order, get new priorities."""
         blocks, starts = np.unique(seqs // self.size, return_index=True)
         difference = weights_of(new, self.alpha) - weights_of(old, self.alpha)
         return Changes(
@@ -140,9 +142,7 @@ class Blocks(NamedTuple):
         )
 
     def changed(self, kept: Kept, changes: Changes) -> Kept:
-        """Return what is known of blocks, all of them among the changed ones, without reading their
-        rows.
-        """
+        """Return the new values of blocks, which must be among the changed ones."""
         at = np.searchsorted(changes.block, kept.block)
         _, difference, max_new, max_old, min_new, min_old = (part[at] for part in changes)
         max_is_upper_bound = kept.max_is_upper_bound | (max_old >= kept.max_priority)
@@ -157,6 +157,6 @@ class Blocks(NamedTuple):
         )
 
     def are_lost(self, kept: Kept) -> NDArray[np.bool_]:
-        """Tell which sums have become so small that they are what rounding left of larger ones."""
+        """Return True for sums that have become so small that they are only rounding errors."""
         largest = weights_of(kept.max_priority, self.alpha)
         return kept.max_is_upper_bound & (4 * kept.weight_sum < largest)

@@ -1,4 +1,4 @@
-"""Updates priorities on PostgreSQL."""
+"""Update priorities on PostgreSQL."""
 
 from collections.abc import Sequence
 
@@ -22,17 +22,16 @@ def update_priorities(
     priorities: Sequence[float],
     origin: str | None = None,
 ) -> int:
-    """Set the priorities of those rows that the buffer holds, and log them if it is followed;
-    return how many.
-    """
+    """Set the priorities of the rows that the buffer holds, and log them; return how many."""
     values = (of.buffer_id, number_array(seqs), real_array(priorities), origin)
     ((n_updated,),) = driver_of(connection).execute(_UPDATE, values)
     return int(n_updated)
 
 
 def summarize(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
-    """Add up those of the blocks of priorities that no row can come to and that lie in the window;
-    delete what has left it. Return how many were added up.
+    """Add up the blocks in the window that can get no more rows; return how many were added up.
+
+    Rows of priorities that have left the window are deleted.
     """
     driver = driver_of(connection)
     driver.execute(f"SET LOCAL lock_timeout = '{SUMMARIZE_TIMEOUT_S}s'")

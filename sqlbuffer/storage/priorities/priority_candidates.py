@@ -21,7 +21,7 @@ logger = logging.getLogger("sqlbuffer")
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
-# max ^ alpha may be rounded otherwise than the weight of a row.
+# Rounding of max ^ alpha may differ from that of the weight of a row.
 SLACK = 1 + 1e-12
 LEAST_AT_ONCE = 16
 
@@ -31,13 +31,13 @@ class Priorities:
 
     Attributes:
         alpha: The weight of a row is its priority ^ alpha.
-        total: Sum of the weights that rows are drawn by; None where it is not known.
+        total: Sum of the weights that rows are drawn by; None if it is unknown.
 
     Args:
         candidates: The rows.
         info: The buffer.
-        alpha: The exponent; None: the buffer's.
-        upkeep: What is told which blocks were read row by row.
+        alpha: The exponent; None for the buffer's.
+        upkeep: Records the blocks that were read row by row.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Priorities:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether sums of weights are kept; else all of them are read, which is logged once."""
+        """True if sums of weights are stored; otherwise all are read, which is logged once."""
         if self.alpha == self._info.config.priorities.alpha:
             return True
         if not self._upkeep.has_warned:
@@ -66,7 +66,7 @@ class Priorities:
 
     @cached_property
     def weights(self) -> Weights:
-        """The weights of all rows, by blocks; those of blocks that are not added up are read."""
+        """The weights of all rows, by blocks; those of blocks without a sum are read."""
         size, blocks = self._info.block_size, self._blocks
         sums, bounds, is_summarized = self._summaries
         is_filtered = self._candidates.is_filtered
@@ -77,7 +77,7 @@ class Priorities:
         return made
 
     def note_missing_summaries(self) -> None:
-        """Note which blocks are worth adding up; reads no rows."""
+        """Record the blocks that are worth adding up, without reading rows."""
         _ = self._summaries
 
     @cached_property
@@ -87,7 +87,7 @@ class Priorities:
 
     @cached_property
     def _summaries(self) -> tuple[Reals, Reals, NDArray[np.bool_]]:
-        """The sum of the weights of each block, their bound, and whether they are known."""
+        """The sum of the weights of each block, their bound, and which of the sums are known."""
         blocks, size, low = self._blocks, self._info.block_size, self._candidates.low
         sums, bounds = np.zeros(blocks.size), np.zeros(blocks.size)
         is_summarized = np.zeros(blocks.size, bool)
@@ -97,8 +97,8 @@ class Priorities:
         at = found - blocks[0]
         sums[at], bounds[at] = found_sums, weights_of(np.abs(tops), self.alpha) * SLACK
         is_summarized[at] = True
-        # Of a block that the window cuts, some rows have left; who draws from a part of the window
-        # cuts one at its upper end as well.
+        # Some rows of a block that the window cuts have left; a draw from a part of the window cuts
+        # a block at its upper end as well.
         is_cut = np.maximum(blocks * size, 1) <= low
         is_full = (blocks + 1) * size - 1 <= self._candidates.high
         is_summarized &= ~is_cut & is_full
@@ -115,7 +115,7 @@ class Priorities:
         )
 
     def rows_of(self, blocks: Integers) -> tuple[Integers, Reals]:
-        """Return the numbers and weights of all rows of some blocks, whether they match or not."""
+        """Return the numbers and weights of all rows of some blocks, matching or not."""
         parameters = {
             BUFFER_ID: self._info.id,
             statements.BLOCKS: blocks.tolist(),
@@ -130,7 +130,7 @@ class Priorities:
         return seqs, weights_of(priorities, self.alpha)
 
     def weights_of(self, seqs: Integers) -> Reals:
-        """Return the weights of numbers, each once and in order; 0 of those that do not match."""
+        """Return the weights of numbers, each once and in order; 0 for rows that do not match."""
         low, high = self._candidates.low, self._candidates.high
         asked = seqs[(low < seqs) & (seqs <= high)]
         found, priorities = self._look_up(asked)
@@ -157,7 +157,7 @@ class Priorities:
             found[is_there] = priorities[at[is_there]]
 
     def _look_up(self, seqs: Integers) -> tuple[Integers, Reals]:
-        """Return those of some numbers that match, in order, and their priorities."""
+        """Return the given numbers that match, in order, and their priorities."""
         if not seqs.size:
             return seqs, np.empty(0)
         parameters = {BUFFER_ID: self._info.id, SEQS: seqs.tolist()}
@@ -174,7 +174,7 @@ class Priorities:
         return statements.matching_numbers(self._candidates.matching)
 
     def all(self, candidates: Candidates) -> tuple[Integers, Reals]:
-        """Return every number that matches, in order, and the priorities.
+        """Return every matching number, in order, and the priorities.
 
         Args:
             candidates: The rows, or episodes of them.
@@ -194,10 +194,11 @@ class Priorities:
         return seqs, priorities
 
     def least(self) -> float:
-        """Return the least positive priority of the whole buffer, whatever can be drawn; infinity
-        where none is positive.
+        """Return the smallest positive priority of the whole buffer; infinity if none is positive.
 
-        Of blocks whose least one may have changed, those that could hold it are read.
+        Rows that cannot be drawn count too. Blocks are read if their smallest priority may have
+        changed
+        and could be the smallest of all.
         """
         weights, n_seen = self.weights, 0
         least = self._least_seen()
@@ -225,8 +226,9 @@ class Priorities:
         )
 
     def _least_blocks(self, weights: Weights, n_seen: int) -> list[tuple[int, float, bool]]:
-        """Return the next blocks by their least positive priorities: the place, that priority, and
-        whether it may have changed.
+        """Return the next blocks by their smallest positive priorities.
+
+        Each has its place, that priority, and True if the priority may have changed.
         """
         if not weights.blocks.size:
             return []

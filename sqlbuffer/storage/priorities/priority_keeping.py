@@ -21,7 +21,7 @@ from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 
-# How often updates of priorities follow what has left the window.
+# Number of updates of priorities after which rows below the window are cleaned.
 UPDATES_A_CLEANING = 64
 
 
@@ -44,13 +44,14 @@ class PriorityKeeping:
     def update_priorities(
         self, seqs: Sequence[int], priorities: Sequence[float], origin: str | None = None
     ) -> int:
-        """Set the priorities of rows; return how many there are.
+        """Set the priorities of rows; return how many exist.
 
         Args:
             seqs: The rows, each once, in ascending order.
             priorities: Their priorities.
-            origin: Signs the entry of the change log: a follower that knows these priorities
-                already; None: this opener.
+            origin: Origin of the entry in the change log, for a follower that knows these
+                priorities
+                already; None for this opener.
         """
         if not seqs:
             return 0
@@ -61,10 +62,10 @@ class PriorityKeeping:
         return n_updated
 
     def note_updates(self, n_updated: int) -> None:
-        """Look after what an update of so many priorities leaves behind."""
+        """Count updated priorities, and clean up after them from time to time."""
         clean_after_write(self.buffer.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
-            self.summarize(())  # whoever draws otherwise than by blocks leaves rows behind as well
+            self.summarize(())  # draws without blocks leave rows behind as well
 
     @retry_on_disconnect
     def _update_priorities(
@@ -77,12 +78,14 @@ class PriorityKeeping:
             return update_priorities(connection, self.blocks, seqs, priorities, origin)
 
     def summarize(self, blocks: Sequence[int]) -> int:
-        """Add up blocks of priorities, so that draws need not read their rows, and delete what is
-        left of rows below the window; return how many were added up.
+        """Add up blocks of priorities, and delete rows of priorities below the window.
 
-        Left out are blocks that rows can still come to, and those that the window cuts: block *
-        size, and 1 for the first, is to be above its lower end. Who cannot write, or would wait for
-        long, does nothing.
+        Draws then need not read the rows of these blocks. Return how many were added up. Blocks
+        that may
+        still get rows are left out, and those that the window cuts: block * size, and 1 for the
+        first,
+        must be above its lower end. Nothing happens if the role cannot write, or would wait for
+        long.
 
         Args:
             blocks: Their numbers; may be empty.
@@ -95,12 +98,13 @@ class PriorityKeeping:
             for portion in self.blocks.portions(blocks):
                 n_summarized += self._summarize(portion, settled)
         except (StorageReadOnlyError, StorageBusyError, StorageFullError):
-            pass  # draws do without
+            pass  # draws work without them
         return n_summarized
 
     def summarize_due(self, source: CandidateSource) -> None:
-        """Add up the blocks of priorities that draws would otherwise read row by row, where these
-        are many; called before a draw by priority.
+        """Add up blocks of priorities if draws would have to read many of them row by row.
+
+        Called before a draw by priority.
         """
         if not self.upkeep.is_known and self.buffer.info.config.priorities.enabled:
             self._note_missing_summaries(source)
@@ -113,7 +117,7 @@ class PriorityKeeping:
 
     @property
     def alpha(self) -> float:
-        """The exponent that rows are drawn by."""
+        """The exponent of draws by priority."""
         return (
             self.buffer.info.config.priorities.alpha
             if self.buffer.options.alpha is None
@@ -124,13 +128,13 @@ class PriorityKeeping:
     def _summarize(self, blocks: Sequence[int], settled: int) -> int:
         with (
             translated(self.buffer.url),
-            # What is lost with a server is made again.
+            # Sums that are lost in a crash of the server are computed again.
             writing(self.buffer.engine, "relaxed") as connection,
         ):
             return summarize(connection, self.blocks, blocks, settled)
 
     @property
     def blocks(self) -> Blocks:
-        """How the priorities are kept."""
+        """The parameters of the blocks."""
         info = self.buffer.info
         return Blocks(info.id, info.block_size, info.config.priorities.alpha)

@@ -1,4 +1,4 @@
-"""Selects over the priorities of a buffer, and how their columns arrive."""
+"""Selects over the priorities of a buffer, and the decoding of their columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,8 +39,9 @@ _NULLS = ",".join(["null"] * MOST_STEPS)
 
 
 class packed(FunctionElement[Any]):
-    """A column, whose values PostgreSQL sends as one: thousands of rows would take longer to send
-    and to take apart than to find. `arrays` unpacks them.
+    """A column whose values PostgreSQL sends as one value; `arrays` unpacks it.
+
+    Sending and parsing thousands of rows would take longer than finding them.
     """
 
     inherit_cache = True
@@ -57,28 +58,28 @@ def _sqlite_packed(element: packed, compiler: Any, **kw: Any) -> str:
 
 
 class rows_of_blocks(FunctionElement[Any]):
-    """A table of the rows of some blocks, its columns `seq` and `priority`: `rows_of_blocks(
-    buffer_id, blocks, size, low, high)`.
+    """A table of the rows of some blocks, with the columns `seq` and `priority`.
 
-    Looked up block by block, and the priorities one by one: PostgreSQL without statistics would
-    rather read both tables.
+    The arguments are `rows_of_blocks(buffer_id, blocks, size, low, high)`. Each block is looked up,
+    and each priority: PostgreSQL without statistics would rather read both tables.
     """
 
     inherit_cache = True
 
 
 class rows_of_numbers(FunctionElement[Any]):
-    """A table of some numbers of the window, its columns `seq` and `priority`: `rows_of_numbers(
-    buffer_id, seqs)`; 0 where there is no row.
+    """A table of some numbers of the window, with the columns `seq` and `priority`.
 
-    A priority leaves with its row, so where there is one, the row is not looked for: that takes a
-    third less on SQLite, and two fifths less on PostgreSQL.
+    The arguments are `rows_of_numbers(buffer_id, seqs)`. The priority is 0 if there is no row. A
+    priority is deleted with its row, so if there is one, the row is not looked up: that takes a
+    third
+    less on SQLite, and two fifths less on PostgreSQL.
     """
 
     inherit_cache = True
 
 
-# A buffer has rows or chunks: a look at the other table finds nothing.
+# A buffer has rows or chunks: a search of the other table finds no row.
 _OF_NUMBER = (
     "coalesce((SELECT p.priority FROM priorities p WHERE p.buffer_id = {0} AND p.seq = {1}), "
     "(SELECT coalesce(e.initial_priority, 1.0) FROM experiences e WHERE {2}), {3}, 0.0)"
@@ -163,9 +164,7 @@ def _sqlite_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) ->
 
 
 def sqlite_initial_priority(buffer_id: str, seq: str) -> str:
-    """Return SQLite's expression for the priority that a step of a chunk began with; null: there is
-    no such step.
-    """
+    """Return SQLite's expression for the initial priority of a chunk's step; null for no step."""
     of_buffer = f"({buffer_id} << {NUMBER_BITS})"
     return (
         "(SELECT coalesce(json_extract("
@@ -181,16 +180,16 @@ def sqlite_steps_between(source: str, buffer_id: str, first: str, last: str) -> 
     """Return SQLite's select of (seq, priority) of the steps of chunks between two numbers.
 
     Args:
-        source: A table that the numbers may be of.
+        source: A table that the numbers may come from.
         buffer_id: The buffer.
-        first: The least number.
-        last: The greatest.
+        first: The smallest number.
+        last: The largest number.
     """
     of_buffer, seq = f"({buffer_id} << {NUMBER_BITS})", "c.first_seq + i.key"
     of_step, is_there = _ITS_PRIORITY_IN_CHUNK.format("key", "value"), _IS_THERE.format("key", "")
     nulls = f"'[' || substr('{_NULLS}', 1, 5 * c.n_steps - 1) || ']'"
-    # All values of a list in one go: each alone would be looked for from its beginning. By the key,
-    # and no index of the buffer.
+    # All values of a list in one pass: each alone would be searched from the beginning. By the key,
+    # and by no index of the buffer.
     return (
         f"SELECT {seq} AS seq, {of_step} AS priority FROM {source} CROSS JOIN chunks AS c "
         f"CROSS JOIN json_each(coalesce(c.initial_priority, {nulls})) AS i "
@@ -230,8 +229,8 @@ _those_between = (
     & (_blocks.block >= _number(FIRST))
     & (_blocks.block <= _number(LAST))
 )
-# (block, weight_sum, max_priority) of blocks from `first` to `last`, in order; the last one is
-# negative where it is an upper bound only: SQLite takes a quarter less for a column less.
+# (block, weight_sum, max_priority) of blocks from `first` to `last`, in order. The last one is
+# negative if it is only an upper bound: with one column less SQLite takes a quarter less time.
 SUMMARIES = _all_packed(
     select(
         _blocks.block,
@@ -243,8 +242,8 @@ SUMMARIES = _all_packed(
     .where(_those_between)
     .order_by(_blocks.block)
 )
-# (block, min_priority, min_is_lower_bound) of those with the least positive priorities, in that
-# order.
+# (block, min_priority, min_is_lower_bound) of the blocks with the smallest positive priorities, in
+# that order.
 LEAST = (
     select(_blocks.block, _blocks.min_priority, _blocks.min_is_lower_bound)
     .where(_those_between, _blocks.min_priority.is_not(None))
@@ -256,12 +255,12 @@ _found: tuple[Any, ...] = (column("seq", BigInteger()), column("priority", Doubl
 _in_blocks = rows_of_blocks(
     _buffer_id, bindparam(BLOCKS, type_=SeqList()), _number(SIZE), _number(LOW), _number(HIGH)
 ).table_valued(*_found)
-# (seq, priority) of the rows of the parameter `blocks` that lie between `low` and `high`.
+# (seq, priority) of the rows of the parameter `blocks` between `low` and `high`.
 ROWS_OF_BLOCKS = _all_packed(select(_in_blocks.c.seq, _in_blocks.c.priority))
 _of_numbers = rows_of_numbers(_buffer_id, bindparam(SEQS, type_=SeqList())).table_valued(*_found)
 # (seq, priority) of the parameter `seqs`.
 ROWS_OF_NUMBERS = _all_packed(select(_of_numbers.c.seq, _of_numbers.c.priority))
-# (seq, priority) of those above `low` that were set.
+# (seq, priority) of rows above `low` whose priority was set.
 UPDATED = _all_packed(
     select(priorities.c.seq, priorities.c.priority)
     .where(priorities.c.buffer_id == _buffer_id, priorities.c.seq > _number(LOW))
@@ -270,7 +269,7 @@ UPDATED = _all_packed(
 
 
 def matching_numbers(matching: ColumnElement[bool]) -> Select[Any]:
-    """Select (seq, priority) of those of the parameter `seqs` that match."""
+    """Select (seq, priority) of the matching rows among the parameter `seqs`."""
     is_one = has_number(_own.seq, _buffer_id, bindparam(SEQS, type_=SeqList()))
     return _all_packed(select(_own.seq, PRIORITY.label("priority")).where(matching & is_one))
 
@@ -290,7 +289,7 @@ def arrays(
         connection: The transaction.
         statement: The select; none of its values is null.
         parameters: Its parameters.
-        dtypes: Of each column int64 or float64.
+        dtypes: Dtype of each column, int64 or float64.
     """
     rows = fetch(connection, statement, parameters)
     if not rows or rows[0][0] is None:
@@ -302,6 +301,6 @@ def arrays(
 
 
 def unpacked(value: bytes, dtype: Any) -> NDArray[Any]:
-    """Return the elements of a PostgreSQL array of 8-byte values: each has its length before it."""
+    """Return the elements of a PostgreSQL array of 8-byte values, each with a length prefix."""
     element = np.dtype([("n_bytes", ">i4"), ("value", np.dtype(dtype).newbyteorder(">"))])
     return np.frombuffer(value, element, offset=_HEADER_BYTES)["value"].astype(dtype)

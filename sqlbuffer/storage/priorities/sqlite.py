@@ -1,4 +1,4 @@
-"""Updates priorities on SQLite."""
+"""Update priorities on SQLite."""
 
 import json
 import sqlite3
@@ -18,8 +18,8 @@ from sqlbuffer.storage.priorities.priority_statements import (
 )
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
-# A row of `priorities` belongs to a row that the buffer holds. One that is not held has null for a
-# priority; the caller drops it, since a condition here would double the time.
+# A row of `priorities` belongs to a row that the buffer holds. If the row is gone, its priority is
+# null here and the caller drops it: a condition here would double the time.
 _HELD = (
     "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
     f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value), "
@@ -70,9 +70,7 @@ def update_priorities(
     priorities: Sequence[float],
     origin: str | None = None,
 ) -> int:
-    """Set the priorities of those rows that the buffer holds, and log them if it is followed;
-    return how many.
-    """
+    """Set the priorities of the rows that the buffer holds, and log them; return how many."""
     driver = driver_of(connection)
     listed = json.dumps(list(seqs))
     asked = driver.execute(_HELD, {"id": of.buffer_id, "seqs": listed})
@@ -113,8 +111,9 @@ def _change_blocks(driver: sqlite3.Connection, of: Blocks, changes: Changes) -> 
 
 
 def summarize(connection: Connection, of: Blocks, blocks: Sequence[int], settled: int) -> int:
-    """Add up those of the blocks of priorities that no row can come to and that lie in the window;
-    delete what has left it. Return how many were added up.
+    """Add up the blocks in the window that can get no more rows; return how many were added up.
+
+    Rows of priorities that have left the window are deleted.
     """
     found = connection.exec_driver_sql(
         "SELECT w.low_seq, b.clean_seq FROM v_windows w JOIN buffers b ON b.id = w.buffer_id "

@@ -13,8 +13,8 @@ priorities = overlay_table(
     leaves_late=True,
 )
 
-# What is known of the rows from block * block_size on. A block has no row before it is
-# summarized, and none while its sum is not known.
+# Values of the rows from block * block_size on. A block has no row here before it is summarized,
+# nor while its sum is unknown.
 priority_blocks = Table(
     "priority_blocks",
     metadata,
@@ -22,21 +22,25 @@ priority_blocks = Table(
     Column("block", BigInteger, primary_key=True, autoincrement=False, comment="seq / block_size"),
     Column("n_rows", Integer, nullable=False, comment="rows"),
     Column("weight_sum", Double, nullable=False, comment="sum of priority ^ alpha"),
-    Column("max_priority", Double, nullable=False, comment="none is larger"),
-    Column("min_priority", Double, comment="no positive one is smaller; null: none is positive"),
+    Column("max_priority", Double, nullable=False, comment="upper bound of the priorities"),
+    Column(
+        "min_priority",
+        Double,
+        comment="lower bound of the positive priorities; null if none is positive",
+    ),
     Column(
         "max_is_upper_bound",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="all may be smaller than max_priority",
+        comment="all priorities may be smaller than max_priority",
     ),
     Column(
         "min_is_lower_bound",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="all may be larger than min_priority",
+        comment="all positive priorities may be larger than min_priority",
     ),
     sqlite_with_rowid=False,  # all of them are read for a batch: in half the time
 )

@@ -1,4 +1,4 @@
-"""Updates of priorities, and the blocks that add them up."""
+"""Updates of priorities, and of the blocks that sum them."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.priorities import postgresql, sqlite

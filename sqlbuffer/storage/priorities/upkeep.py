@@ -1,4 +1,4 @@
-"""Which blocks of priorities to summarize: draws report what they had to read."""
+"""Choose the blocks of priorities to summarize: draws report the blocks that they had to read."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# So few blocks, with so few rows, are read row by row, at 2.5 us each: less than what adding up
-# each as soon as it is full would cost in transactions. Blocks of large buffers are large: 16 of
+# If there are only this many blocks with this few rows, they are read row by row, at 2.5 us each:
+# less than the cost of a transaction for each full block. Blocks of large buffers are large: 16 of
 # 8,192 rows would take a draw 0.3 s.
 FEW_BLOCKS = 16
 FEW_ROWS = 2_048
-# A block whose bound may be too large is added up where it has that many times the candidates that
-# its weights need,
+# A block whose bound may be too large is added up if it has this many times the candidates that its
+# weights need,
 WASTEFUL = 4
-# and where such blocks together have this share of all candidates.
+# and if such blocks together have this share of all candidates.
 WASTED_SHARE = 0.5
 MOST_AT_ONCE = 256
-# After an attempt that did less than it should: writers under way, or no right to write.
+# Pause after an attempt that did too little, because of writers under way or a missing right to
+# write.
 PAUSE_S = 1.0
 
 Integers = NDArray[np.int64]
@@ -26,11 +27,11 @@ Flags = NDArray[np.bool_]
 
 
 class Upkeep:
-    """What is to be added up before the next draw.
+    """The blocks to add up before the next draw.
 
     Attributes:
-        is_known: A draw has said what is to be done.
-        has_warned: It was logged that blocks do not serve.
+        is_known: A draw has reported the blocks to add up.
+        has_warned: A warning was logged that blocks cannot be used.
     """
 
     def __init__(self) -> None:
@@ -45,13 +46,13 @@ class Upkeep:
         is_missing: Flags,
         needs_resummary: Integers,
     ) -> None:
-        """Note what a draw found.
+        """Record the blocks that a draw found.
 
         Args:
-            size: How many numbers a block has.
+            size: Number of row numbers in a block.
             blocks: All blocks of the window.
-            is_missing: Which of them have no sum, and could have one.
-            needs_resummary: The places of those whose bounds make for too many candidates.
+            is_missing: True for blocks that have no sum, and could have one.
+            needs_resummary: Places of blocks whose bounds cause too many candidates.
         """
         self.is_known = True
         missing = blocks[is_missing]
@@ -60,21 +61,22 @@ class Upkeep:
         self._due = (*due, *blocks[needs_resummary].tolist())
 
     def run(self, summarize: Callable[[Sequence[int]], int]) -> None:
-        """Add up what is due."""
+        """Add up the recorded blocks."""
         due, self._due = self._due, ()
         if due and time.monotonic() >= self._not_before and summarize(due) < len(due):
             self._not_before = time.monotonic() + PAUSE_S
 
 
 def needs_resummary(size: int, sums: Reals, bounds: Reals, bounded: Integers) -> Integers:
-    """Return the places of blocks to add up anew for their bounds, the worst first; none while what
-    they waste matters little.
+    """Return the places of blocks to add up again for their bounds, the worst first.
+
+    Return none while they cause few extra candidates.
 
     Args:
-        size: How many numbers a block has.
+        size: Number of row numbers in a block.
         sums: The sum of the weights of each block.
         bounds: The bounds of its weights.
-        bounded: The places of those whose bound may be too large.
+        bounded: Places of blocks whose bound may be too large.
     """
     candidates = bounds[bounded] * size
     worst = bounded[candidates > WASTEFUL * sums[bounded]]

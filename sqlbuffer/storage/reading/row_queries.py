@@ -36,13 +36,13 @@ TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
 MAX_PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 2**20
-# How long a stream waits at its start for writers under way, rather than note what is there of
-# theirs.
+# Seconds that a stream waits at its start for writers under way, before it lists their existing
+# rows instead.
 SETTLING_S = 0.05
 
 
 class RowQueries:
-    """Reads the rows of a buffer as they are.
+    """Reads the stored rows of a buffer.
 
     Args:
         buffer: The buffer.
@@ -55,13 +55,13 @@ class RowQueries:
         self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
 
     def count(self, node: Node) -> int:
-        """Return how many rows match; without a condition nothing is scanned."""
+        """Return how many rows match; without a condition no row is scanned."""
         self._own_writes.store()
         return self.count_stored(node)
 
     @retry_on_disconnect
     def count_stored(self, node: Node) -> int:
-        """Return how many rows match without those of this process that wait."""
+        """Return how many rows match, without the waiting steps of this process."""
         buffer, counts_all = self.buffer, node == EVERYTHING
         with translated(buffer.url):
             settled = settled_seq(buffer.engine, buffer.watermark) if counts_all else None
@@ -87,16 +87,19 @@ class RowQueries:
         )
 
     def pages(self, node: Node, payloads: Payloads | None = None) -> Iterator[Sequence[Row]]:
-        """Stream all rows that match and are there now, in insert order; no transaction is open
-        between pages.
+        """Stream all rows that match and exist now, in insert order.
+
+        No transaction is open between pages.
         """
         self._own_writes.store()
         return self._pages(node, *self._now(), payloads)
 
     @retry_on_disconnect
     def _now(self) -> tuple[int, int, SeqRuns]:
-        """Return which rows are there now: all up to a first number, none above a second, and
-        between them those of runs of numbers: rows may still be committed there.
+        """Return the rows that exist now: all up to a first number, none above a second.
+
+        Between the two numbers, where rows may still be committed, they are given as runs of
+        numbers.
         """
         with translated(self.buffer.url):
             settled = settled_seq(self.buffer.engine, self.buffer.watermark, SETTLING_S)
@@ -129,8 +132,9 @@ class RowQueries:
     def after(
         self, node: Node, cursor: int, end: int, limit: int, payloads: Payloads | None = None
     ) -> tuple[list[Row], bool]:
-        """Return the first rows that match with cursor < seq <= end, in insert order: `limit` of
-        them, or fewer where they are large; and whether they are all that there are.
+        """Return the first matching rows with cursor < seq <= end, in insert order, up to `limit`.
+
+        Fewer are returned if the rows are large. Also return True if there are no more.
         """
         payloads = payloads or self._source.whole_rows
         seq = statements.seq_for(node)
@@ -154,9 +158,10 @@ class RowQueries:
             return rows, len(rows) == len(found) < limit
 
     def _ends(self, node: Node, low: int, end: int, limit: int) -> Iterator[int]:
-        """Yield up to which numbers to look for the first rows behind a number, `end` last.
+        """Yield the upper ends of searches for the first rows behind a number, `end` last.
 
-        PostgreSQL without statistics takes a buffer for a few chunks, and would sort the steps of
+        PostgreSQL without statistics expects only a few chunks in a buffer, and would sort the
+        steps of
         all of them.
         """
         width = 2 * limit + 64
@@ -184,9 +189,7 @@ class RowQueries:
     def tasks(
         self, task_ids: Sequence[str], payloads: Payloads | None = None
     ) -> dict[str, list[Row]]:
-        """Return every live row of the tasks, each task's in the order of (episode, step,
-        execute_time).
-        """
+        """Return every live row of the tasks, each task's in the order of (episode, step, time)."""
         self._own_writes.store()
         return self._tasks(task_ids, payloads)
 
@@ -202,7 +205,7 @@ class RowQueries:
         payloads: Payloads | None = None,
         limits: Eligibility = NO_LIMITS,
     ) -> dict[str, list[Row]]:
-        """Return the rows of tasks; none of those with a row that the limits bar."""
+        """Return the rows of tasks, without tasks that have a row which the limits exclude."""
         payloads = payloads or self._source.whole_rows
         columns: tuple[Any, ...] = payloads.columns
         if limits:
@@ -231,7 +234,7 @@ class RowQueries:
         )
 
     def select_seqs(self, node: Node) -> Callable[[BufferWindow], Select[Any]]:
-        """Return what selects the numbers of rows that match, in ascending order."""
+        """Return a function that selects the numbers of matching rows, in ascending order."""
 
         def select_in(window: BufferWindow) -> Select[Any]:
             resolved = resolve_labels(node, window.has_labels)
@@ -253,7 +256,7 @@ class RowQueries:
 
 
 def _free(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of tasks of which the last column says of no row that it is barred."""
+    """Return the rows of tasks whose last column marks no row as excluded."""
     ineligible = {row[TASK_ID] for row in rows if row[-1]}
     return [row[:-1] for row in rows if row[TASK_ID] not in ineligible]
 

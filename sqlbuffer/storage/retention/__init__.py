@@ -1,1 +1,1 @@
-"""Rows that leave, or that are kept out of samples."""
+"""Rows that leave, or that are excluded from samples."""

@@ -1,4 +1,4 @@
-"""Evicts what exceeds the limits of a buffer."""
+"""Evict rows that exceed the limits of a buffer."""
 
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.retention import postgresql, sqlite

@@ -1,8 +1,8 @@
-"""Rows that can never be sampled again leave: too old, used up, or of another session.
+"""Remove rows that can never be sampled again: too old, used up, or of another session.
 
-Where an episode is stored step by step its steps are needed by each other, so they leave when none
-of them may be sampled; and whole tasks or episodes do where these are what is evicted. What is in
-quarantine stays, and what is leased.
+The steps of an episode that is stored step by step need each other, so they leave when none of them
+may be sampled. If whole tasks or episodes are evicted, these leave in the same way. Rows in
+quarantine stay, and leased rows.
 """
 
 import time
@@ -37,17 +37,18 @@ from sqlbuffer.storage.schema.column_types import IntegerList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
 
-# How often a process lets rows leave by itself, and for how long at most: a hundredth of its time.
+# Interval at which a process removes rows on its own, and the maximum duration: a hundredth of its
+# time.
 EXPIRE_EVERY_S = 10.0
 AT_ONCE_S = 0.1
-# Numbers that are looked at in one statement, and rows that leave in one transaction.
+# Numbers that one statement reads, and rows that one transaction removes.
 LEAST_SPAN, MOST_SPAN = 4_096, 65_536
 MOST_ROWS = 1_000
 
 EXPIRED, USED_UP, OTHER_SESSION = range(3)
 NONE = Removed(0, 0, 0)
 _COUNTS = (buffers.c.n_expired, buffers.c.n_used_up, buffers.c.n_other_session)
-# Up to which number rows have left, and which left.
+# Number up to which rows were removed, and the removed rows.
 Leaving = tuple[int, Removed]
 Writing = Callable[[Callable[[Connection], Leaving]], Leaving]
 
@@ -62,10 +63,10 @@ class _Row:
 
 
 class Expiry:
-    """Lets rows of one opened buffer leave.
+    """Removes rows of one opened buffer.
 
     Attributes:
-        due_at: When it does so by itself again, in monotonic seconds.
+        due_at: Time of the next automatic run, in monotonic seconds.
 
     Args:
         source: Opens the rows of the buffer.
@@ -74,7 +75,7 @@ class Expiry:
     def __init__(self, source: CandidateSource) -> None:
         self._source, self._buffer, self._mutex = source, source.buffer, ForkLock()
         info = source.buffer.info
-        # What leases have used up they take out themselves.
+        # Leases remove the rows that they have used up.
         has_limits = (
             (info.config.sampling.max_use is not None and not info.config.leases.enabled)
             or info.config.sampling.max_staleness is not None
@@ -89,7 +90,7 @@ class Expiry:
         self._state: tuple[int | None, int | None] = (None, None)
 
     def run(self) -> Removed:
-        """Let all of them leave; return how many did."""
+        """Remove all such rows; return how many left."""
         buffer, total, at = self._buffer, NONE, 0
         if self._has_leases_that_use_up:
             total += Removed(0, retire(buffer, kept=True), 0)
@@ -105,7 +106,7 @@ class Expiry:
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
     def run_if_due(self) -> None:
-        """Let some of them leave where it is time, unless that takes a wait for other writers."""
+        """Remove some of the rows if it is time, unless that needs a wait for other writers."""
         if not self._is_on or time.monotonic() < self.due_at:
             return
         with self._mutex:
@@ -113,7 +114,7 @@ class Expiry:
             if now < self.due_at:
                 return
             self.due_at = now + EXPIRE_EVERY_S
-        # The call that came along is done, whatever becomes of this.
+        # The call that started this is done; errors of this step do not matter.
         with suppress(SQLBufferError):
             try:
                 self._some(now + AT_ONCE_S)
@@ -121,8 +122,11 @@ class Expiry:
                 self._is_on = False
 
     def _some(self, deadline: float) -> None:
-        """Look on from where the last look ended, up to the deadline; from the lower end after the
-        upper one, or when more may have become too old.
+        """Continue from the end of the last search, up to the deadline.
+
+        The search starts again at the lower end after the upper one, or when more rows may have
+        become
+        too old.
         """
         buffer = self._buffer
 
@@ -144,8 +148,9 @@ class Expiry:
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
     def _step(self, at: int, span: int, settled: int, write: Writing) -> tuple[int, Removed] | None:
-        """Let rows leave of the next numbers behind one; return up to where that is done and which
-        left, or None at the upper end.
+        """Remove rows among the next numbers behind one.
+
+        Return the number up to which that is done and the removed rows, or None at the upper end.
         """
         buffer = self._buffer
         with translated(buffer.url), snapshot(buffer.engine) as connection:
@@ -161,7 +166,7 @@ class Expiry:
 
         def work(connection: Connection) -> Leaving:
             buffer.lock(connection)
-            # Looked at again in the transaction that removes them: the clock may have gone back.
+            # Checked again in the transaction that removes them: the clock may have gone back.
             now = self._window(connection)
             if held_low(connection, buffer.info.id) is not None:
                 return now.high, NONE
@@ -181,7 +186,7 @@ class Expiry:
     def _victims(
         self, connection: Connection, now: SampledWindow, start: int, end: int
     ) -> list[_Row]:
-        """Return the rows with start < seq <= end that leave."""
+        """Return the rows with start < seq <= end that must leave."""
         limits = self._source.restrictions.limits(now).lasting
         if not limits:
             return []
@@ -204,7 +209,7 @@ class Expiry:
     def _that_leave(
         self, connection: Connection, low: int, limits: Eligibility, rows: Sequence[_Row]
     ) -> list[_Row]:
-        """Return those of the rows that leave alone, or with all that they belong to."""
+        """Return the rows that leave alone, or with their whole task or episode."""
         unit = self._buffer.info.config.retention.evict_by
         if unit == "task":
             whole = self._ineligible_tasks(connection, low, limits, {row.task_id for row in rows})
@@ -220,7 +225,7 @@ class Expiry:
     def _ineligible_tasks(
         self, connection: Connection, low: int, limits: Eligibility, ids: set[str]
     ) -> set[str]:
-        """Return those of the tasks that have no row that may be sampled."""
+        """Return the tasks that have no row that may be sampled."""
         number = self._buffer.info.id
         free: Any = experiences.alias("free")
         has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
@@ -230,7 +235,7 @@ class Expiry:
     def _ineligible_episodes(
         self, connection: Connection, low: int, limits: Eligibility, ids: set[int]
     ) -> set[int | None]:
-        """Return those of the episodes that have ended and have no row that may be sampled."""
+        """Return the episodes that have ended and have no row that may be sampled."""
         if not ids:
             return set()
         number, states = self._buffer.info.id, statements.episode_states.c
@@ -255,7 +260,7 @@ class Expiry:
         buffer.note_deletion(connection)
         counts = [0, 0, 0]
         for cause in range(len(counts)):
-            # Those that another writer evicts at this moment are not counted.
+            # Rows that another writer evicts at this moment are not counted.
             seqs = [row.seq for row in rows if row.cause == cause]
             counts[cause] = remove_rows(connection, buffer.info.id, seqs, buffer.origin)
         added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
@@ -265,8 +270,9 @@ class Expiry:
         return Removed(*counts)
 
     def _raise_low(self, connection: Connection, now: SampledWindow, settled: int) -> None:
-        """Let the window begin at its first row, so that draws try no numbers before it: up to
-        where no row can appear any more.
+        """Raise the window's lower end to its first row, so that draws try no lower numbers.
+
+        It stays below numbers where a row can still appear.
         """
         buffer, own = self._buffer, experiences.c
         if buffer.info.config.retention.evict_by != "row":
@@ -283,7 +289,7 @@ class Expiry:
 
 
 def _cause(limits: Eligibility) -> ColumnElement[Any]:
-    """Return the expression for why a row may not be sampled; null where it may."""
+    """Return the expression for the reason why a row may not be sampled; null if it may."""
     own, causes = experiences.c, []
     if limits.oldest_version is not None:
         oldest = bindparam(None, limits.oldest_version, BigInteger(), unique=True)

@@ -1,4 +1,4 @@
-"""Evicts rows on PostgreSQL."""
+"""Evict rows on PostgreSQL."""
 
 from sqlalchemy import Connection, text
 
@@ -12,7 +12,7 @@ _DROP_CHUNKS = text(
 
 
 def evict(connection: Connection, buffer_id: int) -> None:
-    """Evict what exceeds the limits of a buffer: whole tasks or episodes, or chunks.
+    """Evict rows that exceed the limits of a buffer: whole tasks or episodes, or chunks.
 
     The caller holds the lock on the row of the buffer. Triggers evict single rows.
     """
@@ -26,7 +26,7 @@ def evict(connection: Connection, buffer_id: int) -> None:
 def drop_chunks(connection: Connection, buffer_id: int) -> None:
     """Delete all chunks of a buffer, a limited number at a time.
 
-    A plain DELETE would have its triggers count all buffers anew.
+    The triggers of a plain DELETE would count all buffers again.
     """
     while connection.execute(_DROP_CHUNKS, {"id": buffer_id}).rowcount:
         pass

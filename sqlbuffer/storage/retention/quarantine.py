@@ -27,7 +27,7 @@ from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.planner import unindexed
 
-# A condition that was checked, or numbers of rows.
+# A checked condition, or numbers of rows.
 Rows = Node | Sequence[int]
 
 
@@ -39,14 +39,14 @@ def put(
     reason: str | None,
     origin: str,
 ) -> int:
-    """Put rows into quarantine, and return how many were not in it.
+    """Put rows into quarantine; return how many were not in it.
 
     Args:
-        connection: The transaction; it holds the row of the buffer.
+        connection: Transaction that holds the row of the buffer.
         buffer_id: The buffer.
         low: Lower end of its window.
-        rows: Which rows.
-        reason: Why.
+        rows: Condition or numbers of the rows.
+        reason: Reason, stored with each row.
         origin: The opener that does it; see `OpenBuffer.origin`.
     """
     _forget(connection, buffer_id, low)
@@ -63,7 +63,7 @@ def put(
 
 
 def release(connection: Connection, buffer_id: int, low: int, rows: Rows, origin: str) -> int:
-    """Take rows out of quarantine, and return how many were in it; arguments as those of `put`."""
+    """Take rows out of quarantine; return how many were in it. The arguments are those of `put`."""
     _forget(connection, buffer_id, low)
     named = select(experiences.c.seq).where(these(buffer_id, low, rows))
     own = (quarantine.c.buffer_id == buffer_id) & quarantine.c.seq.in_(named)
@@ -71,7 +71,7 @@ def release(connection: Connection, buffer_id: int, low: int, rows: Rows, origin
     released = found.scalars().all()
     log_change(connection, buffer_id, "quarantined", released, origin)
     if not connection.execute(select(_own(buffer_id).exists())).scalar_one():
-        _flag(connection, buffer_id, False)  # nobody looks any more
+        _flag(connection, buffer_id, False)  # the quarantine is empty now
     return len(released)
 
 
@@ -80,7 +80,7 @@ def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
     if isinstance(rows, (Leaf, Group)):
         return statements.in_window(buffer_id, low, resolve_labels(rows, True))
     wanted = bindparam(None, rows, SeqList(), unique=True)
-    # PostgreSQL would read all rows above an indexed bound, and look for each in the list.
+    # PostgreSQL would read all rows above an indexed bound, and search for each in the list.
     seq = experiences.c.seq
     return has_number(seq, literal(buffer_id, Integer()), wanted) & (unindexed(seq) > low)
 
@@ -90,7 +90,7 @@ def _own(buffer_id: int, *conditions: Any) -> Any:
 
 
 def _forget(connection: Connection, buffer_id: int, low: int) -> None:
-    """Delete what is left of rows that were evicted in the moment that they were put there."""
+    """Delete entries of rows that were evicted while they were put into quarantine."""
     gone = (quarantine.c.buffer_id == buffer_id) & (quarantine.c.seq <= low)
     connection.execute(delete(quarantine).where(gone))
 

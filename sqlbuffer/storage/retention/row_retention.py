@@ -27,7 +27,7 @@ from sqlbuffer.storage.rows.removal import remove_where
 
 
 class Retention:
-    """Decides which rows of a buffer stay, and which of them may be sampled.
+    """Deletes rows of a buffer, and excludes rows from sampling.
 
     Args:
         buffer: The buffer.
@@ -43,7 +43,8 @@ class Retention:
         def work(connection: Connection) -> int:
             layout.lock(connection, self.buffer.info.id)
             window = self.buffer.note_deletion(connection)
-            # Nothing newer than the window noted: its lower end follows from the newest row.
+            # No row newer than the stored window is read: its lower end follows from the newest
+            # row.
             matching = statements.in_window(
                 self.buffer.info.id, window.low, resolve_labels(node, window.has_labels)
             )
@@ -67,18 +68,20 @@ class Retention:
     def _rollouts(
         self, connection: Connection, matching: ColumnElement[bool], window: BufferWindow
     ) -> dict[Rollout, tuple[int, float | None]]:
-        """Return of each rollout how many rows match, and the sum of their rewards."""
+        """Return for each rollout how many rows match, and the sum of their rewards."""
         columns = (experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t)
         found = statements.rows(matching, columns, has_labels=window.has_labels).subquery().c
         task_id, episode_id, reward = found
-        # By the column itself SQLite would read all steps in the order of the index of tasks.
+        # Grouped by the column itself, SQLite would read all steps in the order of the index of
+        # tasks.
         rollout = func.coalesce(task_id, ""), func.coalesce(episode_id, 0)
         sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
         return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
 
     def clear(self) -> int:
-        """Delete all rows, those behind the window too, and the list of episodes; return how many
-        rows were live. An unfinished copy takes other rows then.
+        """Delete all rows, also those behind the window, and the list of episodes.
+
+        Return how many rows were live. An unfinished copy accepts other rows afterwards.
         """
         layout = layout_of(self.buffer.info)
 
@@ -99,7 +102,7 @@ class Retention:
         return self._delete(work)
 
     def _delete(self, work: Callable[[Connection], int]) -> int:
-        """Return what is done in a transaction that deletes; on a full disk too, where it can."""
+        """Return the result of a transaction that deletes, if possible on a full disk too."""
         with translated(self.buffer.url):
             advice = make_room(self.buffer.engine)
         try:
@@ -129,7 +132,7 @@ class Retention:
         return self.buffer.write(work)
 
     def resize(self, limits: Mapping[str, int | None]) -> None:
-        """Set columns of the buffer that are limits, and evict at once what no longer fits."""
+        """Set limits of the buffer, and immediately evict rows that exceed them."""
         layout_of(self.buffer.info).check_resize(self.buffer.info.name)
 
         def work(connection: Connection) -> None:

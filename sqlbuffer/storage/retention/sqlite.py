@@ -1,4 +1,4 @@
-"""Evicts rows on SQLite."""
+"""Evict rows on SQLite."""
 
 from sqlalchemy import Connection, text
 
@@ -11,8 +11,8 @@ _EVICT = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
     "+ min(:held, (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n)"
 )
-# Rows that a lease held when they left the window. With each batch and not with each row: the
-# condition is looked at from the first row on.
+# Rows that a lease held when they left the window. This runs with each batch and not with each row:
+# the condition is checked from the first row on.
 _EVICT_NOT_LEASED = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
     "+ min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
@@ -36,7 +36,7 @@ _OLDEST_EPISODE = text(
     "AND status <> 'open' ORDER BY id LIMIT 1"
 )
 _OLDEST_ROWS = text("SELECT seq FROM experiences WHERE buffer_id = :id ORDER BY seq LIMIT :n")
-# Chunk by chunk, by the key: the numbers of all steps would be sorted first.
+# Chunk by chunk, by the key: otherwise the numbers of all steps would be sorted first.
 _OLDEST_STEPS = text(f"""
 SELECT c.first_seq + n.place AS seq FROM (
     SELECT first_seq, n_steps FROM chunks
@@ -49,7 +49,7 @@ ORDER BY seq LIMIT :n
 
 
 def evict(connection: Connection, buffer_id: int) -> None:
-    """Evict what exceeds the limits of a buffer. Triggers do so for rows that plain SQL writes."""
+    """Evict rows that exceed the limits of a buffer. Triggers do so for rows of plain SQL."""
     while True:
         unit, rows_over, episodes_over, has_queue, capacity, has_chunks, has_holds = (
             connection.execute(_OVERFLOW, {"id": buffer_id}).one()
@@ -84,7 +84,7 @@ def evict(connection: Connection, buffer_id: int) -> None:
 
 
 def _held(connection: Connection, buffer_id: int) -> int | None:
-    """Return the number above which no step may be evicted; forget holds that have ended."""
+    """Return the number above which no step may be evicted; delete holds that have ended."""
     held = held_low(connection, buffer_id)
     if held is None:
         for statement in _END_HOLDS:
@@ -104,5 +104,5 @@ def _oldest_episode(connection: Connection, buffer_id: int) -> int | None:
 
 
 def drop_chunks(connection: Connection, buffer_id: int) -> None:
-    """Delete all chunks of a buffer. A trigger follows each into its bytes and narrow tables."""
+    """Delete all chunks of a buffer. A trigger deletes the bytes and narrow rows of each."""
     connection.exec_driver_sql(_DROP_CHUNKS, {"id": buffer_id})

@@ -14,14 +14,15 @@ _NEW = select(_own.model_version, _own.seq).where(
     _own.seq <= bindparam("high", type_=BigInteger()),
     _own.model_version.is_not(None),
 )
-# So many more rows are remembered than the window has numbers before those that left are forgotten.
+# Rows that have left are dropped when this many more are remembered than the window has numbers.
 SPARE = 1_024
 
 
 class StaleRows:
     """Remembers the rows by their versions: each row is read once, when it is new.
 
-    For buffers whose writers come one at a time: no row comes to numbers that were read.
+    It is for databases with one writer at a time, where no row appears among numbers that were
+    read.
     """
 
     def __init__(self) -> None:
@@ -29,10 +30,10 @@ class StaleRows:
         self._oldest_first: list[tuple[int, int]] = []
 
     def follow(self, connection: Connection, buffer_id: int, low: int, high: int) -> None:
-        """Read the rows that are new.
+        """Read the new rows.
 
         Args:
-            connection: Where.
+            connection: Connection to read from.
             buffer_id: The buffer.
             low: Lower end of its window.
             high: Its newest row.
@@ -50,8 +51,9 @@ class StaleRows:
         self._read_to = high
 
     def taken(self, oldest: int, low: int) -> list[int]:
-        """Return the rows of the window that are older than a version, in order, and forget them
-        and those that have left.
+        """Return the rows of the window that are older than a version, in order.
+
+        They are no longer remembered, nor are rows that have left.
         """
         known, stale = self._oldest_first, []
         while known and known[0][0] < oldest:

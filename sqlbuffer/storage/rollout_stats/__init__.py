@@ -1,1 +1,1 @@
-"""What the steps of each rollout add up to, and how the rollouts of a task differ."""
+"""Sums over the steps of each rollout, and the spread of the rollouts of a task."""

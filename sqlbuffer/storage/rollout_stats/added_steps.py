@@ -1,4 +1,4 @@
-"""What steps that are stored add to their rollouts."""
+"""Sums of new steps, by rollout."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ import numpy as np
 
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 
-# No sum of such numbers overflows, which would be an error on PostgreSQL. Larger ones count as
-# infinite, in the triggers too.
+# The sum of such numbers never overflows, which would be an error on PostgreSQL. Larger ones count
+# as infinite, in the triggers too.
 LARGEST = 1e290
 
 
@@ -17,8 +17,8 @@ class AddedSteps:
     """Adds up steps by rollout.
 
     Attributes:
-        rollouts: For each task and number of the episode (0 without one): how many steps, the sum
-            of their rewards (None: none has one), and the numbers of the first and the last.
+        rollouts: For each task and number of the episode (0 without one): number of steps, sum of
+            their rewards (None if none has one), and numbers of the first and the last step.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class AddedSteps:
 
     @classmethod
     def of_chunks(cls, numbered: Iterable[NumberedChunk]) -> "AddedSteps":
-        """Return what chunks add."""
+        """Return the sums of the steps of chunks."""
         added = cls()
         for chunk, first_seq, episode_id, *_ in numbered:
             last_seq = first_seq + chunk.n_steps - 1
@@ -42,12 +42,12 @@ class AddedSteps:
         rewards: Iterable[float | None],
         seqs: Sequence[int],
     ) -> "AddedSteps":
-        """Return what rows add. A value for each row."""
+        """Return the sums of rows, given as one value of each argument for each row."""
         added = cls()
         for task_id, episode_id, reward, seq in zip(
             task_ids, episode_ids, rewards, seqs, strict=True
         ):
-            # NaN is no reward.
+            # NaN means that there is no reward.
             total = None if reward is None or reward != reward else within_range(reward)
             added._add((task_id, episode_id or 0), 1, total, seq, seq)
         return added
@@ -72,11 +72,11 @@ def within_range(value: float) -> float:
 
 
 def _total(rewards: Any) -> float | None:
-    """Return the sum of the rewards of a chunk; None: no step has one."""
+    """Return the sum of the rewards of a chunk; None if no step has one."""
     if rewards is None:
         return None
     values = np.array(rewards, np.float64)  # None is NaN
-    with np.errstate(invalid="ignore"):  # an infinite one less another
+    with np.errstate(invalid="ignore"):  # one infinity minus another
         total = float(values.sum())
     if abs(total) < LARGEST:
         return total

@@ -1,4 +1,4 @@
-"""Changes of rollouts behind the write of their steps, the same on both databases."""
+"""Changes of rollouts after the write of their steps, the same on both databases."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +36,7 @@ _REMOVE = (
     .values(length=_own.length - bindparam("n", type_=BigInteger()))
 )
 _LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
-# What is held; of rollouts that were written before, the steps that have left are not known here.
+# Sums over the held steps; steps of earlier rollouts that have left are unknown here.
 _ADD_UP = text("""
 INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
 SELECT :id, s.task_id, s.episode_id, s.length, s.total, n.first_seq, n.last_seq
@@ -57,7 +57,7 @@ JOIN (
 def change_returns(
     connection: Connection, buffer_id: int, changes: Mapping[Rollout, Sequence[float]]
 ) -> None:
-    """Add to the returns of rollouts what annotations have changed of their rewards."""
+    """Add the changes of rewards by annotations to the returns of rollouts."""
     rows = [
         {**_of(buffer_id, rollout), "change": sum(map(within_range, own))}
         for rollout, own in sorted(changes.items())
@@ -69,12 +69,12 @@ def change_returns(
 def remove_steps(
     connection: Connection, buffer_id: int, removed: Mapping[Rollout, tuple[int, float | None]]
 ) -> None:
-    """Take steps that a user deletes out of their rollouts.
+    """Subtract steps that a user deletes from their rollouts.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        removed: For each rollout how many steps, and the sum of their rewards.
+        removed: For each rollout the number of steps, and the sum of their rewards.
     """
     given = sorted(removed.items())
     if given:
@@ -89,8 +89,8 @@ def remove_steps(
 
 
 def forget(connection: Connection, buffer_id: int) -> None:
-    """Forget all rollouts of a buffer."""
-    # Groups first: then nothing is subtracted from them.
+    """Delete all rollouts of a buffer."""
+    # Groups first: then rollouts are not subtracted from them.
     for table in (group_stats, rollout_stats, group_changes):
         connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
 

@@ -1,10 +1,10 @@
-"""Adds steps to their rollouts on SQLite."""
+"""Add steps to their rollouts on SQLite."""
 
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.rollout_stats.added_steps import AddedSteps
 
-# As the triggers do for plain SQL; SQLite stores null for NaN.
+# The same as in the triggers for plain SQL; SQLite stores null for NaN.
 _ADD = """
 INSERT INTO rollout_stats (
     buffer_id, task_id, episode_id, length, "return", first_seq, last_seq

@@ -1,4 +1,4 @@
-"""Batches taken apart and put together."""
+"""Split batches, and join them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,8 +31,9 @@ def one_of(batches: Sequence[Batch]) -> Batch:
 
 
 def stacked(arrays: Sequence[Any]) -> Any:
-    """Return arrays one after the other, those that are shorter in other dimensions padded with
-    zeros; None where one is None.
+    """Return arrays joined along the first axis; None if one is None.
+
+    Arrays that are shorter in other dimensions are padded with zeros.
     """
     if any(array is None for array in arrays):
         return None

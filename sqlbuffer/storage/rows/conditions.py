@@ -71,7 +71,7 @@ def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[b
         table: The table of experiences, the view of them, or an alias of either.
 
     Raises:
-        ConditionError: It is so deep and wide that SQLite would refuse it.
+        ConditionError: The condition is so deep and wide that SQLite would refuse it.
     """
     if _height(node) > MAX_HEIGHT:
         raise ConditionError("the condition is too large: groups of many inside groups of many")
@@ -80,7 +80,7 @@ def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[b
 
 def _compile(node: Node, table: Table) -> ColumnElement[bool]:
     if isinstance(node, Group):
-        # The deepest first: SQLite's parser then keeps least of the others waiting for it.
+        # The deepest first: then SQLite's parser keeps the fewest others on its stack.
         parts = sorted(node.parts, key=_height, reverse=True)
         return _balanced(node.kind, [_compile(part, table) for part in parts])
     matches = _COMPILE[node.op](node, table)
@@ -88,7 +88,7 @@ def _compile(node: Node, table: Table) -> ColumnElement[bool]:
 
 
 def _height(node: Node) -> int:
-    """Return about how deep the SQL of a node is: a chain is as deep as it is long."""
+    """Return the approximate depth of a node's SQL: a chain is as deep as it is long."""
     if isinstance(node, Leaf):
         return 1
     return max(map(_height, node.parts), default=0) + min(len(node.parts), MAX_CHAIN)
@@ -114,9 +114,7 @@ def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool
 
 
 def column_of(field: Field, table: Table) -> ColumnElement[Any]:
-    """Return the column of a field; the table's user keys of episodes and sessions are looked
-    up.
-    """
+    """Return the column of a field; the users' keys of episodes and sessions are looked up."""
     if _is_view(table):
         shown: ColumnElement[Any] = table.c[_SHOWN_AS.get(field.column, field.column)]
         return shown
@@ -130,7 +128,7 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
 
 
 def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
-    """Return a column of the row, or what was given late in its place."""
+    """Return a column of the row, or the late value in its place."""
     if field.is_labelled:
         return late_values.value_of(column, table)
     own: ColumnElement[Any] = table.c[column]
@@ -138,12 +136,12 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
 
 
 def _is_view(table: Table) -> bool:
-    """Return whether this is the view, which has labels and user keys in place already."""
+    """Return True for the view, which already has labels and user keys in place."""
     return "special_numbers" in table.c
 
 
 def _special_number(field: Field, table: Table) -> ColumnElement[Any]:
-    """Return the kind of a number's tag, or null where its column holds it as it was given."""
+    """Return the kind of a number's tag, or null if its column holds the number itself."""
     if _is_view(table):
         return json_kind(table.c.special_numbers, stored_path=(field.column,))
     return json_kind(_held(field, "extra", table), stored_path=("$reals", field.column))
@@ -201,8 +199,8 @@ def _compare_text(column: ColumnElement[Any], op: str, value: str) -> ColumnElem
         return _ORDER[op](column, literal(value, KEY))
     if op == "eq":
         return false()
-    # No stored text equals the value, so it lies between two that could be: cut it at its first odd
-    # character.
+    # No stored text equals the value, so it is sorted between two possible texts: cut it at its
+    # first odd character.
     cut = next(i for i, char in enumerate(value) if not is_storable_text(char))
     prefix = value[:cut]
     above = op in ("gt", "gte")
@@ -253,11 +251,11 @@ def _is_one_of(
 
 
 def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether the column's text stands in `whole`."""
+    """Return the expression that is true if the column's text is part of `whole`."""
     if field.kind not in ("text", "json"):
         return false()
     odd = not is_storable_text(whole)
-    # Between the storable pieces of `whole` lie characters that no plain text has.
+    # Between the storable pieces of `whole` there are characters that no plain text has.
     pieces = _storable_pieces(whole) if odd else [whole]
     text = column if field.kind == "text" else json_text(column, field.path)
     parts = [position_of(literal(piece, KEY), text) > 0 for piece in pieces]
@@ -289,13 +287,13 @@ def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
             hex_position == 0 if leaf.negated else hex_position > 0,
             has_key.is_(false() if leaf.negated else true()),
         ]
-    elif leaf.negated and not isinstance(part, (list, dict)):  # a dict that has no such key
+    elif leaf.negated and not isinstance(part, (list, dict)):  # a dict without such a key
         parts.append(json_has_key(column, field.path, literal("", KEY)).is_not(None))
     return or_(*parts)
 
 
 def _has_element(field: Field, item: Any, column: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether a JSON list has a value as an element."""
+    """Return the expression that is true if a JSON list has a value as an element."""
     if not is_number(item):
         text = dumps(Encoder().tree(item, field.name))
         return json_has_element(column, field.path, literal(text, _TEXT))

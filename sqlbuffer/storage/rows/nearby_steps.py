@@ -1,4 +1,4 @@
-"""Steps of an episode that are near to other steps."""
+"""Steps of an episode near to other steps."""
 
 from typing import Any
 
@@ -9,11 +9,13 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
 class steps_near(FunctionElement[Any]):
-    """A table of steps and what they are near to: `steps_near(buffer_id, anchors, first, last)`.
+    """A table of steps near to others: `steps_near(buffer_id, anchors, first, last)`.
 
-    `anchors` is a select of (episode_id, t, length); for each of its rows come the buffer's rows of
-    the episode from t + first to t + last but itself, with its t and length beside them. Looked up
-    anchor by anchor: PostgreSQL without statistics would rather read the whole buffer.
+    `anchors` is a select of (episode_id, t, length). For each of its rows the table has the
+    buffer's
+    rows of the episode from t + first to t + last except itself, with the anchor's t and length.
+    Each
+    anchor is looked up: PostgreSQL without statistics would rather read the whole buffer.
     """
 
     inherit_cache = True
@@ -23,7 +25,7 @@ class steps_near(FunctionElement[Any]):
 
 
 class limited_steps_near(steps_near):
-    """The same with what limits go by."""
+    """The same table, with the columns that limits need."""
 
     inherit_cache = True
     COLUMNS = (*steps_near.COLUMNS, "model_version", "session_id")
@@ -45,7 +47,7 @@ def _pg_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
 def _sqlite_steps_near(element: steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
     columns = ", ".join(f"f.{name}" for name in element.COLUMNS)
-    # CROSS JOIN, or SQLite may turn the loops around.
+    # CROSS JOIN keeps SQLite from changing the order of the loops.
     return (
         f"(SELECT a.t AS anchor_t, a.length, {columns} FROM {anchors} AS a "
         f"CROSS JOIN experiences AS f WHERE f.buffer_id = {buffer_id} "

@@ -1,7 +1,7 @@
 """Payloads too large for one value, written and read in parts; and payloads read in part.
 
-A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of content in each, so
-that a place in them tells its part, and neither side ever holds one large value.
+A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of content in each. So
+a position in them gives its part, and neither side ever holds one large value.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 
 PART_BYTES = 2**20
-# From so many places is read at once; the bytes come one piece after the other.
+# Maximum number of positions in one statement; the bytes are returned one piece after the other.
 GROUP_PIECES = 1_000
-# Arrays as near to each other as this are read at once: TOAST has chunks of 2 kB.
+# Arrays with at most this distance are read together: TOAST has chunks of 2 kB.
 NEAR_BYTES = 4_096
-# Neither database holds more than about this in one column.
+# Neither database holds more than this in one column.
 MAX_INLINE_BYTES = 900_000_000
 
 Row = tuple[Any, ...]
@@ -56,7 +56,7 @@ _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1
 
 
 class PieceRun(NamedTuple):
-    """Bytes of a row's content, and where they come to lie."""
+    """Bytes of a row's content, and their position in the result."""
 
     start: int
     end: int
@@ -65,12 +65,12 @@ class PieceRun(NamedTuple):
 
 @dataclass
 class ReadPlan:
-    """A row on its way to be whole, or to have what is wanted of it.
+    """The plan for reading a row, or a part of it.
 
     Attributes:
         row: The row.
-        runs: What is read of its content.
-        size: How many bytes that is, with what lies between.
+        runs: Runs of its content to read.
+        size: Size in bytes of the result, with the gaps in it.
     """
 
     row: Row
@@ -79,18 +79,18 @@ class ReadPlan:
 
 
 def check_row_sizes(records: Sequence[Record], limit: int, where: str = "row {}: ") -> None:
-    """Raise where a payload is too large to be stored.
+    """Raise an error if a payload is too large to be stored.
 
     Args:
         records: The rows.
-        limit: Bytes that a payload may have.
-        where: How an error names a row, by its index.
+        limit: Maximum size of a payload in bytes.
+        where: Format of a row's name in errors, by its index.
 
     Raises:
-        FieldError: Names the row and its size.
+        FieldError: A payload is too large; the message names the row and its size.
     """
     most = min(limit, MAX_JSON_BYTES)
-    # Mostly all of a batch is not as large as a row may be, and that is told in half the time.
+    # A whole batch is mostly smaller than the limit of one row, and this check takes half the time.
     if len(records) == 1 or _at_most_bytes(records) > most:
         for i, record in enumerate(records):
             if _at_most_bytes([record]) > most:
@@ -99,7 +99,7 @@ def check_row_sizes(records: Sequence[Record], limit: int, where: str = "row {}:
 
 
 def _at_most_bytes(records: Sequence[Record]) -> int:
-    """Return how many bytes the payloads have at most: a character has up to four."""
+    """Return the maximum size of the payloads in bytes: a character has up to four."""
     texts = chain.from_iterable([_texts_of(record) for record in records])
     arrays = (record.arrays for record in records)
     return 4 * sum(map(len, filter(None, texts))) + sum(map(len, filter(None, arrays)))
@@ -110,13 +110,13 @@ def _texts_of(record: Record) -> Any:
 
 
 def row_limit(config: BufferConfig) -> int:
-    """Return how many bytes the payload of a row of a buffer may have."""
+    """Return the maximum size of a row's payload in a buffer, in bytes."""
     most = config.payloads.max_row_bytes
     return min(most, MAX_INLINE_BYTES) if config.fields.specs else most
 
 
 def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:
-    """Return records as they are stored: large ones marked, others compressed."""
+    """Return records in their stored form: large ones marked, others compressed."""
     large = {i for i, r in enumerate(records) if r.arrays and len(r.arrays) > PART_BYTES}
     if not large and layout.compression is None:
         return list(records)
@@ -130,14 +130,14 @@ def prepared(records: Sequence[Record], layout: Layout) -> list[Record]:
 
 
 def without_parts(records: Sequence[Record]) -> Sequence[Record]:
-    """Return records as `experiences` has them."""
+    """Return records in the form of `experiences`."""
     if all(record.payload_bytes is None for record in records):
         return records
     return [r if r.payload_bytes is None else r._replace(arrays=None) for r in records]
 
 
 def split(content: bytes | bytearray, layout: Layout) -> Iterator[Any]:
-    """Yield the parts of a row's content as they are stored."""
+    """Yield the parts of a row's content in their stored form."""
     whole = memoryview(content)
     for start in range(0, len(whole), PART_BYTES):
         part = whole[start : start + PART_BYTES]
@@ -145,23 +145,24 @@ def split(content: bytes | bytearray, layout: Layout) -> Iterator[Any]:
 
 
 def is_in_parts(row: Row) -> bool:
-    """Tell whether a row of `statements.ROW_COLUMNS` has its bytes elsewhere."""
+    """Return True if a row of `statements.ROW_COLUMNS` has its bytes in parts."""
     return row[_SIZE] is not None
 
 
 class Payloads:
-    """Reads rows of a buffer, whole or in part, and writes what they have elsewhere.
+    """Reads rows of a buffer, whole or in part, and writes their parts.
 
     Args:
         buffer_id: The buffer.
-        layout: How bytes are compressed.
-        wanted: Which fields; None is all.
-        only: Which columns are read beside `seq`, for who decodes them; the others are null.
+        layout: Layout that knows the compression of bytes.
+        wanted: Fields to read; None for all.
+        only: Columns to read in addition to `seq`, for callers that decode them; the others are
+            null.
         has_chunks: The rows are steps of chunks, whose bytes are read whole.
 
     Attributes:
-        columns: What is selected of rows: `statements.ROW_COLUMNS`, and of steps with typed fields
-            the block of bytes and their place in it.
+        columns: Columns to select: `statements.ROW_COLUMNS`; for steps with typed fields also the
+            block of bytes and their place in it.
     """
 
     def __init__(
@@ -193,8 +194,9 @@ class Payloads:
         return null().label(name) if name in {*unwanted, "fields"} else column
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
-        """Write the parts of rows that the transaction wrote, if the buffer still holds them: a
-        batch may evict rows of its own.
+        """Write the parts of rows that the transaction wrote, if the buffer still holds them.
+
+        A batch may evict rows of its own.
         """
         large = {seq: record for seq, record in numbered if record.payload_bytes is not None}
         if large:
@@ -209,12 +211,12 @@ class Payloads:
     def complete(
         self, connection: Connection, rows: Sequence[Row], most_bytes: int | None = None
     ) -> list[Row]:
-        """Return rows of `columns` with the bytes that they refer to, each in memory of its own.
+        """Return rows of `columns` with the bytes that they refer to, each in separate memory.
 
         Args:
-            connection: The transaction that read the rows, of one state throughout.
+            connection: Transaction that read the rows; it sees one state throughout.
             rows: The rows.
-            most_bytes: Return fewer rows, but one, where they have more than this.
+            most_bytes: Maximum size of the result; at least one row is returned.
 
         Raises:
             FieldError: A part of a row is missing.
@@ -233,14 +235,14 @@ class Payloads:
         return found
 
     def held(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
-        """Return rows as `complete` does, without those that left since they were read."""
+        """Return rows as in `complete`, without those that left since they were read."""
         if self._are_whole(rows):
             return list(rows)
         plans = self._plans(rows, None)
         return [row for row in self._filled(connection, plans) if row is not None]
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
-        """Return whether nothing of rows is elsewhere, and all of them is wanted."""
+        """Return True if rows have all their bytes, and all of these are wanted."""
         return self._wanted is None and not any(map(is_in_parts, rows))
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
@@ -285,7 +287,7 @@ class Payloads:
         ]
 
     def _fill(self, target: memoryview, piece: Piece, skipped: int, chunks: Iterable[Any]) -> int:
-        """Put a piece where it belongs, and return how many bytes of it there were."""
+        """Copy a piece to its position; return its number of bytes."""
         if self._layout.compression is not None:
             (raw,) = self._layout.expand([b"".join(chunks)], [piece.seq])
             chunks = [memoryview(raw or b"")[skipped : skipped + len(target)]]
@@ -296,7 +298,7 @@ class Payloads:
         return n
 
     def _targets(self, i: int, plan: ReadPlan, content: memoryview) -> Iterator["_Target"]:
-        """Yield the pieces of a row, and where in its content each belongs."""
+        """Yield the pieces of a row, with their positions in its content."""
         seq, in_parts = plan.row[0], plan.row[_SIZE] is not None
         is_packed = self._layout.compression is not None
         for start, end, place in plan.runs:
@@ -304,19 +306,19 @@ class Payloads:
                 part, inside = divmod(start, PART_BYTES) if in_parts else (None, start)
                 size = min(end - start, PART_BYTES - inside) if in_parts else end - start
                 target = content[place : place + size]
-                if is_packed:  # what is compressed is read whole
+                if is_packed:  # compressed content is read whole
                     yield i, Piece(seq, part, 0, MAX_INLINE_BYTES), inside, target
                 else:
                     yield i, Piece(seq, part, inside, size), 0, target
                 start, place = start + size, place + size
 
 
-# The number of the row, what is read, how much of it is skipped, and where it goes.
+# The number of the row, the piece, the number of bytes to skip, and the target memory.
 _Target = tuple[int, Piece, int, memoryview]
 
 
 def _groups(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
-    """Yield targets in groups that are read at once: of parts, or of `arrays`."""
+    """Yield targets in groups that are read together: from parts, or from `arrays`."""
     for _, kind in groupby(targets, lambda target: target[1].part is None):
         while group := list(islice(kind, GROUP_PIECES)):
             yield group
@@ -328,7 +330,7 @@ def _whole(row: Row) -> ReadPlan:
 
 
 def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
-    """Return the plan of a row with what is wanted of its JSON, which refers to what is read."""
+    """Return the plan of a row with the wanted part of its JSON, which refers to the read bytes."""
     trees = _wanted_trees(row, wanted)
     found = [each for tree in trees.values() for each in references(tree) if each[-1]]
     runs, size = _laid_out(found)
@@ -342,7 +344,7 @@ def _texts(trees: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
-    """Return what is wanted of a row's JSON."""
+    """Return the wanted part of a row's JSON."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
         text = row[_PLACES[name]]
@@ -368,9 +370,9 @@ def _wanted_extra(tree: dict[str, Any], wanted: SelectedFields) -> Any:
 
 
 def _laid_out(references: Sequence[list[Any]]) -> tuple[list[PieceRun], int]:
-    """Return what is read for arrays, and the bytes that it takes; have them refer to that.
+    """Return the runs to read for arrays, and their size; the references point into them.
 
-    Where an array begins is what it was, up to multiples of the alignment.
+    Each array keeps its offset, up to multiples of the alignment.
     """
     runs: list[PieceRun] = []
     size = 0

@@ -7,14 +7,14 @@ from sqlbuffer.codec.decoder import Blob
 
 
 class Columns(NamedTuple):
-    """What rows hold beside their keys, a value of each column for each row.
+    """Values of rows in addition to their keys: for each column one value a row.
 
     Attributes:
         arrays: Their typed fields, packed.
-        fields: The JSON of those that conditions can use.
+        fields: JSON of the fields that conditions can use.
         reward_t: Their rewards.
-        terminated: Whether the episode ended there.
-        truncated: Whether it was cut there.
+        terminated: True if the episode ended there in a terminal state.
+        truncated: True if the episode was truncated there.
     """
 
     arrays: Sequence[Blob]
@@ -25,7 +25,7 @@ class Columns(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes in the database: of a part, or of the column `arrays` where that is None."""
+    """Bytes in the database: of a part, or of the column `arrays` if the part is None."""
 
     seq: int
     part: int | None

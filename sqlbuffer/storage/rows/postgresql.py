@@ -1,4 +1,4 @@
-"""Reads and deletes rows by their numbers on PostgreSQL."""
+"""Read and delete rows by their numbers on PostgreSQL."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +12,8 @@ from sqlbuffer.storage.rows.pieces import Piece
 
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
 _PART_HEAD = struct.Struct(">hiiiqiii")
-# Each is looked up alone, by the primary key, whatever the server knows of the table.
-# COPY sends them while the client copies what came before: half the time of a select for each few.
+# Each piece is looked up alone, by the primary key, with any statistics of the table. COPY sends
+# pieces while the client copies earlier ones: half the time of a select for each few.
 _PIECES = (
     "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
     "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
@@ -32,8 +32,9 @@ _ARRAYS = _PIECES.format(
 def remove_rows(
     connection: Connection, buffer_id: int, seqs: Sequence[int], origin: str | None = None
 ) -> int:
-    """Delete rows, with what narrow tables hold of them, and log those inside the window; return
-    how many there were.
+    """Delete rows, with their rows in narrow tables; return how many existed.
+
+    Deletions inside the window are logged.
     """
     statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[], false, %s::uuid)"
     ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs), origin))
@@ -41,7 +42,7 @@ def remove_rows(
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
-    """Note that the buffer has rows with parts; return which of the rows it holds."""
+    """Note that the buffer has rows with parts; return the rows that it holds."""
     statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
     ((held,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
     return set(held)

@@ -1,4 +1,4 @@
-"""Deletes rows, many of them in statements of a limited size."""
+"""Delete many rows in statements of a limited size."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ def remove_where(
     seq: Any = experiences.c.seq,
     origin: str | None = None,
 ) -> int:
-    """Delete the rows of a buffer that match, with what the narrow tables hold of them.
+    """Delete the rows of a buffer that match, with their rows in the narrow tables.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        conditions: Which rows; none is all.
-        seq: What to go by; see `statements.seq_for`.
+        conditions: Conditions that rows must match; none for all rows.
+        seq: Column of the order; see `statements.seq_for`.
         origin: The opener that deletes them; see `OpenBuffer.origin`.
 
     Returns:
-        How many rows there were.
+        Number of rows that existed.
     """
     removed = 0
     matching = (
@@ -57,8 +57,10 @@ def remove_where(
 
 
 def _whole_chunks(connection: Connection, buffer_id: int, seqs: list[int]) -> list[int]:
-    """Leave out the last chunk: a chunk that is deleted in two parts is noted step by step, which
-    takes room on a disk that may be full.
+    """Leave out the last chunk.
+
+    A chunk that is deleted in two parts is noted step by step, which takes space on a disk that may
+    be full.
     """
     given = {"of_buffer": buffer_id, "seq": seqs[-1]}
     first = connection.execute(_LAST_CHUNK, given).scalar()
@@ -71,7 +73,7 @@ def remove_counted(
     """Delete rows by key, and count them in the buffer's column for the cause.
 
     Returns:
-        How many rows there were.
+        Number of rows that existed.
     """
     if not seqs:
         return 0

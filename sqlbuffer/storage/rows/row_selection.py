@@ -1,4 +1,4 @@
-"""What is read of a key: its own row, and in the same statement the steps near it."""
+"""Columns that are read of a key: its own row, and in the same statement the steps near it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,18 +51,18 @@ from sqlbuffer.storage.schema.planner import unindexed
 
 BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
 
-# Another name than that which conditions look episodes up by.
+# Its name differs from the one with which conditions look up episodes.
 ends = episodes.alias("ends")
 _own = experiences.c
 _has_place = _own.episode_id.is_not(None) & _own.t.is_not(None)
 
-# What is read of a step: `statements.COLUMNS`, and where it is. One of no episode is alone in one
-# of a number that no episode has.
+# Columns that are read of a step: `statements.COLUMNS`, and its place. A step without an episode is
+# alone in an episode with a number that no episode has.
 SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statements.COLUMNS))
 PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
-# The last column: which part of the statement a row is from.
+# The last column: the part of the statement that a row is from.
 OWN, NEAR, PICK = range(3)
-# A step that was read along has here whether the limits bar it, or null.
+# A neighbour has in this column if the limits exclude it, or null.
 IS_INELIGIBLE = 3
 
 
@@ -70,13 +70,13 @@ _PICKS = table("picks", column("key", BigInteger()))
 
 
 def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
-    """Return the columns that say where a step is, and how its episode ends.
+    """Return the columns for the place of a step, and for the end of its episode.
 
     Args:
-        final: When the final observation is read; never by default.
+        final: Condition for reading the final observation; by default it is never read.
     """
     ended = case((ends.c.status != "open", ends.c.length))
-    # While it is open: by how much annotations have changed it.
+    # While the episode is open, the column holds the sum of changes by annotations.
     return_ = case((ends.c.status != "open", ends.c["return"]))
     return (
         case((_has_place, _own.episode_id), else_=-_own.seq).label("place"),
@@ -90,19 +90,19 @@ def place_columns(final: ColumnElement[Any] | None = None) -> tuple[Any, ...]:
 
 
 def is_near_end(n_steps: int) -> ColumnElement[bool]:
-    """Return whether the episode ends within n steps."""
+    """Return the condition that the episode ends within n steps."""
     return _own.t + n_steps >= ends.c.length
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Steps to read along with a key.
+    """Steps to read together with a key.
 
     Attributes:
-        first: From how many steps after it; negative are before.
-        last: To how many.
-        arrays: Whether the arrays of one of them are needed, given a table with its columns and
-            `anchor_t` and `length`, those of the key's; None: always.
+        first: Offset of the first step from the key; negative for steps before it.
+        last: Offset of the last step from the key.
+        arrays: Function that returns the condition for reading a step's arrays, given a table with
+            its columns and the key's `anchor_t` and `length`; None to read them always.
     """
 
     first: int
@@ -112,16 +112,16 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """What is read of each candidate.
+    """Columns and neighbours that are read of each candidate.
 
     Attributes:
         columns: The columns of its own row, `seq` first.
-        has_places: These are `statements.COLUMNS` and `place_columns`, and one more follows, which
-            tells the part of the statement that a row is from.
-        near: Steps to read along, where there are places.
-        is_key: What else must hold of a row to be a key.
-        is_readable: What must hold to be read, but is left to reading to find out: of `ends`.
-        complete: Returns the rows that were chosen with what is kept elsewhere of them.
+        has_places: The columns are `statements.COLUMNS` and `place_columns`, and one more for the
+            part of the statement that a row is from.
+        near: Steps to read together with a key; needs `has_places`.
+        is_key: Further condition for a row to be a key.
+        is_readable: Condition on `ends` for a row to be read, which is checked after reading.
+        complete: Function that adds the bytes in other tables to the chosen rows.
         has_blocks: The columns begin with `statements.COLUMNS`, whose arrays are typed fields.
     """
 
@@ -141,15 +141,17 @@ class RowSelection:
         has_labels: bool = False,
         has_chunks: bool = False,
     ) -> Any:
-        """Return the select of what is read of the parameters `seqs`, of a buffer above `low`; the
-        limits' own parameters are to be given with them.
+        """Return the select of the parameters `seqs`, for a buffer above `low`.
+
+        The limits' own parameters must be given too.
 
         Args:
             node: The condition.
-            limits: What else must hold.
-            has_labels: With values that were given late.
-            has_chunks: Over steps of chunks. Where arrays are wanted, the block of bytes comes that
-                has them, and its place there in one more column behind the others.
+            limits: Limits that rows must meet.
+            has_labels: Read values that were given late.
+            has_chunks: Read steps of chunks. If arrays are wanted, they are the block of bytes that
+                has
+                them, and one more column at the end has the place in the block.
         """
         return self._built(node, limits.kind, has_labels, has_chunks)
 
@@ -164,13 +166,14 @@ class RowSelection:
 
     @cached_property
     def alone(self) -> "RowSelection":
-        """The same without the steps near to a key."""
+        """The same selection without the steps near to a key."""
         return replace(self, near=None)
 
     @cached_property
     def sliced(self) -> Any:
-        """The select of what is read of the parameters `seqs`, whatever they are, with the slices
-        of their chunks that have the steps near to them. `SLICE_COLUMNS` follow the part.
+        """The select of the parameters `seqs`, without conditions, with slices of their chunks.
+
+        The slices have the steps near to the keys. `SLICE_COLUMNS` follow the column of the part.
         """
         seqs = bindparam(SEQS, type_=SeqList())
         near = self.near or Neighbours(0, 0)
@@ -180,7 +183,7 @@ class RowSelection:
         return over(own.with_only_columns(*own.selected_columns, *slice_columns), steps)
 
     def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
-        """Tell whether single steps are read, whatever they are: `batch_statement` reads them."""
+        """Return True if `batch_statement` can read the steps: single ones, without conditions."""
         is_batch = self.has_blocks and not self.has_places
         return is_batch and node == EVERYTHING and not limits and not has_labels
 
@@ -193,14 +196,15 @@ class RowSelection:
         has_labels: bool = False,
         has_chunks: bool = False,
     ) -> Any:
-        """Return the select of what is read of keys that are picked in the same statement.
+        """Return the select of keys that are picked in the same statement.
 
         Args:
             node: The condition.
-            limits: What else must hold.
-            picks: Select of (key, rank, n); they come as rows of their own, the rank as the number
-                of the episode and n as the step there.
-            has_labels: With values that were given late.
+            limits: Limits that rows must meet.
+            picks: Select of (key, rank, n). Its rows are returned too, with the rank as the number
+                of
+                the episode and n as the step.
+            has_labels: Read values that were given late.
             has_chunks: See `statement`.
         """
         found = (over_chunks(picks) if has_chunks else picks).cte("picks")
@@ -215,7 +219,7 @@ class RowSelection:
 
     @cached_property
     def _parts_of_picks(self) -> Callable[[Node, EligibilityKind, bool, bool], Any]:
-        # By its name, and not the CTE itself: so the parts are made once.
+        # By its name, and not the CTE itself: then the parts are made only once.
         seqs = seqs_of(select(_PICKS.c.key).correlate(None).scalar_subquery())
 
         def parts(node: Node, kind: EligibilityKind, has_labels: bool, has_chunks: bool) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class SeqRuns:
-    """Numbers, as the first and last of each run of consecutive ones: few for millions of rows.
+    """Numbers, as the first and last of each run: few runs for millions of rows.
 
     Args:
         found: The runs, in order.

@@ -1,4 +1,4 @@
-"""Reads and deletes rows by their numbers on SQLite."""
+"""Read and delete rows by their numbers on SQLite."""
 
 import json
 import sqlite3
@@ -15,14 +15,15 @@ from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
-# Parts are read and written once: in the page cache they would take the place of hot pages, and the
-# memory of one more copy. Reading is a third faster where cache and chunks fit the processor's own.
+# Parts are read and written once: in the page cache they would replace hot pages, and need the
+# memory of one more copy. Reading is a third faster if cache and chunks fit the processor's own
+# cache.
 READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
 _CHUNK_BYTES = 2**18
 
-# Numbers that the buffer gave out: none has more bits.
+# Numbers that the buffer has given: none has more bits.
 _AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
-# The triggers of deleted rows log only what the library does not log itself.
+# The triggers of deleted rows log only the deletions that the library does not log itself.
 _BEGIN_DELETING = (
     "UPDATE buffers SET is_deleting = 1 WHERE id = ? RETURNING has_chunks, has_followers, "
     "(SELECT low_seq FROM v_windows WHERE buffer_id = buffers.id)"
@@ -39,8 +40,9 @@ def remove_rows(
     *,
     evicted: bool = False,
 ) -> int:
-    """Delete rows or steps, and log those inside the window; return how many there were. Triggers
-    clean the narrow tables.
+    """Delete rows or steps, and log those inside the window; return how many existed.
+
+    Triggers clean the narrow tables.
 
     Args:
         connection: The transaction.
@@ -68,7 +70,7 @@ def remove_rows(
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
-    """Note that the buffer has rows with parts; return which of the rows it holds."""
+    """Note that the buffer has rows with parts; return the rows that it holds."""
     connection.exec_driver_sql(
         "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
     )
@@ -105,19 +107,19 @@ def read_pieces(
 
 @contextmanager
 def small_cache(driver: Any, size_kib: int) -> Iterator[None]:
-    """Have a connection keep few pages in memory for a while."""
+    """Limit the page cache of a connection for a while."""
     ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
     driver.execute(f"PRAGMA cache_size = -{size_kib}")
     try:
         yield
     finally:
-        # An interrupt has closed the connection, and is to be the error.
+        # An interrupt has closed the connection; its error must be the one that is raised.
         with suppress(sqlite3.ProgrammingError):
             driver.execute(f"PRAGMA cache_size = {int(size)}")
 
 
 def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
-    """Yield a piece in chunks, and nothing if it is missing. Read nothing else of its value."""
+    """Yield a piece in chunks, or nothing if it is missing; the rest of its value is not read."""
     table, column, condition, key = _place_of(piece)
     statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
     found = driver.execute(statement, (buffer_id, *key)).fetchone()

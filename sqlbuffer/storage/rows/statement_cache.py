@@ -1,4 +1,4 @@
-"""Keeps built statements, since building one takes longer than running it."""
+"""Keep built statements, since building one takes longer than running it."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that builds what `make` builds, and keeps the last 64 results.
+    """Return a function that calls `make`, and keeps its last 64 results.
 
-    It keeps no statement of a condition, neither of its arguments nor of their `node`: a condition
-    on 1 equals one on True, and would get its statement.
+    It keeps no statement of a condition, in its arguments or in their `node`: a condition on 1
+    equals
+    one on True, and would get its statement.
     """
     kept: Any = lru_cache(maxsize=64)(make)
 

@@ -27,7 +27,7 @@ from sqlbuffer.storage.schema.planner import unindexed
 
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
 
-# The status of every episode, with those that are abandoned.
+# The status of every episode, also of abandoned ones.
 episode_states = table(
     "episode_states", column("id"), column("buffer_id"), column("n_rows"), column("status", Text())
 )
@@ -46,14 +46,14 @@ def _column(name: str) -> ColumnElement[Any]:
             .where(sessions.c.id == experiences.c.session_id)
             .scalar_subquery()
         )
-    # As text, whatever the driver's JSON loader is.
+    # As text, with any JSON loader of the driver.
     return cast(experiences.c[name], Text) if name in _JSON_COLUMNS else experiences.c[name]
 
 
 ROW_COLUMNS = (experiences.c.seq, *(_column(name).label(name) for name in Record._fields))
 
 
-# What arrays are made of.
+# Columns from which arrays are made.
 COLUMNS = tuple(
     _column(name).label(name)
     for name in (
@@ -64,10 +64,9 @@ COLUMNS = tuple(
 
 
 def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
-    """Return `seq` as bounds and orders should name it: without index where the condition names ids
-    or tasks.
+    """Return `seq` for bounds and orders: unindexed if the condition names ids or tasks.
 
-    Neither planner knows how few rows a task has without statistics, and both would rather walk the
+    Without statistics neither planner knows how few rows a task has, and both would rather walk the
     primary key.
     """
     seq: ColumnElement[int] = over.c.seq
@@ -75,14 +74,14 @@ def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
 
 
 def names_few_rows(node: Node) -> bool:
-    """Tell whether a condition keeps to given ids or tasks."""
+    """Return True if a condition is limited to given ids or tasks."""
     if isinstance(node, Group):
         return node.kind == "all" and any(map(names_few_rows, node.parts))
     return node.op in ("eq", "in") and not node.negated and node.field.column in ("id", "task_id")
 
 
 def matching(buffer_id: int, node: Node, over: Any = experiences) -> ColumnElement[bool]:
-    """Return the expression for rows of a buffer that match, whether in the window or not."""
+    """Return the expression for matching rows of a buffer, in the window or not."""
     return and_(over.c.buffer_id == buffer_id, compile_condition(node, over))
 
 
@@ -106,7 +105,7 @@ def seqs(where: ColumnElement[bool]) -> Select[Any]:
 
 
 def runs(where: ColumnElement[bool]) -> Select[Any]:
-    """Select the first and last key of each run of consecutive ones, in order."""
+    """Select the first and last key of each run of consecutive keys, in order."""
     seq = experiences.c.seq
     before_run = (seq - func.row_number().over(order_by=seq)).label("before_run")
     found = select(seq, before_run).where(where).subquery("found").c
@@ -120,9 +119,9 @@ def rows(
     """Select whole rows in the order of `Record`, `seq` first; or other columns.
 
     Args:
-        where: Which rows.
+        where: Condition that rows must match.
         columns: The columns.
-        has_labels: With the values that were given late.
+        has_labels: Read values that were given late.
     """
     if not has_labels:
         return select(*columns).where(where)
@@ -132,9 +131,7 @@ def rows(
 def first_rows_of_tasks(
     buffer_id: int, low: int, node: Node, among: ColumnElement[bool]
 ) -> Select[Any]:
-    """Select (seq, task_id) of those rows among the given ones that are the first of their task to
-    match.
-    """
+    """Select (seq, task_id) of the given rows that are the first matching row of their task."""
     earlier: Table | Any = experiences.alias("earlier")
     is_first = ~(
         select(1)
@@ -144,7 +141,7 @@ def first_rows_of_tasks(
             unindexed(earlier.c.seq) > low,
             unindexed(earlier.c.seq) < experiences.c.seq,
         )
-        # PostgreSQL would make an anti-join of it, over all rows of the buffer.
+        # Without the offset PostgreSQL would make an anti-join over all rows of the buffer.
         .offset(0)
         .exists()
     )
@@ -154,14 +151,14 @@ def first_rows_of_tasks(
 def has_no_row(
     buffer_id: int, low: int, task_id: Any, rows: Any, which: ColumnElement[bool]
 ) -> ColumnElement[bool]:
-    """Return the expression for a task having no such row above `low`.
+    """Return the condition that a task has no such row above `low`.
 
     Args:
         buffer_id: The buffer.
         low: Lower end of the window.
         task_id: The column with the task.
         rows: An alias of `experiences`.
-        which: Such rows of it.
+        which: Condition on the alias.
     """
     own = rows.c
     found = select(1).where(
@@ -171,5 +168,5 @@ def has_no_row(
 
 
 def matching_tasks(where: ColumnElement[bool]) -> Select[Any]:
-    """Select each task with a row that matches, once."""
+    """Select each task with a matching row, once."""
     return select(experiences.c.task_id).where(where).group_by(experiences.c.task_id)

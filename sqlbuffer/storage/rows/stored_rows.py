@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlbuffer.encoding.records import Record
 
-# Places in the columns of `statements.ROW_COLUMNS`: seq, then those of a record.
+# Positions in `statements.ROW_COLUMNS`: seq, then the columns of a record.
 TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
     1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
 )
@@ -14,7 +14,7 @@ Row = tuple[Any, ...]
 
 
 def task_order(row: Row) -> tuple[Any, ...]:
-    """Order by episode, step and time, then by insert; what is missing comes first."""
+    """Order by episode, step and time, then by insert; missing values come first."""
     seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
     return (
         episode is not None,

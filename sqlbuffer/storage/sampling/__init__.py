@@ -1,1 +1,1 @@
-"""Which rows are drawn, and what restricts that."""
+"""Draws of rows, and their restrictions."""

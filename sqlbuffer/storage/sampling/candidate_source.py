@@ -27,10 +27,10 @@ class CandidateSource:
 
     Args:
         buffer: The buffer.
-        priorities_of: Returns the priorities of candidates; None: its steps have none.
+        priorities_of: Function that returns the priorities of candidates; None if there are none.
 
     Attributes:
-        restrictions: What the buffer requires of rows before they may be sampled.
+        restrictions: Requirements that rows must meet before they may be sampled.
         whole_rows: Reads whole rows.
     """
 
@@ -52,16 +52,16 @@ class CandidateSource:
         *,
         sampled: bool = False,
     ) -> Iterator[Candidates]:
-        """Open the rows that match, while the connection lives.
+        """Open the matching rows, while the connection is open.
 
         Args:
-            node: Which rows.
-            columns: What is read of them; whole rows by default.
-            sampled: Only those that may be sampled.
+            node: Condition that rows must match.
+            columns: Columns to read; whole rows by default.
+            sampled: Only rows that may be sampled.
         """
         columns = self.whole_rows.reading if columns is None else columns
         buffer = self.buffer
-        # One state throughout: rows that are evicted meanwhile stay in what is chosen.
+        # One state throughout: rows that are evicted during the draw stay in the result.
         with (
             translated(buffer.url),
             snapshot(buffer.engine, self.window_query) as connection,
@@ -86,13 +86,13 @@ class CandidateSource:
     def payloads(
         self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
     ) -> Payloads:
-        """Return what reads rows, whole or in part."""
+        """Return the reader of rows, whole or in part."""
         info = self.buffer.info
         return Payloads(info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks)
 
     @cached_property
     def window_query(self) -> str:
-        """The select of the window, as text that can be sent along with another statement."""
+        """The select of the window, as text that can be sent together with another statement."""
         info = self.buffer.info
         return self.buffer.text_of(select_sampled_window(info.id, info.config.retention.evict_by))
 
@@ -107,7 +107,7 @@ class CandidateSource:
         return SampledWindow(*found[0])
 
     def sampled_window(self, connection: Connection) -> SampledWindow:
-        """Return which rows may be sampled now, in a transaction."""
+        """Return the window of the rows that may be sampled now, in a transaction."""
         info = self.buffer.info
         statement = select_sampled_window(info.id, info.config.retention.evict_by)
         return self.window_answered(connection.execute(statement).all())

@@ -1,4 +1,4 @@
-"""What a sampler chooses from: the keys of the rows that match, without their payloads."""
+"""The candidates of a sampler: the keys of the matching rows, without their payloads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -45,8 +45,8 @@ class Candidates:
 
     Attributes:
         low: Candidates have `low < seq`.
-        high: Candidates have `seq <= high`. Some numbers between are no candidates: rows that were
-            deleted, do not match or may not be sampled.
+        high: Candidates have `seq <= high`. Some numbers between the two are not candidates: rows
+            that were deleted, do not match or may not be sampled.
         window_low: Rows of the buffer have `window_low < seq`. No row up to `low` is eligible.
         connection: The SQLAlchemy connection of the transaction.
         buffer_id: Key of the buffer in the tables.
@@ -54,12 +54,12 @@ class Candidates:
         steps: Steps that were read together with rows; see `Neighbours`.
         slices: Slices of chunks that were read instead.
         late_rewards: Rewards that annotations gave to steps of slices, by `seq`.
-        limits: What makes a row eligible.
+        limits: Limits that make a row eligible.
         has_read_keys: True after every key was read.
-        clock: The buffer's clock, where limits or the sample log need it.
+        clock: The buffer's clock, if limits or the sample log need it.
         has_labels: True if rows may have annotated values.
-        chunks: How the bytes of chunks are laid out; None: each step is a row.
-        reads_bytes: The bytes of chunks say what steps are; none of them is ever replaced.
+        chunks: Byte layout of chunks; None if each step is a row.
+        reads_bytes: True if the bytes of chunks have all values of steps; none is ever replaced.
 
     Example:
         >>> import numpy as np
@@ -106,7 +106,7 @@ class Candidates:
         """The priorities of the rows.
 
         Raises:
-            BufferConfigError: They have none.
+            BufferConfigError: The rows have no priorities.
         """
         if self._priorities is None:
             raise no_priorities()
@@ -118,28 +118,29 @@ class Candidates:
 
     @property
     def has_condition(self) -> bool:
-        """Whether the user or limits say which rows."""
+        """True if a condition of the user or a limit restricts the rows."""
         return self.node != EVERYTHING or bool(self.limits)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether rows of the window may not match."""
+        """True if rows of the window may not match."""
         return self.has_condition or self.reading.is_key is not None
 
     @property
     def picks_keys(self) -> bool:
-        """Whether `keys` finds few, without looking at all rows."""
+        """True if `keys` finds few rows, without reading all."""
         return self.selective
 
     @property
     def picks_first(self) -> bool:
-        """Whether `pick` costs less than `probe`."""
+        """True if `pick` costs less than `probe`."""
         return False
 
     @cached_property
     def matching(self) -> ColumnElement[bool]:
-        """The expression for rows of the buffer that match, whether in the window or not. It does
-        not name the buffer: SQLite would look numbers up by an index that begins with it.
+        """The expression for matching rows of the buffer, in the window or not.
+
+        It does not name the buffer: SQLite would look numbers up by an index that begins with it.
         """
         matching = compile_condition(self.node)
         if self.limits:
@@ -154,12 +155,13 @@ class Candidates:
 
     @property
     def span(self) -> int:
-        """How many numbers the window has."""
+        """Number of row numbers in the window."""
         return max(self.high - self.low, 0)
 
     def select(self) -> Select[Any]:
-        """Return a SQLAlchemy select of `seq` over the rows that match: order and limit it, and
-        return it from a sampler.
+        """Return a SQLAlchemy select of `seq` over the matching rows.
+
+        A sampler can order it, limit it, and return it.
         """
         return statements.seqs(self._in_window)
 
@@ -182,8 +184,9 @@ class Candidates:
         return np.fromiter(found, np.int64)
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
-        """Return which of the given seq are rows that match; their payloads come along for the
-        batch. Those that were asked for before are not read again.
+        """Return the given seq that are matching rows; their payloads are read for the batch.
+
+        Numbers of earlier calls are not read again.
         """
         asked = dict.fromkeys(seqs)
         if not asked.keys() <= self._probed:
@@ -196,8 +199,8 @@ class Candidates:
         return asked.keys() & self._payloads.keys()
 
     def _read(self, seqs: Sequence[int]) -> None:
-        # Without the lower bound, which SQLite would search by instead; the numbers are of the
-        # window anyway.
+        # Without the lower bound, which SQLite would search by instead; the numbers are in the
+        # window in any case.
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
@@ -220,16 +223,18 @@ class Candidates:
             self._sort(found)
 
     def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """Return rows of `reading`; those of chunks with the bytes of their own."""
+        """Return rows of `reading`; those of chunks have their bytes."""
         found = fetch(self.connection, statement, parameters)
         has_blocks = self.chunks is not None and self.reading.has_blocks
         return with_own_bytes(self.chunks, found) if has_blocks else found
 
     @property
     def _slices_chunks(self) -> bool:
-        """Whether steps near to a key are read as slices of chunks: no other table says what they
-        are, or which of them are eligible. A slice has the typed fields of all its steps, so those
-        of large steps are read one by one if not all are needed.
+        """True if steps near to a key are read as slices of chunks.
+
+        That requires that no other table has values of steps, or decides their eligibility. A slice
+        has
+        the typed fields of all its steps, so large steps are read one by one if not all are needed.
         """
         near, size = self.reading.near, 0 if self.chunks is None else self.chunks.size_bytes
         reads_all = near is None or near.arrays is None or size < LARGE_STEP
@@ -255,7 +260,7 @@ class Candidates:
                 self.steps.append(row)
 
     def _keep_sliced(self, found: Sequence[tuple[Any, ...]]) -> None:
-        """Keep rows of `reading.sliced`, and read what is near to them in other chunks."""
+        """Keep rows of `reading.sliced`, and read their neighbours in other chunks."""
         made = sliced_rows(self.reading, found)
         self._payloads.update((row[0], row) for row in with_own_bytes(self.chunks, made.rows))
         self.slices += made.slices
@@ -275,7 +280,7 @@ class Candidates:
         return self._scalars(self.select().order_by(func.random()).limit(n))
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
-        """Return n matching seq by a way of its own, uniform over all; None: it has none."""
+        """Return n matching seq, uniform over all, by a faster way; None if there is none."""
         return None
 
     def newest(self, n: int) -> list[int]:
@@ -290,8 +295,9 @@ class Candidates:
         return self._from_one_end(n) if found is None else found
 
     def _of_numbers(self, numbers: range, n: int) -> list[int] | None:
-        """Return the first n of the numbers that are rows, if that many are: without a statement
-        for the keys, since all rows are looked for.
+        """Return the first n of the numbers that are rows, if there are that many.
+
+        It needs no statement for the keys, since all rows are candidates.
         """
         if self.node != EVERYTHING or len(numbers) > MOST_PROBED:
             return None
@@ -303,9 +309,10 @@ class Candidates:
         return self._from_one_end(limit, offset)
 
     def _from_one_end(self, n: int, offset: int = 0, *, newest: bool = False) -> list[int]:
-        """Look in a narrow range of numbers at one end, then in wider ones.
+        """Search a narrow range of numbers at one end, then wider ranges.
 
-        Without statistics PostgreSQL takes the buffer for a few rows, and would sort all of them.
+        Without statistics PostgreSQL expects only a few rows in the buffer, and would sort all of
+        them.
         """
         order = self._seq.desc() if newest else self._seq
         width = self.span if self.selective else 2 * (n + offset) + 64
@@ -319,9 +326,7 @@ class Candidates:
             width *= 8
 
     def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
-        """Return {seq: task_id} for those of the given seq that are the first matching row of their
-        task.
-        """
+        """Return {seq: task_id} of the given seq that are the first matching row of their task."""
         among = compile_condition(self.node) & self._among(seqs)
         if self.limits:
             among = among & self._is_whole(experiences.c.task_id)
@@ -331,9 +336,7 @@ class Candidates:
         return dict(self.connection.execute(statement).all())
 
     def tasks(self) -> list[str]:
-        """Return every task with a matching row, in the order of their first matching rows; reads
-        all keys.
-        """
+        """Return every task with a matching row, ordered by their first ones; reads all keys."""
         if self.limits:
             return self._whole_tasks()
         statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
@@ -347,8 +350,9 @@ class Candidates:
         return list(self.connection.execute(statement).scalars())
 
     def _whole_tasks(self, n: int | None = None) -> list[str]:
-        """Return the tasks with a matching row that the limits bar no row of: up to n at random, or
-        all in order.
+        """Return the tasks with a matching row and without a row that the limits exclude.
+
+        Return up to n at random, or all in order.
         """
         matching = statements.in_window(self.buffer_id, self.window_low, self.node)
         first = func.min(experiences.c.seq).label("first_seq")
@@ -358,15 +362,13 @@ class Candidates:
         return list(self.connection.execute(statement.order_by(order).limit(n)).scalars())
 
     def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
-        """Return the expression for no row of a task being barred by the limits."""
+        """Return the expression that the limits exclude no row of a task."""
         rows: Any = experiences.alias("of_task")
         ineligible = self.limits.is_ineligible(rows)
         return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, ineligible)
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
-        """Return the columns of the chosen rows in the order given; rows evicted meanwhile are left
-        out.
-        """
+        """Return the columns of the chosen rows in the given order, without rows evicted since."""
         chosen = self.numbers(seqs)
         hits = self.probe(chosen)
         found = [self._payloads[seq] for seq in chosen if seq in hits]
@@ -374,19 +376,19 @@ class Candidates:
         return found if complete is None else list(complete(self.connection, found))
 
     def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
-        """Return what a sampler chose as a list."""
+        """Return the choice of a sampler as a list."""
         if isinstance(chosen, Select):
             return self._scalars(chosen)
         return chosen.tolist() if isinstance(chosen, np.ndarray) else [int(seq) for seq in chosen]
 
     @property
     def n_hits(self) -> int:
-        """How many of the numbers that were looked up are rows that match."""
+        """Number of looked-up numbers that are matching rows."""
         return len(self._payloads)
 
     @property
     def n_probed(self) -> int:
-        """How many numbers have been looked up."""
+        """Number of looked-up numbers."""
         return len(self._probed)
 
     def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:

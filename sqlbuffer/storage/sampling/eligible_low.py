@@ -1,4 +1,4 @@
-"""Below which number no row may be sampled any more: used up, stale, or of another session."""
+"""Find the number below which no row may be sampled: used up, stale, or of another session."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,22 +13,25 @@ from sqlbuffer.storage.rows import statements
 if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates
 
-# Uses may be given back by another process, or by hand.
+# Uses may be given back by another process, or by plain SQL.
 FORGOTTEN_AFTER_S = 60.0
-# A draw that had to look at more numbers for each row is worth a look at the lower end.
+# If a draw had to try more numbers than this for each row, the lower end is searched again.
 MOST_NUMBERS_A_ROW = 3
 FEW_NUMBERS = 64
-# While that is no use, look after twice as many such draws each time.
+# While the search has no effect, it runs after twice as many such draws each time.
 LONGEST_PAUSE = 1_024
 WORTH_IT = 1 / 16
 
 
 class EligibleLow:
-    """Remembers a number that all settled rows up to are barred from being sampled.
+    """Remembers a number up to which no settled row may be sampled.
 
-    Rows leave the candidates at random places, but old ones sooner: so what is left of it lies at
-    the upper end of the window, and numbers drawn from there on are hits more often. Holds while
-    the clock does not go back and the session is the same. Quarantine ends, and does not count.
+    Rows are used up or become stale at random places, but old rows sooner. So most eligible rows
+    are at
+    the upper end of the window, and numbers drawn from there on are hits more often. The number is
+    valid
+    while the clock does not go back and the session is the same. Quarantine ends, and does not
+    count.
     """
 
     def __init__(self) -> None:
@@ -37,11 +40,11 @@ class EligibleLow:
         self._pause, self._n_poor = 1, 0
 
     def of(self, limits: Eligibility, epoch: int) -> int:
-        """Return the number; 0 where nothing is known.
+        """Return the number; 0 if none is known.
 
         Args:
-            limits: What bars a row.
-            epoch: That of the server: after a crash it may give numbers anew to other rows.
+            limits: Limits that exclude rows.
+            epoch: Epoch of the server: after a crash it may give the same numbers to other rows.
         """
         limits = limits.lasting
         with self._mutex:
@@ -58,7 +61,7 @@ class EligibleLow:
         return later and same and time.monotonic() - self._begun_at < FORGOTTEN_AFTER_S
 
     def forget(self, older_than_s: float = 0.0) -> bool:
-        """Forget the number where it is known for so long; return whether it was known."""
+        """Drop the number if it is older than a time in seconds; return True if one was known."""
         with self._mutex:
             known = self._seq > 0 and time.monotonic() - self._begun_at >= older_than_s
             if known:
@@ -66,7 +69,7 @@ class EligibleLow:
             return known
 
     def is_due(self, candidates: "Candidates") -> bool:
-        """Tell whether a draw found so few rows that it is time to look."""
+        """Return True if a draw found so few rows that it is time to search."""
         if not candidates.limits.lasting:
             return False
         most = MOST_NUMBERS_A_ROW * candidates.n_hits + FEW_NUMBERS
@@ -88,12 +91,12 @@ class EligibleLow:
         """Find the first row that may be sampled.
 
         Args:
-            connection: Where to look.
+            connection: Connection to read from.
             buffer_id: The buffer.
             low: Lower end of the window.
-            end: No row up to it can appear any more.
-            limits: What bars a row.
-            epoch: That of the server when `end` was known.
+            end: Number up to which no row can appear any more.
+            limits: Limits that exclude rows.
+            epoch: Epoch of the server when `end` was found.
         """
         limits = limits.lasting
         if not limits:

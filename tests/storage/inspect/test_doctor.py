@@ -181,7 +181,7 @@ def test_a_count_that_went_wrong_fails(run, schema_url):
     sql.run(schema_url, "UPDATE buffers SET live_rows = 4")
     result = run("doctor", schema_url)
     assert result.exit_code == 1
-    assert "9 rows, capacity 100; the count kept beside it says 4" in result.stdout
+    assert "9 rows, capacity 100; the stored count says 4" in result.stdout
 
 
 def test_a_journal_without_a_log_is_a_warning(make_database_url):

@@ -386,10 +386,10 @@ COMMENT ON COLUMN priority_blocks.buffer_id IS 'the buffer';
 COMMENT ON COLUMN priority_blocks.block IS 'seq / block_size';
 COMMENT ON COLUMN priority_blocks.n_rows IS 'rows';
 COMMENT ON COLUMN priority_blocks.weight_sum IS 'sum of priority ^ alpha';
-COMMENT ON COLUMN priority_blocks.max_priority IS 'none is larger';
-COMMENT ON COLUMN priority_blocks.min_priority IS 'no positive one is smaller; null: none is positive';
-COMMENT ON COLUMN priority_blocks.max_is_upper_bound IS 'all may be smaller than max_priority';
-COMMENT ON COLUMN priority_blocks.min_is_lower_bound IS 'all may be larger than min_priority';
+COMMENT ON COLUMN priority_blocks.max_priority IS 'upper bound of the priorities';
+COMMENT ON COLUMN priority_blocks.min_priority IS 'lower bound of the positive priorities; null if none is positive';
+COMMENT ON COLUMN priority_blocks.max_is_upper_bound IS 'all priorities may be smaller than max_priority';
+COMMENT ON COLUMN priority_blocks.min_is_lower_bound IS 'all positive priorities may be larger than min_priority';
 
 CREATE TABLE row_blocks (
     buffer_id INTEGER NOT NULL,
@@ -517,12 +517,12 @@ COMMENT ON COLUMN queue_items.task_id IS 'its task';
 COMMENT ON COLUMN queue_items.episode_id IS 'key of its episode';
 COMMENT ON COLUMN queue_items.model_version IS 'version of the model that acted';
 COMMENT ON COLUMN queue_items.session_id IS 'key of its session';
-COMMENT ON COLUMN queue_items.freshness IS 'model_version, or the least number where there is none';
+COMMENT ON COLUMN queue_items.freshness IS 'model_version, or the smallest number if it has none';
 COMMENT ON COLUMN queue_items.n_uses IS 'acknowledged uses';
-COMMENT ON COLUMN queue_items.used_up IS 'used as often as it may be: the row leaves';
+COMMENT ON COLUMN queue_items.used_up IS 'reached max_use: the row leaves';
 COMMENT ON COLUMN queue_items.lease_id IS 'the lease that holds it';
-COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null: it is free';
-COMMENT ON COLUMN queue_items.group_seq IS 'number of the group that it was first claimed in; null: it was not';
+COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null if it is free';
+COMMENT ON COLUMN queue_items.group_seq IS 'number of the group of its first claim; null if it was never claimed';
 COMMENT ON COLUMN queue_items.inserted_at IS 'when the row was written';
 
 CREATE TABLE leases (
@@ -537,9 +537,9 @@ CREATE TABLE leases (
 COMMENT ON COLUMN leases.buffer_id IS 'the buffer';
 COMMENT ON COLUMN leases.id IS 'the lease';
 COMMENT ON COLUMN leases.n_rows IS 'rows claimed';
-COMMENT ON COLUMN leases.claimed_at IS 'when it was claimed, or last renewed';
-COMMENT ON COLUMN leases.leased_until IS 'when it runs out';
-COMMENT ON COLUMN leases.acknowledged IS 'its uses were counted';
+COMMENT ON COLUMN leases.claimed_at IS 'time of the claim, or of the last renewal';
+COMMENT ON COLUMN leases.leased_until IS 'time when it runs out';
+COMMENT ON COLUMN leases.acknowledged IS 'true after its uses were counted';
 
 CREATE TABLE labels (
     buffer_id INTEGER NOT NULL,
@@ -555,7 +555,7 @@ COMMENT ON COLUMN labels.seq IS 'the experience';
 COMMENT ON COLUMN labels.reward_t IS 'reward given late';
 COMMENT ON COLUMN labels.adv_t IS 'advantage given late';
 COMMENT ON COLUMN labels.v_t IS 'value estimate given late';
-COMMENT ON COLUMN labels.extra IS 'the row''s extra with what was given late';
+COMMENT ON COLUMN labels.extra IS 'the row''s extra with the keys that were given late';
 
 CREATE TABLE label_history (
     buffer_id INTEGER NOT NULL,
@@ -570,7 +570,7 @@ CREATE TABLE label_history (
 );
 COMMENT ON COLUMN label_history.buffer_id IS 'the buffer';
 COMMENT ON COLUMN label_history.seq IS 'the experience';
-COMMENT ON COLUMN label_history.version IS 'the highest wins';
+COMMENT ON COLUMN label_history.version IS 'number of the annotation; the highest one counts';
 COMMENT ON COLUMN label_history.reward_t IS 'reward given';
 COMMENT ON COLUMN label_history.adv_t IS 'advantage given';
 COMMENT ON COLUMN label_history.v_t IS 'value estimate given';
@@ -811,12 +811,12 @@ CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, 
 COMMENT ON COLUMN group_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_stats.task_id IS 'the task';
 COMMENT ON COLUMN group_stats.n_rollouts IS 'episodes of the task';
-COMMENT ON COLUMN group_stats.n_returns IS 'of them, those with a finite return';
+COMMENT ON COLUMN group_stats.n_returns IS 'episodes with a finite return';
 COMMENT ON COLUMN group_stats.mean IS 'mean of these returns';
 COMMENT ON COLUMN group_stats.m2 IS 'sum of their squared differences from the mean';
-COMMENT ON COLUMN group_stats.min IS 'least of them';
-COMMENT ON COLUMN group_stats.max IS 'greatest of them';
-COMMENT ON COLUMN group_stats.spread IS 'greatest less least';
+COMMENT ON COLUMN group_stats.min IS 'smallest of them';
+COMMENT ON COLUMN group_stats.max IS 'largest of them';
+COMMENT ON COLUMN group_stats.spread IS 'largest minus smallest';
 
 CREATE TABLE group_changes (
     id BIGSERIAL NOT NULL,
@@ -831,9 +831,9 @@ CREATE INDEX ix_group_changes_buffer_id_task_id ON group_changes (buffer_id, tas
 COMMENT ON COLUMN group_changes.id IS 'key of the change';
 COMMENT ON COLUMN group_changes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_changes.task_id IS 'the task';
-COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode is new; -1: it has left';
-COMMENT ON COLUMN group_changes.was IS 'its return before; null: none';
-COMMENT ON COLUMN group_changes.now IS 'its return now; null: none';
+COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode is new; -1: an episode has left';
+COMMENT ON COLUMN group_changes.was IS 'its return before; null if it had none';
+COMMENT ON COLUMN group_changes.now IS 'its return now; null if it has none';
 
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
@@ -852,10 +852,10 @@ CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffe
 CREATE INDEX ix_rollout_stats_buffer_id_task_id_return ON rollout_stats (buffer_id, task_id, return);
 COMMENT ON COLUMN rollout_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN rollout_stats.task_id IS 'the task';
-COMMENT ON COLUMN rollout_stats.episode_id IS 'number of the episode; 0: the steps of the task that name none';
-COMMENT ON COLUMN rollout_stats.part IS '0, or of steps without an episode, on PostgreSQL, which part of them: writers of one task that write at the same time have a part each';
-COMMENT ON COLUMN rollout_stats.length IS 'steps written, evicted ones too';
-COMMENT ON COLUMN rollout_stats."return" IS 'sum of their rewards, annotations applied; null: none has a reward';
+COMMENT ON COLUMN rollout_stats.episode_id IS 'number of the episode; 0: the steps of the task without an episode';
+COMMENT ON COLUMN rollout_stats.part IS '0; for steps without an episode on PostgreSQL, a part of them: writers that write one task at the same time have a part each';
+COMMENT ON COLUMN rollout_stats.length IS 'steps written, also those that were evicted';
+COMMENT ON COLUMN rollout_stats."return" IS 'sum of their rewards, annotations applied; null if none has a reward';
 COMMENT ON COLUMN rollout_stats.first_seq IS 'seq of the first step';
 COMMENT ON COLUMN rollout_stats.last_seq IS 'seq of the last step';
 
@@ -869,7 +869,7 @@ CREATE TABLE holds (
 COMMENT ON COLUMN holds.buffer_id IS 'the buffer';
 COMMENT ON COLUMN holds.hold_id IS 'random id of the hold';
 COMMENT ON COLUMN holds.low_seq IS 'no step above this seq is evicted';
-COMMENT ON COLUMN holds.live_until IS 'it has ended unless it is extended in time';
+COMMENT ON COLUMN holds.live_until IS 'end of the hold, unless it is extended in time';
 
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,

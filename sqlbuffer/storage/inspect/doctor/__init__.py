@@ -1,4 +1,4 @@
-"""What may be wrong with a database, one finding a check. Nothing is changed."""
+"""Checks of a database, with one finding each. They change no data."""
 
 import re
 import warnings
@@ -39,7 +39,7 @@ _CREATE = re.compile(
 
 
 def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
-    """Check a database, most basic things first.
+    """Check a database, most basic checks first.
 
     Args:
         url: The database.
@@ -73,10 +73,10 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
 
 
 def glance(connection: Connection, url: URL) -> list[Finding]:
-    """Check what takes no scan, no lock and no right to write.
+    """Run the checks that need no scan, no lock and no right to write.
 
     Args:
-        connection: One that only reads will do.
+        connection: A connection, which may be read-only.
         url: The database, resolved.
     """
     checks = [*_CHECKS[connection.dialect.name].quick, _copies]
@@ -85,7 +85,7 @@ def glance(connection: Connection, url: URL) -> list[Finding]:
 
 def _guarded(check: Check, engine: Engine, url: URL) -> Sequence[Finding]:
     try:
-        # A transaction each: one that failed takes no others along.
+        # A transaction for each check: a failed one does not affect the others.
         with translated(url), engine.connect() as connection:
             return check(connection, url)
     except StorageError as error:
@@ -116,7 +116,7 @@ def _schema(engine: Engine, url: URL) -> Finding:
 
 
 def _objects(connection: Connection, url: URL) -> Sequence[Finding]:
-    """Compare what there is with what the migrations make."""
+    """Compare the objects of the database with those of the migrations."""
     kind = connection.dialect.name
     expected = _expected_objects(kind)
     present = {(kind_, name) for kind_, name in fetch_all(connection, _CHECKS[kind].objects)}
@@ -172,7 +172,7 @@ def _buffers(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
-    """Name unfinished copies: they take no steps until they are complete."""
+    """Name unfinished copies: they accept no steps until they are complete."""
     rows = fetch_all(
         connection,
         """SELECT b.name, c.source_buffer, c.source_database, c.copied_seq, c.high_seq
@@ -192,7 +192,7 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _holds(connection: Connection, url: URL) -> Sequence[Finding]:
-    """Name holds: what they keep is not deleted before it is copied."""
+    """Name holds: their steps are not deleted before they are copied."""
     own = holds.c
     rows = connection.execute(
         select(buffers.c.name, own.low_seq, cast(own.live_until, Text))
@@ -217,7 +217,7 @@ def _buffer(
     detail = f"{live:,} rows, {limit}"
     if outside:
         detail += f", and {outside:,} evicted rows that are not removed yet"
-    wrong = f"; the count kept beside it says {counted:,}" if evict_by != "row" else ""
+    wrong = f"; the stored count says {counted:,}" if evict_by != "row" else ""
     if wrong and counted != live:
         remedy = f"delete a task, or `sqlbuffer delete URL --buffer {name} --all-rows`"
         return Finding(f"buffer {name!r}", "FAIL", detail + wrong, remedy, StorageError)

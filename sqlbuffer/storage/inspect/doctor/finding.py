@@ -1,4 +1,4 @@
-"""A check of the database, and what it found."""
+"""A check of the database, and its result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Status = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        name: What was checked.
+        name: Subject of the check.
         status: `OK`, `WARN` or `FAIL`.
-        detail: What was found.
-        remedy: What to do about it; empty where all is well.
-        error: What the library would raise for a failure.
+        detail: Result of the check.
+        remedy: Action to take; empty if all is well.
+        error: Error that the library would raise for a failure.
     """
 
     name: str
@@ -36,8 +36,11 @@ Check = Callable[[Connection, URL], Sequence[Finding]]
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one kind of database: of the server, the thorough ones, those of the schema,
-    and of all of them those that only read, and little.
+    """The checks of one kind of database.
+
+    They are those of the server, the thorough ones, those of the schema, and the ones that read
+    only
+    little.
     """
 
     server: tuple[Check, ...]

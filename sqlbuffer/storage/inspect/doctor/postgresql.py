@@ -16,7 +16,7 @@ LONG_TRANSACTION_S = 300
 MANY_CONNECTIONS = 0.8
 MANY_DEAD_ROWS = 100_000
 CLOCK_TOLERANCE_S = 2.0
-# The tables that steps are in.
+# The tables of steps.
 _STEPS = "ARRAY['experiences', 'chunks', 'chunk_data']"
 
 
@@ -48,7 +48,7 @@ def _rights(connection: Connection, url: URL) -> Sequence[Finding]:
     )  # fmt: skip
     if is_standby or is_read_only:
         what = "a standby" if is_standby else "set to default_transaction_read_only"
-        remedy = "whoever stores needs the URL of a server that may be written"
+        remedy = "writers need the URL of a server that accepts writes"
         return [read, Finding("can write", "WARN", f"the server is {what}: reading only", remedy)]
     if not (inserts and draws):
         detail, remedy = f"role {role} only reads", grant.format("sqlbuffer_writer")
@@ -102,13 +102,13 @@ def _vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _citus(connection: Connection, url: URL) -> Sequence[Finding]:
-    """Look for tables of ours that Citus has distributed; its catalog is there where it is."""
+    """Look for tables of the library that Citus has distributed."""
     (is_there,) = fetch_one(
         connection, "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
     )
     if not is_there:
         return []
-    # A local table that Citus knows of has neither a key nor a group.
+    # A local table that Citus knows has neither a key nor a group.
     distributed = fetch_all(
         connection,
         """SELECT c.relname::text FROM pg_catalog.pg_dist_partition p
@@ -144,7 +144,7 @@ def _dead_rows(connection: Connection, url: URL) -> Sequence[Finding]:
         WHERE relid IN ('experiences'::regclass, 'chunks'::regclass, 'chunk_data'::regclass)""",
     )
     cleaned = f"vacuumed {cleaned_at}" if cleaned_at else "never vacuumed"
-    detail = f"{dead:,} dead beside {live:,} live (estimates), {cleaned}"
+    detail = f"{dead:,} dead and {live:,} live rows (estimates), {cleaned}"
     found = Finding("dead rows", "OK", detail)
     if dead > max(MANY_DEAD_ROWS, live):
         remedy = "end old transactions (below), then VACUUM experiences, chunks, chunk_data"
@@ -189,7 +189,7 @@ def _hanging_writers(connection: Connection, url: URL) -> Sequence[Finding]:
         Finding(
             f"writer of {names.get(number, number)!r}",
             "WARN",
-            f"{writer}, with steps that nobody sees before it commits",
+            f"{writer}, whose steps stay invisible until it commits",
             f"end it, or SELECT pg_terminate_backend({writer.pid})",
         )
         for number, writer in hanging_writers(connection, url)

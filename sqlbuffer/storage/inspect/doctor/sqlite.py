@@ -30,7 +30,7 @@ except ImportError:  # Windows
 
 LARGE_WAL_BYTES = 100_000_000
 READ_LOCKS = range(123, 128)
-# Other readers come and go between two looks.
+# Other readers may start or end between two looks.
 LOOKS, LOOK_PAUSE_S = 5, 0.05
 LITTLE_SPACE_BYTES = 1_000_000_000
 
@@ -49,7 +49,7 @@ def _can_write(connection: Connection, url: URL) -> Sequence[Finding]:
                     "can write",
                     "WARN",
                     f"{place} is not writable for this user: reading only",
-                    f"whoever stores has to write the file and its folder: chmod u+w {place}",
+                    f"writers must be able to write the file and its folder: chmod u+w {place}",
                 )
             ]
     try:
@@ -133,8 +133,9 @@ def _wal_size(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _lasting_readers(path: Path) -> list[str] | None:
-    """Return the other processes that read one state of a file at several looks; None: this machine
-    does not say.
+    """Return the other processes that read one state of a file at several looks.
+
+    Return None if this machine does not show them.
     """
     lasting: set[tuple[int, int]] | None = None
     for look in range(LOOKS):
@@ -153,7 +154,7 @@ def _read_locks(path: Path) -> set[tuple[int, int]]:
     """Return (process, lock) of the read transactions of other processes.
 
     The locks are those of bytes 123 to 127 of the -shm file; see SQLite's walformat.html. That file
-    is not opened: to close it would release the locks that this process has on it.
+    is not opened: closing it would release this process's locks on it.
     """
     shm = os.stat(f"{path}-shm")
     place = f"{os.major(shm.st_dev):02x}:{os.minor(shm.st_dev):02x}:{shm.st_ino}"
@@ -167,7 +168,7 @@ def _read_locks(path: Path) -> set[tuple[int, int]]:
 
 
 def _name_of(pid: int) -> str:
-    # Not its arguments, among which may be passwords.
+    # Its arguments are not read: they may contain passwords.
     try:
         return f" ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     except OSError:
