@@ -29,11 +29,11 @@ def page(request: Request, template: str, *, status_code: int = 200, **context: 
     """Return a page, or a part of one.
 
     Args:
-        request: Request to answer.
+        request: What it answers.
         template: Name of a file in `templates`.
         status_code: Status of the answer.
-        **context: Values for the template. Every template also gets `link(path, **query)`, `site`
-            and `here`.
+        **context: What the template shows. `link(path, **query)`, `site` and `here` are there for
+            all of them.
     """
     text = fragment(request, template, **context)
     return Response(encoded(text), status_code, media_type="text/html; charset=utf-8")

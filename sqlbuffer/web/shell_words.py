@@ -32,7 +32,7 @@ def python_call(url: str, buffer: str, call: str) -> str:
     Args:
         url: The database.
         buffer: The buffer.
-        call: Call after `buffer.`.
+        call: What follows `buffer.`.
     """
     return (
         "from sqlbuffer import ReplayBuffer\n"

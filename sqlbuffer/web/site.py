@@ -1,4 +1,4 @@
-"""State that all requests share: the database, its connections and the live figures."""
+"""What all requests share: the database, its connections and the live figures."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ WARNINGS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class SiteLook:
-    """The result of one look at the database.
+    """What one look at the database found.
 
     Attributes:
-        overview: Buffers of the database.
-        warnings: Problems that a quick look finds.
+        overview: Its buffers.
+        warnings: What is wrong with it, as far as a quick look shows.
     """
 
     overview: DatabaseOverview
@@ -30,7 +30,7 @@ class SiteLook:
 
 
 class Site:
-    """The database that the pages show.
+    """What the pages are about.
 
     Args:
         url: The database, resolved.

@@ -19,13 +19,23 @@ READ_ELSEWHERE = {
     for name in (
         "append-parquet-files",
         "back-up",
+        "copy-a-buffer",
+        "deploy-with-compose",
+        "encrypt-connections",
         "exchange-minari-data-sets",
         "export-and-import",
         "export-to-hugging-face",
+        "handle-lost-connections",
+        "monitor-and-alert",
         "read-with-ray",
         "run-the-examples",  # its programs have tests
+        "set-up-roles",
         "share-a-database",
+        "share-a-sqlite-file",
+        "size-a-server",  # in tests/deploy
         "train-with-stable-baselines3",
+        "upgrade-without-stopping",
+        "use-pgbouncer-or-managed-postgresql",
         "watch-a-run",
     )
 }

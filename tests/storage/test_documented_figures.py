@@ -28,14 +28,17 @@ def test_the_page_about_episodes_names_every_status():
     assert words >= set(re.findall(r"`(open|complete|aborted|abandoned)`", view))
 
 
-def test_many_writers_gives_the_limits_and_sizes_that_the_code_has():
+def test_the_pages_of_operators_give_the_limits_and_sizes_that_the_code_has():
     text = text_of("docs/how-to/share-a-database.md")
     assert f"at most {engine.POOL_SIZE}, and 5 more" in text
+    text = text_of("docs/how-to/handle-lost-connections.md")
     assert f"`lock_timeout` | {transactions.LOCK_TIMEOUT_S} s |" in text
     assert f"`statement_timeout` | {transactions.STATEMENT_TIMEOUT_S // 60} minutes |" in text
     assert f"idle_in_transaction_session_timeout` | {transactions.IDLE_TIMEOUT_S} s |" in text
     assert f"`retry_s` seconds ({DEFAULT_CONNECTION.retry_s:.0f} unless" in text
+    text = " ".join(text_of("docs/how-to/share-a-sqlite-file.md").split())
     assert f"no turn for {engine.BUSY_TIMEOUT_S:.0f} s" in text
+    text = " ".join(text_of("docs/how-to/size-a-server.md").split())
     assert f"more dead rows than {vacuum.MIN_DEAD_ROWS:,} and than a fifth" in text
     assert vacuum.MAX_DEAD_PER_LIVE == 1 / 5
     pool = engine.engine_for(engine.resolve_url(SERVER_URL)).pool

@@ -1,6 +1,7 @@
 """The settings of `deploy/`, which the servers of the tests run with."""
 
 import re
+from collections.abc import Mapping
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -19,13 +20,16 @@ def server_settings() -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
-def pooler_settings(folder: Path, database: str, *, userlist: str | None = None) -> str:
+def pooler_settings(
+    folder: Path, database: str, *, userlist: str | None, others: Mapping[str, object]
+) -> str:
     """Return deploy/pgbouncer.ini for a pgbouncer with a socket in a folder and no network.
 
     Args:
         folder: Where the socket is.
         database: A connection string of the server.
         userlist: What the container writes into auth_file; None: clients need no password.
+        others: Settings that are to be others.
     """
     parser = ConfigParser(interpolation=None, inline_comment_prefixes=None)
     parser.optionxform = str  # type: ignore[assignment]
@@ -40,6 +44,7 @@ def pooler_settings(folder: Path, database: str, *, userlist: str | None = None)
         path = folder / "userlist.txt"
         path.write_text(userlist)
         parser["pgbouncer"]["auth_file"] = str(path)
+    parser["pgbouncer"].update({name: str(value) for name, value in others.items()})
     lines = []
     for section in parser.sections():
         lines += [f"[{section}]", *(f"{key} = {value}" for key, value in parser[section].items())]

@@ -24,7 +24,7 @@ def pgbouncer_program() -> str | None:
 
 @contextmanager
 def pgbouncer(
-    program: str, url: str, pool_size: int | None = None, userlist: str | None = None
+    program: str, url: str, *, userlist: str | None = None, **settings: object
 ) -> Iterator[str]:
     """Yield the URL by which the database of `url` is reached through a pgbouncer.
 
@@ -33,9 +33,9 @@ def pgbouncer(
     Args:
         program: The program.
         url: The database.
-        pool_size: Another number of connections to the server.
         userlist: The file with the secret of the role that looks up others, and then clients log
             in. Without it clients need no password, and pgbouncer connects as the user of `url`.
+        settings: Settings that are to be others.
     """
     server = make_url(url)
     user = _user(server)
@@ -45,10 +45,9 @@ def pgbouncer(
         configuration, log = folder / "pgbouncer.ini", folder / "log"
         # Each logs in as itself, unless the user of `url` stands for all.
         target = _connection_string(server, with_user=userlist is None)
-        settings = pooler_settings(folder, target, userlist=userlist)
-        if pool_size is not None:
-            settings += f"default_pool_size = {pool_size}\n"
-        configuration.write_text(settings)
+        configuration.write_text(
+            pooler_settings(folder, target, userlist=userlist, others=settings)
+        )
         if user is not None:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, user, -1)

@@ -47,16 +47,7 @@ def test_many_writers(read, postgres_url, rollouts, postgres_programs):
         programs=postgres_programs,
         not_run=frozenset({_create_database("replay")}),
     )
-    assert {f"{row.exp_meta.task_id[0]}" for row in page.names["buffer"]} == {
-        "a",
-        "b",
-        "c",
-        "t",
-        "x",
-    }
-    with ReplayBuffer(SQLITE_URL, name="cartpole") as four:
-        assert len(four) == 4 * 10 * 50
-    assert "cartpole" in page.printed["sqlbuffer ls"]
+    assert {row.exp_meta.task_id[0] for row in page.names["buffer"]} == {"a", "b", "c"}
     assert "OK" in page.printed["sqlbuffer doctor"]
     assert "FAIL" not in page.printed["sqlbuffer doctor"]
 
@@ -71,6 +62,11 @@ def test_backup(read, postgres_url, make_database_url, postgres_programs):
     )
     doctor = page.printed["sqlbuffer doctor copy.db --full"]
     assert "OK" in doctor
+    # The checklist: doctor is content, and both list the same.
+    findings = page.printed[f"sqlbuffer doctor {RESTORED_URL}"].splitlines()
+    assert {line[:5] for line in findings} <= {"OK   ", "WARN "}
+    assert [line for line in findings if line.startswith("WARN") and "fsync" not in line] == []
+    assert "walk" in page.printed[f"sqlbuffer ls {RESTORED_URL}"]
     assert "WARN journal" not in doctor
     for path in ("copy.db", "small.db"):
         assert scalar(f"sqlite:///{path}", "PRAGMA journal_mode") == "wal"

@@ -518,7 +518,9 @@ def test_a_batch_that_waits_in_vain_may_be_made_smaller(buffer_url):
     limiter = RateLimiter(4, error_buffer=40)
     with ReplayBuffer(buffer_url, rate_limiter=limiter, wait_s=0) as buffer:
         # They pass once 36 rows were sampled; but there are none.
-        with pytest.raises(FlowControlError, match="add learners, store fewer rows in one call, wait"):
+        with pytest.raises(
+            FlowControlError, match="add learners, store fewer rows in one call, wait"
+        ):
             buffer.store_batch(rows(20))
         with pytest.raises(FlowControlError, match="add collectors, sample fewer rows in one call"):
             buffer.sample(2)

@@ -53,7 +53,7 @@ def pooled_url(program, url):
 @pytest.fixture
 def narrow_url(program, url):
     """Return a URL behind which all clients take turns on one session of the server."""
-    with pgbouncer(program, url, pool_size=1) as pooled:
+    with pgbouncer(program, url, default_pool_size=1) as pooled:
         yield pooled
         close_pool(pooled)
 
