@@ -26,13 +26,13 @@ _SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression
 def copy_buffer(
     source: BufferStore, target: BufferStore, node: Node, on_progress: OnProgress | None = None
 ) -> CopyReport:
-    """Copy the steps of a buffer that match into an empty one; go on with an unfinished copy.
+    """Copy the matching steps of a buffer into an empty one, or continue an unfinished copy.
 
     Args:
         source: The buffer.
         target: The empty one.
-        node: Which steps.
-        on_progress: Called after each batch.
+        node: Condition that steps must match.
+        on_progress: Function that is called after each batch.
 
     Raises:
         CopyError: The buffers cannot hold the same steps, the target is not empty, or steps have

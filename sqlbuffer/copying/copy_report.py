@@ -1,25 +1,25 @@
-"""What became of a copy."""
+"""The result of a copy."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class CopyReport:
-    """What a copy has taken.
+    """Result of a copy.
 
     The steps are those that the source held when the copy began. Their labels, priorities, uses and
-    reasons of quarantine are those at the time at which each batch of steps was read: what changed
-    later is not in the copy. Leases are not copied.
+    reasons of quarantine are those at the time at which each batch of steps was read; later changes
+    are not in the copy. Leases are not copied.
 
     Attributes:
         source: Name and database of the buffer that was copied, without a password.
         target: Name and database of the copy.
         low_seq: The copy has steps with `low_seq < seq <= high_seq`.
         high_seq: See `low_seq`.
-        n_steps: Steps in the copy.
-        n_copied: Steps that this call copied; fewer if an earlier call was broken off.
-        was_finished: An earlier call has completed the copy, and this one did nothing.
-        seconds: How long this call took.
+        n_steps: Number of steps in the copy.
+        n_copied: Number of steps that this call copied; fewer if an earlier call was interrupted.
+        was_finished: True if an earlier call has completed the copy, and this one did nothing.
+        seconds: Duration of this call.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer

@@ -39,9 +39,9 @@ def play(
 
     Args:
         environment: From `make_environment`.
-        task_id: The task that the episode is.
-        agent_id: Who plays.
-        model_version: Who decides: later versions explore less.
+        task_id: Task of the episode.
+        agent_id: Agent that plays.
+        model_version: Version of the policy; later versions explore less.
         seed: Seed of the environment and of the exploration.
     """
     rng = np.random.default_rng(seed)

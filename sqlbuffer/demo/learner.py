@@ -1,4 +1,4 @@
-"""What a learner does meanwhile: it samples rows and whole tasks, with conditions."""
+"""The learner of the demo: it samples rows and whole tasks, with conditions, while others write."""
 
 import time
 from collections.abc import Callable
@@ -22,12 +22,12 @@ AGENTS = ["agent-0", "agent-1"]
 
 @dataclass
 class Calls:
-    """What the calls of one kind returned.
+    """The results of calls of one kind.
 
     Attributes:
-        name: The call, as it is written in Python.
-        rows: Rows of all calls.
-        latencies_s: How long each took.
+        name: The call, as written in Python.
+        rows: Number of rows of all calls.
+        latencies_s: Duration of each call in seconds.
     """
 
     name: str

@@ -8,13 +8,13 @@ MODEL_VERSIONS = 5
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What one run of the demo does; the same plan plays the same episodes.
+    """The plan of one run of the demo; the same plan plays the same episodes.
 
     Attributes:
         url: The database; its buffer `demo` is emptied first.
         writers: Processes that play and store.
         episodes: Episodes that each of them plays.
-        capacity: Rows the buffer holds at most.
+        capacity: Largest number of rows of the buffer.
         batch_size: Rows of a sampled batch.
         tasks: Whole tasks of a sampled batch of tasks.
         seed: Seed of the environments, the players and the samplers.

@@ -36,14 +36,14 @@ class Progress:
 
 @dataclass
 class Report:
-    """What happened.
+    """The result of a run.
 
     Attributes:
         inserts: The `store_batch` calls of all writers.
         samples: The learner's calls, by kind.
         written: Rows that the writers had acknowledged.
         held: Rows that the buffer holds at the end.
-        playing_s: From the first acknowledged episode to the last one.
+        playing_s: Seconds from the first acknowledged episode to the last one.
     """
 
     inserts: Calls = field(default_factory=lambda: Calls("store_batch(episode)"))
@@ -59,10 +59,10 @@ class Report:
 
 
 def run(plan: DemoPlan, on_progress: Callable[[Progress], None]) -> Report:
-    """Empty the buffer `demo`, fill it from several processes and sample from it meanwhile.
+    """Empty the buffer `demo`, fill it from several processes, and sample from it at the same time.
 
     Args:
-        plan: How much is played, and where it goes.
+        plan: Plan of the run.
         on_progress: Called after every round of sampling.
 
     Raises:

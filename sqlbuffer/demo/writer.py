@@ -40,10 +40,10 @@ class Failed:
 
 
 class Writers:
-    """The writer processes; ended, if need be by force, at the end of the `with` block.
+    """The writer processes, which end, by force if necessary, at the end of the `with` block.
 
     Args:
-        plan: What they play.
+        plan: Plan of the run.
     """
 
     def __init__(self, plan: DemoPlan) -> None:

@@ -115,7 +115,7 @@ def decode_columns(
     Args:
         layout: The declared fields.
         rows: The rows.
-        fields: Which of the fields; all by default.
+        fields: Fields to read; all by default.
     """
     built_in = ("reward", *FLAGS)
     if isinstance(fields, str):

@@ -43,7 +43,7 @@ def known_compression(name: str | None) -> str | None:
 
 def compress(rows: Sequence[Bytes | None]) -> list[Bytes | None]:
     """Return each row compressed, or as it is where it would not shrink; None stays."""
-    # Of this call's own: contexts are not to be used by two threads at once.
+    # Each call makes its own compressor, because two threads must not use one at the same time.
     compressor = _zstandard().ZstdCompressor(level=_LEVEL, write_checksum=True)
     return [row and _shorter(row, compressor.compress(row)) for row in rows]
 
@@ -59,11 +59,11 @@ def expand(rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None) -> l
     """Return rows as they were before `compress`.
 
     Args:
-        rows: What it returned.
+        rows: Rows that `compress` returned.
         seqs: Their numbers, for error messages.
 
     Raises:
-        FieldError: Damaged bytes; names the row.
+        FieldError: The bytes are damaged; the message names the row.
     """
     zstandard = _zstandard()
     decompressor = zstandard.ZstdDecompressor()

@@ -18,14 +18,14 @@ from sqlbuffer.fields.specs import Casting, FieldSpec
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """How an episode begins.
+    """The beginning of an episode.
 
     Attributes:
         key: The user's id of the episode.
         task_id: Its task.
-        agent_id: Who acts.
+        agent_id: Agent that acts.
         model_version: Version of the model that acts.
-        meta: JSON of what the user says of it.
+        meta: JSON of the user's values for the episode.
         session: Key of the session that its steps belong to.
     """
 
@@ -67,7 +67,7 @@ class EpisodeEnd:
 def encode_meta(
     meta: Mapping[str, Any], specs: Mapping[str, FieldSpec], casting: Casting = "same_kind"
 ) -> str | None:
-    """Return the JSON of what a user says of an episode.
+    """Return the JSON of a user's values for an episode.
 
     Args:
         meta: Values by name; those that are not declared may be any JSON.
@@ -75,7 +75,7 @@ def encode_meta(
         casting: See `FieldSpec.cast`.
 
     Raises:
-        FieldError: A declared value is missing or does not fit, or another is no JSON.
+        FieldError: A declared value is missing or does not fit, or another value is not JSON.
     """
     encoder = Encoder()
     declared = {name: _meta_value(spec, meta.get(name), casting) for name, spec in specs.items()}

@@ -37,7 +37,7 @@ class GivenColumns:
         fields: For each declared field an array of shape (n, *shape), or a list of n arrays where
             the length varies.
         reward: Shape (n,), NaN where the tags hold the value; None if no step has a reward.
-        reward_tags: What the column of rewards cannot hold (NaN, -0.0), tagged, by place.
+        reward_tags: Values that the column of rewards cannot hold (NaN, -0.0), tagged, by position.
         terminated: Shape (n,); None if it was not given.
         truncated: Likewise.
         ids: The ids of the steps, if they were given.
@@ -49,7 +49,7 @@ class GivenColumns:
         priority: Initial priorities, if they were given.
         payloads: n values of state, actions, messages and extra each, or None.
         more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
-        more_values: Other values of each step, lists of n in which None is no value.
+        more_values: Other values of each step, lists of n; None means no value.
         encoded: Their payloads instead, encoded, None for none.
     """
 
@@ -73,7 +73,7 @@ class GivenColumns:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """What steps of a chunk have in common: by attribute of the chunk one value, or a list."""
+        """Values that all steps of a chunk share: one value or a list by attribute of the chunk."""
         return {
             "task_id": self.task_id,
             "agent_id": self.agent_id,

@@ -27,7 +27,7 @@ Values = NDArray[Any] | list[Any]
 
 @dataclass(frozen=True, eq=False)
 class PackedChunk:
-    """A chunk as it is stored. It never changes, so a writer that is in doubt can send it again.
+    """A chunk as it is stored. It never changes, so a writer that is not sure can send it again.
 
     Per-step values (`reward` to `fields`) are None where no step has one.
 
@@ -36,8 +36,8 @@ class PackedChunk:
         n_steps: Number of steps, at least one.
         task_id: Their task.
         task_name: Its name.
-        agent_id: Who acts.
-        pre_agent: Who acted before.
+        agent_id: Agent that acts.
+        pre_agent: Agent that acted before.
         episode_key: The user's id of the episode.
         session_key: The user's id of the session.
         model_version: Version of the model that acts.

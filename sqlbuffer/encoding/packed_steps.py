@@ -30,7 +30,7 @@ from sqlbuffer.steps.ids import uuid7s
 
 @dataclass(frozen=True)
 class StepStream:
-    """What steps of no episode have in common; attributes as those of `EpisodeStart`."""
+    """Values that steps outside episodes share; attributes as in `EpisodeStart`."""
 
     task_id: str
     agent_id: str

@@ -17,7 +17,7 @@ LENGTH = np.dtype("<u4")  # of a field of varying length
 
 
 class Layout:
-    """Where each field lies in the bytes of a row.
+    """The layout of the fields in the bytes of a row.
 
     The fields of fixed shape come first, in the order of their declaration, without gaps: a
     structured dtype of numpy. A field of varying length has its length there; its items follow the
@@ -25,8 +25,8 @@ class Layout:
 
     Args:
         specs: The fields by name.
-        compression: How the bytes of whole rows are compressed.
-        chunk_bytes: Raw bytes of a chunk at most; a larger step is a chunk of its own.
+        compression: Compression of the bytes of whole rows.
+        chunk_bytes: Largest number of raw bytes of a chunk; a larger step is a chunk of its own.
 
     Attributes:
         has_tails: Whether values of varying length follow the record of a row.
@@ -121,16 +121,16 @@ class Layout:
         """Return the fields of stored rows as arrays that own their memory.
 
         Args:
-            rows: Bytes of each row, as they are stored; what follows a row's own is left alone.
-            fields: Which fields; all by default.
+            rows: Bytes of each row, as stored; bytes after a row's own are ignored.
+            fields: Fields to read; all by default.
             seqs: The numbers of the rows, for error messages.
 
         Returns:
-            `{name: array of shape (n, *shape)}`. One of varying length is padded with zeros to the
-            longest of these rows, its lengths beside it in `<name>_lens`, of shape (n,).
+            `{name: array of shape (n, *shape)}`. A field of varying length is padded with zeros to
+            the longest of these rows; `<name>_lens` has its lengths, of shape (n,).
 
         Raises:
-            FieldError: A row that was not written with these fields, or is damaged.
+            FieldError: A row was not written with these fields, or is damaged.
         """
         if not self.wanted(fields):
             return {}
@@ -153,7 +153,7 @@ class Layout:
         if None in whole or set(map(len, whole)) - {size}:
             _check_sizes(whole, [size] * len(rows), seqs)
             heads = [row[:size] for row in whole]
-        # Of bytes the array would not be writeable.
+        # An array over bytes would be read-only.
         joined = bytearray(b"").join(heads)
         records: Any = np.frombuffer(joined, self.record)
         if not self._variable:
@@ -182,8 +182,8 @@ class Layout:
         Args:
             lens: The lengths of each field by name.
             rows: Bytes of each row, which have its values one after the other.
-            wanted: Which fields.
-            start: Where they begin.
+            wanted: Fields to read.
+            start: Position of the first of them.
             seqs: The numbers of the rows, for error messages.
         """
         starts = [start] * len(rows)

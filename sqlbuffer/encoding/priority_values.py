@@ -60,11 +60,12 @@ def priority_array(values: Any, n: int, name: str = "priority") -> NDArray[np.fl
 
     Args:
         values: One number for all, or an array of shape (n,).
-        n: How many.
-        name: What errors call them.
+        n: Number of priorities.
+        name: Name in error messages.
 
     Raises:
-        FieldError: Another shape, or anything but numbers from 0 to 1e100; names the first.
+        FieldError: The shape is wrong, or a value is not a number from 0 to 1e100; the message
+            names the first.
     """
     array = as_array(values, name)
     if not array.ndim:

@@ -161,11 +161,11 @@ def fields_of_steps(
         layout: The typed fields.
         blocks: The block of each step.
         places: The place of each in its block.
-        names: Which fields; all by default.
+        names: Fields to read; all by default.
         seqs: The numbers of the steps, for error messages.
 
     Raises:
-        FieldError: Damaged bytes; names the step.
+        FieldError: The bytes are damaged; the message names the step.
     """
     rows = expanded_rows(layout, [block or None for block in blocks], places, seqs)
     there = [i for i, row in enumerate(rows) if row]
@@ -227,16 +227,16 @@ def read_steps(
         n_steps: See `records`.
         block_steps: See `records`.
         offsets: See `records`.
-        start: Place of the first step that is wanted.
+        start: Place of the first step to read.
         stop: Place after the last one.
-        fields: Which fields; all by default.
+        fields: Fields to read; all by default.
         first_seq: Number of the chunk's first step, for error messages.
 
     Returns:
-        What `Layout.unpack` returns for these steps.
+        The result of `Layout.unpack` for these steps.
 
     Raises:
-        FieldError: Damaged bytes; names a step.
+        FieldError: The bytes are damaged; the message names a step.
     """
     wanted, size = layout.wanted(fields), layout.size_bytes
     if not wanted:

@@ -30,8 +30,8 @@ class Record(NamedTuple):
 
     `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
     within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
-    use. Where there are `payload_bytes`, `arrays` has so many, which go to `payload_parts` as they
-    are. Where no `initial_priority` is given, the transaction that writes fills in the buffer's.
+    use. If `payload_bytes` is set, `arrays` has that many bytes, which go to `payload_parts`
+    unchanged. If no `initial_priority` is given, the transaction that writes uses the buffer's.
     """
 
     id: str
@@ -221,13 +221,13 @@ new: Callable[[Any], Any] = object.__new__  # nothing is validated again
 
 
 class Decoder:
-    """Makes rows of what a select over the columns of `Record` returns; nothing is validated again.
+    """Makes rows from a SELECT over the columns of `Record`; nothing is validated again.
 
     Args:
-        state: Rebuilds a state from its plain value.
-        action: Rebuilds each action.
-        layout: How `arrays` is stored, and the typed fields.
-        fields: Which of these are read; all by default.
+        state: Function that rebuilds a state from its plain value.
+        action: Function that rebuilds each action.
+        layout: Layout of `arrays` and of the typed fields.
+        fields: Fields to read; all by default.
     """
 
     def __init__(
@@ -360,14 +360,13 @@ def same_content(
     ignore: frozenset[str] = frozenset(),
     layout: Layout = EMPTY_LAYOUT,
 ) -> bool:
-    """Tell whether a record says the same as a stored one (a tuple of the columns of `Record`), to
-    the bit.
+    """Return True if a record equals a stored one (a tuple of the columns of `Record`) bit by bit.
 
     Args:
         new: The record.
-        held: What is stored.
+        held: Stored record.
         ignore: Fields that may differ.
-        layout: How `arrays` is stored.
+        layout: Layout of `arrays`.
     """
     plain = Decoder(layout=layout)
     left, right = plain._row((0, *new)), plain._row((0, *held))

@@ -10,7 +10,7 @@ from sqlbuffer.errors import FieldError
 
 # Real columns of every buffer, never declared.
 BUILT_IN = ("reward", "terminated", "truncated")
-# What a buffer calls its keys and payloads, and a batch its own parts.
+# Names of a buffer's keys and payloads, and of a batch's own parts.
 RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
     *("state", "actions", "messages", "extra", "seq", "t"),

@@ -41,8 +41,9 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
 
 
 def spaces_of(env: Any) -> tuple[Any, Any]:
-    """Return the spaces of an observation and an action: of one environment, also of a vectorized
-    one, which has them beside those of all.
+    """Return the observation space and the action space of one environment.
+
+    A vectorized environment has them in addition to the spaces of all its environments.
     """
     if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
         raise TypeError(

@@ -47,14 +47,14 @@ class DefaultConverter(Converter[Any]):
 
 
 class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
-    """Turns rows into columns: a dict of arrays with one entry a row.
+    """Turns rows into columns: a dict of arrays with one entry for each row.
 
     Numbers that are None become NaN. A payload column (`state`, `actions`, ...) becomes one stacked
-    array where all rows hold numbers or arrays of one shape, and an array of objects otherwise.
+    array if all rows have numbers or arrays of one shape. Otherwise it becomes an array of objects.
 
     Args:
-        columns: Which columns, by the names that conditions take: `task_id`, `reward`,
-            `state.x`, a typed field. A value that a row does not have is None.
+        columns: Names of columns, as in conditions: `task_id`, `reward`, `state.x`, a typed field.
+            A value that a row does not have is None.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta

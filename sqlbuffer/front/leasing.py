@@ -40,17 +40,17 @@ ENDED = float("-inf")  # the deadline of a batch whose block has
 
 
 class LeasedBatch(Sequence[DataRow]):
-    """A batch that nobody else gets while it is leased; see `ReplayBuffer.lease`.
+    """A batch that no other process gets while it is leased; see `ReplayBuffer.lease`.
 
-    It holds its rows in memory: they stay readable whatever becomes of the buffer.
+    Its rows are in memory, so they stay readable after they leave the buffer.
 
     Attributes:
-        rows: The rows: of groups, one group after the other.
-        groups: The rows of each group, in the order of (episode, step, execute_time); empty where
-            rows are leased by themselves.
-        seqs: Their numbers, array of int64 of shape (n,).
-        lease_id: The lease, as in `v_leases`.
-        batch_id: The number that the batch is noted under (`track_samples`); None: it is not.
+        rows: The rows; with groups, one group after the other.
+        groups: The rows of each group, in the order of (episode, step, execute_time); empty if
+            single rows are leased.
+        seqs: Numbers of the rows, int64 of shape (n,).
+        lease_id: Id of the lease, as in `v_leases`.
+        batch_id: Number of the batch in the sample log (`track_samples`); None if it is not logged.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -85,13 +85,13 @@ class LeasedBatch(Sequence[DataRow]):
         return max(0.0, self._held.deadline - time.monotonic())
 
     def renew(self, lease_s: float | None = None) -> None:
-        """Have the lease run out so many seconds from now.
+        """Extend the lease: it expires lease_s seconds from now.
 
         Args:
-            lease_s: How many; as many as it was taken for by default.
+            lease_s: Seconds until it expires; by default the same as at the start.
 
         Raises:
-            LeaseLostError: It has run out, or its block has ended.
+            LeaseLostError: The lease has expired, or its block has ended.
         """
         lease_s = self._lease_s if lease_s is None else checked_seconds("lease_s", lease_s)
         if self._held.deadline == ENDED:
@@ -105,11 +105,11 @@ class LeasedBatch(Sequence[DataRow]):
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
 
         Args:
-            fields: Which of the declared fields, `reward`, `terminated` and `truncated`; all by
-                default.
+            fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
+                all by default.
 
         Raises:
-            FieldError: An unknown field.
+            FieldError: A field is unknown.
         """
         return decode_columns(self._store.layout, self._held.array_rows(self._store.layout), fields)
 
@@ -142,14 +142,13 @@ class LeasedBatch(Sequence[DataRow]):
 
 
 class Lease:
-    """What `ReplayBuffer.lease` returns: claims at the beginning of a `with` block, and
-    acknowledges or gives back at its end.
+    """A lease for a `with` block; `ReplayBuffer.lease` makes it.
 
     Args:
         store: The buffer.
-        decoder: Makes rows.
-        wanted: What is asked for.
-        timeout_s: How long to wait for it.
+        decoder: Decoder that makes rows.
+        wanted: The rows or groups to claim.
+        timeout_s: Seconds to wait for them.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer

@@ -80,5 +80,5 @@ class RowChanges:
         n_released = self._store.retention.release(self._conditions.rows(rows, "release"))
         info = self._store.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
-            retire(self._store)  # those that were used up meanwhile
+            retire(self._store)  # those that were used up while they were in quarantine
         return n_released

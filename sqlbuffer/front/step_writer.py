@@ -44,7 +44,7 @@ logger = logging.getLogger("sqlbuffer")
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 
 
-# Arguments of `add` that chunks of many steps seldom have: such a step is stored by itself.
+# Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
 SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent", "adv_t", "v_t"))
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and what a step calls the same.
@@ -236,9 +236,9 @@ class StepWriter:
         """Begin an episode that is written step by step.
 
         Args:
-            beginning: What `beginning` returned.
+            beginning: Result of `beginning`.
             casting: See `ReplayBuffer.extend`.
-            has_own_id: The user gave the id, so another episode may have it.
+            has_own_id: True if the user gave the id, so another episode may have it.
         """
         store = self._store
         if has_own_id:

@@ -57,7 +57,7 @@ def conversation(
     Args:
         rows: Its steps in their order, at least one.
         episode_reward: The episode's own reward.
-        status: Of the episode.
+        status: Status of the episode.
 
     Raises:
         FieldError: A step holds something that is not a message; the text names the episode.

@@ -47,11 +47,11 @@ def normal_message(value: Any) -> Message:
 
 
 def answer_messages(actions: Any) -> list[Message]:
-    """Return what an agent said by its actions.
+    """Return the messages that an agent's actions stand for.
 
-    Texts are joined to one message of the assistant. A message stays what it is. A dict with `name`
+    Texts are joined to one message of the assistant. A message does not change. A dict with `name`
     and `arguments` is a tool call, and so are AWorld's actions (`policy_info`, `tool_name`,
-    `action_name`, `params`). Any other value is said as JSON.
+    `action_name`, `params`). Any other value becomes JSON text.
 
     Args:
         actions: The actions of a step: None, a value, or a list of values.
@@ -170,7 +170,7 @@ def _overlap(conversation: list[Message], new: list[Message]) -> int:
 
 
 def _repeats(said: list[Message], given: list[Message]) -> bool:
-    """Return True if messages are said ones, given again as context."""
+    """Return True if given messages repeat earlier ones as context."""
     if all(map(_is_same, said, given)):
         return True
     # Answers may differ, next to a question that is the same.
@@ -179,7 +179,7 @@ def _repeats(said: list[Message], given: list[Message]) -> bool:
 
 
 def _is_same(one: Message, other: Message) -> bool:
-    # What a tool call looks like differs between an agent's answer and its context.
+    # A tool call may look different in an agent's answer and in its context.
     return (one["role"], one["content"]) == (other["role"], other["content"])
 
 

@@ -59,12 +59,12 @@ def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, An
 class PreferencePairs:
     """Pairs the best with the worst rollout of each task.
 
-    Only tasks with two rewards that differ by more than `min_margin` have a pair. Of several best
-    or worst rollouts the first counts.
+    Only tasks with two rewards that differ by more than `min_margin` have a pair. Among equal best
+    or worst rollouts, the first counts.
 
     Attributes:
-        pairs: The numbers of the best and the worst rollout of each task.
-        n_skipped: How many pairs `rows` has made no row of.
+        pairs: Numbers of the best and the worst rollout of each task.
+        n_skipped: Number of pairs that `rows` has skipped.
 
     Example:
         >>> rollouts = [(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]

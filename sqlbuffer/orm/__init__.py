@@ -48,12 +48,13 @@ def to_sqlalchemy(
     It matches rows of all buffers: add `Experience.buffer == name` to the statement.
 
     Args:
-        condition: What `QueryBuilder` builds, or a builder; None matches every row.
+        condition: Result of `QueryBuilder.build`, or a builder; None matches every row.
         entity: `Experience`, or an alias of it.
-        fields: The buffer's typed fields (`ReplayBuffer.fields`), where the condition names some.
+        fields: Typed fields of the buffer (`ReplayBuffer.fields`); needed if the condition uses
+            some.
 
     Raises:
-        ConditionError: The condition is malformed, names an unknown field, or is too large.
+        ConditionError: The condition is malformed or too large, or uses an unknown field.
 
     Example:
         >>> print(to_sqlalchemy({"field": "exp_meta.step", "op": "gt", "value": 3}))

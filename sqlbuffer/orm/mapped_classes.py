@@ -59,7 +59,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     """
 
     __tablename__ = "v_experiences"
-    # What SQLite returns of an insert into a view is what was sent.
+    # After an insert into a view, SQLite returns the values that were sent.
     __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012
 
     buffer: Mapped[str] = mapped_column(primary_key=True, default="default")

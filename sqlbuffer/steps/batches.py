@@ -1,4 +1,4 @@
-"""What a learner gets: arrays by name."""
+"""Batches: the arrays that a learner gets, by name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

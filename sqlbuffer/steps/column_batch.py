@@ -39,13 +39,13 @@ class RaggedValues:
 
 @dataclass
 class StepIds:
-    """The ids of n steps, each of them made only where it is asked for.
+    """The ids of n steps; each id is made when it is read.
 
     Attributes:
-        prefixes: What the ids of the steps of each run begin with.
-        run_of: Which run each step is of, int64 of shape (n,).
-        numbers: What their ids end with, int64 of shape (n,).
-        given: The ids that users gave to steps, by place among the n.
+        prefixes: Start of the ids of each run's steps.
+        run_of: Run of each step, int64 of shape (n,).
+        numbers: Number at the end of each id, int64 of shape (n,).
+        given: Ids that users gave to steps, by position among the n.
     """
 
     prefixes: list[str]
@@ -82,17 +82,18 @@ class ColumnBatch:
 
     Attributes:
         seq: Number of each of the n steps, ascending, int64 of shape (n,).
-        run_of: Which run each step is of, int64 of shape (n,).
+        run_of: Run of each step, int64 of shape (n,).
         shared: Lists with a value for each run: `first_seq`, `task_id`, `task_name`, `agent_id`,
             `pre_agent`, `episode_id`, `session_id`, `model_version` and `inserted_at`.
         own: A value for each step: `id`, `t` and `step`; `reward`, `advantage`, `value` and
             `execute_time`, float64; `terminated` and `truncated`, bool; lists of JSON texts:
             `state`, `actions`, `messages` and `extra`; `arrays`, the bytes that the JSON refers to;
-            `priority`, float64; `uses`; `quarantined_at` and `quarantine_reason`. None in a list is
-            no value; a list may be missing where no step has a value.
+            `priority`, float64; `uses`; `quarantined_at` and `quarantine_reason`. None in a list
+            means no value; a list may be missing if no step has a value.
         fields: The typed fields: arrays of shape (n, *shape), and `RaggedValues`.
-        is_null: Where the number, flag or field of a step is missing, bool of shape (n,), by the
-            name of the column; `fields` for all typed fields. Left out where none is missing.
+        is_null: True where the number, flag or field of a step is missing, bool of shape (n,), by
+            the name of the column; `fields` for all typed fields. A column without missing values
+            is left out.
     """
 
     seq: NDArray[np.int64]

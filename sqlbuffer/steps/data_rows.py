@@ -56,18 +56,18 @@ def _short_part(value: Any) -> str:
 @with_own_errors
 @dataclass(config=_CONFIG, eq=False)
 class ExpMeta:
-    """Who made an experience, where and when.
+    """The keys of an experience: its task, agent, step, time, episode, model version and session.
 
     Attributes:
-        task_id: The task; numbers become text.
+        task_id: Task; numbers become text.
         task_name: A readable name of the task.
-        agent_id: The agent; numbers become text.
-        step: Step within the task.
-        execute_time: Unix time in seconds; None until it is stored: then the time of that.
-        pre_agent: The agent that acted before.
-        episode_id: Which rollout of the task, where there are several; numbers become text.
+        agent_id: Agent; numbers become text.
+        step: Number of the step within the task.
+        execute_time: Unix time in seconds. None becomes the time at which the row is stored.
+        pre_agent: Agent that acted before.
+        episode_id: Rollout of the task, if there are several; numbers become text.
         model_version: Version of the model that acted.
-        session_id: The training session; numbers become text.
+        session_id: Training session; numbers become text.
 
     Example:
         >>> ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0).step
@@ -98,21 +98,21 @@ class ExpMeta:
 @with_own_errors
 @dataclass(config=_CONFIG, eq=False)
 class Experience:
-    """What happened in one step.
+    """The data of one step.
 
     Payloads (`state`, `actions`, `messages`, `extra`) may be JSON values, numpy arrays and scalars,
     bytes, datetimes, dataclasses or pydantic models, nested.
 
     Attributes:
-        state: The observation.
-        actions: What was done; `action=x` is short for `actions=[x]`.
+        state: Observation before the action.
+        actions: List of actions; `action=x` is short for `actions=[x]`.
         reward_t: Reward of the step.
         adv_t: Advantage.
         v_t: Value estimate.
-        messages: The conversation of an LLM agent.
-        terminated: The step ended the episode in a terminal state.
-        truncated: The episode was cut after the step.
-        extra: Anything else.
+        messages: Conversation of an LLM agent.
+        terminated: True if the step ended the episode in a terminal state.
+        truncated: True if the episode was cut after the step.
+        extra: Any other value.
 
     Example:
         >>> Experience(state={"x": 1}, action="left").actions
@@ -159,11 +159,12 @@ class DataRow:
     """One experience with its keys.
 
     Attributes:
-        exp_meta: Who, where and when.
-        exp_data: What happened.
-        fields: The typed fields that the buffer declares, by name: arrays, and scalars of numpy.
-        id: Unique within the buffer; a UUIDv7 where not given.
-        seq: Insert order within the buffer; None until read from one, and no part of equality.
+        exp_meta: Keys of the row.
+        exp_data: Data of the step.
+        fields: Typed fields that the buffer declares, by name: arrays, and scalars of numpy.
+        id: Unique id within the buffer; a UUIDv7 by default.
+        seq: Number in insert order within the buffer. None until the row is read from one; not
+            compared by `==`.
 
     Example:
         >>> row = DataRow(ExpMeta("t", "search", "a", 1, 0.0), Experience(state=1, actions=[0]))

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Returns:
-    """Of b first steps, each with up to n successors.
+    """The n-step returns of b first steps, each with up to n successors.
 
     Attributes:
         reward: sum of gamma^k r_k for k < m, shape (b,), float64.
-        discount: gamma^m, or 0 where the episode terminated within, shape (b,).
-        m: How many steps there are: n, or fewer where the episode ends, shape (b,).
-        ended: The episode ended within those steps, shape (b,).
-        terminated: It terminated there, shape (b,).
-        complete: All m steps are known, shape (b,).
+        discount: gamma^m, or 0 if the episode terminated within these steps, shape (b,).
+        m: Number of steps: n, or fewer if the episode ends before, shape (b,).
+        ended: True if the episode ended within those steps, shape (b,).
+        terminated: True if it terminated there, shape (b,).
+        complete: True if all m steps are known, shape (b,).
     """
 
     reward: NDArray[np.float64]

@@ -1,7 +1,7 @@
-"""The arguments of one step: fixed names with their types, and whatever a buffer declares.
+"""The arguments of one step: fixed names with their types, and the fields that a buffer declares.
 
-PEP 728 could say this as a `TypedDict` with `extra_items`, and mypy does not know it. A function's
-parameters say the same to every type checker and to `help`.
+PEP 728 has a `TypedDict` with `extra_items` for this, but mypy does not support it. A function's
+parameters work for every type checker and for `help`.
 """
 
 import inspect
@@ -10,7 +10,8 @@ from typing import Any, Concatenate, ParamSpec, SupportsFloat, SupportsIndex, Ty
 
 import numpy as np
 
-# What callers may give: numbers become text, and scalars of numpy and torch those of Python.
+# Types of the values that callers may give: numbers become text, and scalars of numpy and torch
+# become those of Python.
 Text = str | SupportsIndex | None
 Flag = bool | np.bool_ | None
 Number = SupportsFloat | None
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class StepKeys(TypedDict, total=False):
-    """What `extend` takes beside the columns: for each name one value for all rows, or n."""
+    """Keyword arguments of `extend`: one value for all rows, or n values."""
 
     id: Collection[Any] | None
     task_id: Texts

@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class StoreResult:
-    """What became of the rows of one call; the three numbers add up to all of them.
+    """Result of storing rows; the three numbers add up to all rows of the call.
 
     Attributes:
-        inserted: Rows stored.
-        duplicates: Rows whose id the buffer holds with the same content: not stored again.
-        conflicts: Rows whose id the buffer holds with other content: not stored.
-        conflicting_ids: The ids of those.
-        seqs: The number of each row in the order of the call, stored now or held before; -1 where
-            it is not stored. int64 of shape (n,).
+        inserted: Number of stored rows.
+        duplicates: Number of rows that were not stored again: the buffer holds their id with the
+            same content.
+        conflicts: Number of rows that were not stored: the buffer holds their id with other
+            content.
+        conflicting_ids: Ids of these conflicting rows.
+        seqs: Number of each row in the order of the call, stored now or before; -1 if it is not
+            stored. int64 of shape (n,).
 
     Example:
         >>> StoreResult(inserted=2, duplicates=0, conflicts=0).inserted

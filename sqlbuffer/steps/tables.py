@@ -35,6 +35,6 @@ def _column(array: Any, n_rows: int) -> NDArray[Any]:
     if own.ndim == 1:
         return own
     parts = np.empty(n_rows, object)
-    for i, part in enumerate(own):  # at once, numpy would spread them over n x m places
+    for i, part in enumerate(own):  # assigned together, numpy would spread them over n x m places
         parts[i] = part
     return parts
