@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots tutorial-pictures format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots terminal-pictures tutorial-pictures format wheel-test clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ screenshots: $(VENV)/.installed-test ## take the pictures of docs/images with Ch
 
 tutorial-pictures: $(PEERS)/.installed ## draw the plots of docs/tutorials with their own code
 	$(PEERS)/bin/python -m tests.docs.tutorial_pictures
+
+terminal-pictures: $(VENV)/.installed-test ## take the pictures of the command line in docs/images
+	$(BIN)/python -m tests.integrations.cli.pictures
 
 format: $(VENV)/.installed-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix-only .

@@ -1,145 +1,166 @@
-"""Every error the library raises, named for what the user can do about it."""
+"""Every error that the library raises, named after the action that solves it.
+
+A traceback shows a last line with the place of the error in `docs/reference/errors.md`.
+"""
+
+from typing import Any
+
+REFERENCE = "docs/reference/errors.md"
 
 
 class SQLBufferError(Exception):
-    """Root of all errors of this library."""
+    """Base class of all errors of this library."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Unpickling sets the notes that were pickled in the place of this one.
+        self.add_note(f"See {place_of(type(self))}")
+
+
+def place_of(error: type[SQLBufferError]) -> str:
+    """Return where the docs explain an error: by the class, or its nearest public base class.
+
+    Example:
+        >>> place_of(StorageFullError)
+        'docs/reference/errors.md#storagefullerror'
+    """
+    public = next(kind for kind in error.__mro__ if kind.__module__ == __name__)
+    return f"{REFERENCE}#{public.__name__.lower()}"
 
 
 class StorageError(SQLBufferError):
-    """The database refused an operation for a reason that has no narrower name; the message quotes
-    it.
+    """The database refused an operation. The message has its reason. Subclasses name frequent
+    causes.
     """
 
 
 class StorageUnreachableError(StorageError):
-    """The database could not be reached: check the URL, the server and the network."""
+    """The database did not answer. Check the URL, the server and the network."""
 
 
 class WrongPasswordError(StorageUnreachableError):
-    """The server refused the password: correct the password, or the name of the user."""
+    """The server refused the password. Correct the password or the user name."""
 
 
 class RoleMissingError(StorageUnreachableError):
-    """The server has no such user: correct the name, or have the role made."""
+    """The server has no such user. Correct the name, or create the role."""
 
 
 class DatabaseMissingError(StorageUnreachableError):
-    """The server has no such database: correct the name, or create the database."""
+    """The server has no such database. Correct the name, or create the database."""
 
 
 class StorageBusyError(StorageError):
-    """The database stayed locked for the whole timeout: try again, or raise the timeout."""
+    """The database stayed locked for the whole timeout. Try again, or increase the timeout."""
 
 
 class StorageReadOnlyError(StorageError):
-    """The database, or the role that opened it, may not write."""
+    """The database, or the role that opened it, does not allow writing."""
 
 
 class ReadLimitError(StorageError):
-    """A statement took more time or memory than readers may: the message names the limit; ask for
-    less.
-    """
+    """A statement took more time or memory than a reader may use. The message names the limit."""
 
 
 class StorageFullError(StorageError):
-    """The disk is full: free space and write again; nothing of the batch was stored."""
+    """The disk is full. Nothing of the batch was stored: free space and write again."""
 
 
 class SchemaMissingError(StorageError):
-    """The database has no sqlbuffer schema: run the command in the message."""
+    """The database has no sqlbuffer schema. Run the command in the message."""
 
 
 class NamesTakenError(StorageError):
-    """The database has tables of another program by names that the schema needs: use another
-    database.
-    """
+    """Tables of another program have names that the schema needs. Use another database."""
 
 
 class SchemaOutdatedError(StorageError):
-    """The schema is older than the package: run the command in the message."""
+    """The schema is older than the package. Run the command in the message."""
 
 
 class SchemaTooNewError(StorageError):
-    """The schema is newer than the package: upgrade the package."""
+    """The schema is newer than the package. Upgrade the package."""
 
 
 class URLError(SQLBufferError, ValueError):
-    """The database URL cannot be used: the message shows a correct one."""
+    """The database URL cannot be used. The message shows a correct one."""
 
 
 class ConditionError(SQLBufferError, ValueError):
-    """A condition is malformed or names an unknown field."""
+    """A condition is malformed, or names an unknown field."""
 
 
 class FieldError(SQLBufferError, ValueError):
-    """A value cannot be stored: the message names the row and the path inside it."""
+    """A value cannot be stored. The message names the row, and the path inside the row."""
 
 
 class ImmutableRowError(SQLBufferError, TypeError):
-    """A stored row was changed or deleted through the ORM: the message names the call to use."""
+    """The ORM was used to change or delete a stored row. The message names the call to use."""
 
 
 class BufferConfigError(SQLBufferError, ValueError):
-    """A setting is wrong, or not the stored one: the message names it, and what is expected or
-    stored.
+    """A setting is wrong, or differs from the stored one. The message names the setting, and the
+    expected or stored value.
     """
 
 
 class EpisodeExistsError(SQLBufferError, ValueError):
-    """An episode of that id is stored already: take another id, or have one made."""
+    """The buffer already has an episode with this id. Use another id, or leave the id out."""
 
 
 class BufferNotFoundError(SQLBufferError, KeyError):
-    """No buffer of that name in the database."""
+    """The database has no buffer with this name."""
 
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
 class SessionNotFoundError(SQLBufferError, KeyError):
-    """No session of that key in the buffer: start it, or name one that was started."""
+    """The buffer has no session with this key. Start it, or use the key of a started session."""
 
     __str__ = Exception.__str__
 
 
 class CopyError(SQLBufferError):
-    """A buffer cannot be copied into another one: the message says what differs, or which steps are
-    missing, and what to do.
+    """A buffer cannot be copied. The message names the difference or the missing steps, and the
+    remedy.
     """
 
 
 class ExportError(SQLBufferError):
-    """A buffer cannot be exported to a place: the message says why, and what to do."""
+    """A buffer cannot be exported to this place. The message has the reason and the remedy."""
 
 
 class FileImportError(SQLBufferError, ValueError):
-    """Files cannot be imported: the message names the file, the column or the line, and says what
-    is expected.
+    """A file cannot be imported. The message names the file, the column or line, and the expected
+    content.
     """
 
 
 class InsufficientDataError(SQLBufferError, ValueError):
-    """Fewer experiences match than a strict call asked for."""
+    """Fewer experiences match than the call needs."""
 
 
 class FlowControlError(SQLBufferError, TimeoutError):
-    """A buffer's rate limiter did not let rows in or out in time: the message says which side is
-    behind, and what to do.
+    """A rate limiter did not let rows in or out in time. The message names the side that is behind,
+    and the remedy.
     """
 
 
 class LeaseLostError(SQLBufferError):
-    """A lease ran out before it was renewed or acknowledged: its rows are others' to claim, and
-    this use of them is not counted. Lease for longer, or renew sooner.
+    """A lease ended before it was renewed or acknowledged. Others can claim its rows, and this use
+    does not count. Use a longer lease, or renew it earlier.
     """
 
 
 class MirrorFullError(SQLBufferError, MemoryError):
-    """A buffer has grown past the `max_bytes` of its mirror: the message says what would fit."""
+    """A buffer needs more memory than `max_bytes` of its mirror. The message says how many steps
+    fit.
+    """
 
 
 class MirrorBehindError(SQLBufferError, TimeoutError):
-    """A mirror is further behind the database than its `max_lag_s`: the message says why."""
+    """A mirror is further behind the database than its `max_lag_s`. The message has the reason."""
 
 
 class MissingExtraError(SQLBufferError, ImportError):
-    """An optional library is not installed: the message names the extra."""
+    """An optional library is not installed. The message names the extra."""

@@ -1,11 +1,11 @@
-"""Rollouts of LLM agents: eight siblings a prompt, from several processes, read back by group.
+"""Rollouts of LLM agents: eight for each prompt, from several processes, read by group.
 
     python docs/examples/agent_rollouts.py --url sqlite:///rollouts.db
 
-There is no model in it: the agents are scripted, and the better the luck, the better they
-calculate. What is stored is what a real agent would store: an episode for each rollout, a step for
-each of its messages, a task for each prompt. The advantage of a rollout is how its reward differs
-from those of its siblings (GRPO: Shao et al. 2024, DeepSeekMath, section 4.1.2).
+There is no model in it: the agents are scripts that add numbers and sometimes make mistakes. They
+store what a real agent would store: a task for each prompt, an episode for each rollout, a step for
+each answer. The advantage of a rollout compares its reward with the rewards of its siblings (GRPO:
+Shao et al. 2024, DeepSeekMath, section 4.1.2).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sqlbuffer import ReplayBuffer
 BUFFER = "rollouts"
 SIBLINGS = 8
 MODEL_VERSION = 1
-LUCK = (0.3, 0.5, 0.7, 0.9)  # how often the agent of a process is right
+LUCK = (0.3, 0.5, 0.7, 0.9)  # the chance of a right sum, for each sibling
 
 
 def numbers_of(prompt: int) -> list[int]:
@@ -30,7 +30,7 @@ def numbers_of(prompt: int) -> list[int]:
 
 
 def turns(numbers: list[int], luck: float, rng: random.Random):
-    """Yield what the agent says and what the tool answers, until the agent gives its answer."""
+    """Yield each message of the agent with the answer of the tool; the last has none."""
     total = numbers[0]
     for number in numbers[1:]:
         call = f"add({total}, {number})"
@@ -40,13 +40,13 @@ def turns(numbers: list[int], luck: float, rng: random.Random):
 
 
 def reward_of(numbers: list[int], answer: str) -> float:
-    """Return 1 for the right sum, and less the further away it is."""
+    """Return 1 for the right sum, and less for a greater error."""
     error = abs(int(answer.split()[-1].rstrip(".")) - sum(numbers))
     return 1.0 / (1.0 + error)
 
 
 def roll_out(url: str, job: tuple[int, int]) -> int:
-    """Write one rollout of a prompt; return its steps."""
+    """Write one rollout of a prompt; return the number of its steps."""
     prompt, sibling = job
     numbers, rng = numbers_of(prompt), random.Random(f"{prompt}/{sibling}")
     question = {"role": "user", "content": f"What is {' + '.join(map(str, numbers))}?"}
@@ -80,10 +80,10 @@ def advantages(returns: list[float]) -> np.ndarray:
 
 
 def train(buffer: ReplayBuffer, prompts: int) -> int:
-    """Read whole groups back, as a trainer would; return how many rollouts they have."""
+    """Read whole groups, as a trainer would; return the number of their rollouts."""
     n_rollouts = 0
     for task in buffer.sample_tasks(prompts):
-        # The rows of a task come in the order of (episode, step).
+        # The rows of a task are ordered by episode and step.
         rollouts = [list(rows) for _, rows in groupby(task, lambda row: row.exp_meta.episode_id)]
         returns = [sum(row.exp_data.reward_t for row in rollout) for rollout in rollouts]
         print(f"{task[0].exp_meta.task_id}: {task[0].exp_data.messages[-1]['content']}")
@@ -95,7 +95,7 @@ def train(buffer: ReplayBuffer, prompts: int) -> int:
 
 
 def groups(url: str) -> list:
-    """Return what an analyst sees of the groups: those that teach something have a spread."""
+    """Return the groups by plain SQL; a group without spread teaches nothing."""
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")

@@ -1,13 +1,13 @@
-"""Deep Q-learning on CartPole: some processes play, another one learns, one database is between.
+"""Deep Q-learning on CartPole: some processes play, one process learns, and they share a database.
 
     python docs/examples/dqn_cartpole.py --url sqlite:///dqn.db --actors 2
 
 Each actor records its environment and takes the newest weights before an episode. The learner draws
 n-step transitions from a mirror of the buffer and solves the task: a mean return of 400 over the
-last 20 episodes. Stop it or kill it at any moment; started again, it goes on from the experience in
-the database and from its last checkpoint. It needs gymnasium and torch. It ends with 0 when the
-task is solved, with 1 when it is not, with 2 when an actor has died; a quick run, which shows that
-all of it works, with 0.
+last 20 episodes. You may kill it at any moment. When it is started again, it continues with the
+experience in the database and with its last checkpoint. It needs gymnasium and torch. The exit code
+is 0 when the task is solved or a quick run has ended, 1 when it is not, and 2 when an actor has
+died.
 
 The algorithm is double DQN (van Hasselt et al. 2016) on n-step returns.
 """
@@ -37,19 +37,19 @@ SOLVED, WORKS, NOT_SOLVED, BROKEN = 0, 0, 1, 2
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
+    """The sizes and rates of a run."""
 
     capacity: int = 50_000
     hidden: int = 128
     batch_size: int = 64
     warmup: int = 1_000  # steps stored before the first update
-    steps_per_update: float = 2.0  # the actors wait for the learner, to play with what it learns
-    exploring: int = 3_000  # updates until the actors act at random as rarely as they ever will
+    steps_per_update: float = 2.0  # the actors wait for the learner
+    exploring: int = 3_000  # updates until epsilon has its least value
     least_epsilon: float = 0.01
     learning_rate: float = 1e-3
-    target_rate: float = 0.01  # how far the target network moves to the other at an update
+    target_rate: float = 0.01  # how far the target network moves at an update
     publish_every: int = 100  # updates
-    episodes: int | None = None  # stop after so many, whatever was learnt
+    episodes: int | None = None  # stop after this number, also if nothing was learnt
 
 
 QUICK = replace(
@@ -63,18 +63,18 @@ QUICK = replace(
 
 
 def open_buffer(url: str, plan: Plan) -> ReplayBuffer:
-    """Open the buffer; the first process to come makes it."""
+    """Open the buffer; the first process creates it."""
     with gymnasium.make(ENVIRONMENT) as env:
         fields = fields_from_env(env)
     return ReplayBuffer(url, name=BUFFER, max_capacity=plan.capacity, create=True, **fields)
 
 
-# The actors. They need no torch: the network is small, and numpy takes 10 us for it.
+# The actors. They need no torch: numpy computes the small network in 10 us.
 
 
 def play(url: str, weights: Path, plan: Plan, number: int, actors: int, stop) -> None:
-    """Play episodes until told to stop, or until the learner's process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner, which says stop
+    """Play episodes until told to stop, or until the learner's process has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner
     rng = np.random.default_rng([number, os.getpid()])
     learner = multiprocessing.parent_process()
     network, budget, played = read_weights(weights), plan.warmup / actors, 0
@@ -119,7 +119,7 @@ def read_weights(path: Path) -> dict:
 
 
 class Learner:
-    """The two networks, their optimizer, and the files that they are kept in."""
+    """The two networks, their optimizer and their files."""
 
     def __init__(self, checkpoint: Path, plan: Plan) -> None:
         import torch
@@ -158,7 +158,7 @@ class Learner:
 
     @property
     def epsilon(self) -> float:
-        """How often the actors act at random."""
+        """The share of random actions."""
         return max(self._plan.least_epsilon, 1.0 - self.updates / self._plan.exploring)
 
     def publish(self) -> None:
@@ -168,7 +168,7 @@ class Learner:
         write(self.weights, lambda file: np.savez(file, **arrays, **numbers))
 
     def save(self) -> None:
-        """Write all that a learner needs to go on."""
+        """Write everything that a learner needs to continue."""
         state = {
             "online": self._online.state_dict(),
             "target": self._target.state_dict(),
@@ -193,14 +193,14 @@ def make_network(hidden: int):
 
 
 def write(path: Path, put) -> None:
-    """Write a file that is whole at every moment."""
+    """Write a file so that no process sees half of it."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
         put(file)
     new.replace(path)
 
 
-# What is known of the episodes, which is also what an analyst would ask.
+# The episodes, by the SQL that an analyst would use.
 
 
 class Episodes:
@@ -244,7 +244,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             return learn(args, plan, mirror, learner, episodes, actors)
         except KeyboardInterrupt:
-            print("stopped; start it again to go on")
+            print("stopped; start it again to continue")
             return NOT_SOLVED
         finally:
             learner.save()
@@ -285,16 +285,16 @@ def learn(args, plan: Plan, mirror, learner: Learner, episodes: Episodes, actors
 
 
 def verdict(args, plan: Plan, n: int, n_new: int, mean: float, seconds: float) -> int | None:
-    """Say how it ended, if it has."""
+    """Print how the run ended and return its exit code; None: it goes on."""
     facts = f"the mean return of the last {LAST} episodes is {mean:.1f} after {seconds:.0f} s"
     if n >= LAST and mean >= args.solve_at:
         print(f"SOLVED: {facts}")
         return SOLVED
     if plan.episodes is not None and n_new >= plan.episodes:
-        print(f"NOT SOLVED, as nobody expects of a quick run, but all of it works: {facts}")
+        print(f"NOT SOLVED, as expected of a quick run: {facts}")
         return WORKS
     if seconds >= args.seconds:
-        print(f"NOT SOLVED: {facts}, and {args.solve_at:g} was asked for")
+        print(f"NOT SOLVED: {facts}, below --solve-at {args.solve_at:g}")
         return NOT_SOLVED
     return None
 
@@ -303,7 +303,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="sqlite:///dqn.db", help="of the database")
     parser.add_argument("--checkpoint", default="dqn_cartpole.pt", help="file of the learner")
-    parser.add_argument("--seconds", type=float, default=600, help="give up after so many")
+    parser.add_argument("--seconds", type=float, default=600, help="give up after this time")
     parser.add_argument("--actors", type=int, default=2, help="processes that play")
     parser.add_argument("--solve-at", type=float, default=400, help="mean return to reach")
     parser.add_argument("--quick", action="store_true", help="play a few dozen episodes only")

@@ -1,12 +1,12 @@
-"""GRPO without a coordinator: producers, judges that label late, two trainers; one of these dies.
+"""GRPO groups without a coordinator: producers, late judges, and two trainers, one of which dies.
 
     python docs/examples/grpo_groups.py --url sqlite:///grpo.db
 
-There is no model in it. Producers write groups of rollouts, eight siblings a prompt, in any order.
-Judges wait for the siblings of a prompt, take their time, and annotate them. Trainers lease whole
-groups that have been judged; one is killed in the middle of a step. What it held comes back when
-its lease runs out, so each group is trained on once (GRPO: Shao et al. 2024, DeepSeekMath, section
-4.1.2).
+There is no model in it. Producers write groups of rollouts in any order, eight for each prompt.
+Judges wait until all rollouts of a prompt are there, and annotate them later. Trainers lease whole
+groups that have been judged. One trainer is killed in the middle of a step. Its group comes back
+when its lease runs out, so each group is trained on once (GRPO: Shao et al. 2024, DeepSeekMath,
+section 4.1.2).
 """
 
 import argparse
@@ -26,9 +26,9 @@ SIBLINGS = 8
 TURNS = 3
 LEASE_S = 2.0
 LATE_S = 0.05  # how long a verdict takes
-PATIENCE_S = 60.0  # longer than a lease: what a lost trainer held comes back
+PATIENCE_S = 60.0  # longer than a lease, so that lost groups come back in time
 
-# A verdict on a group is one transaction: where one row has it, all have.
+# A verdict on a group is one transaction: all of its rows have it, or none.
 JUDGED = QueryBuilder().is_not_null("exp_data.extra.judge").build()
 
 
@@ -37,7 +37,7 @@ def opened(url: str) -> ReplayBuffer:
 
 
 def produce(url: str, jobs: list[tuple[int, int]]) -> None:
-    """Write rollouts, an episode each; nothing is said of their rewards."""
+    """Write rollouts without rewards, one episode each."""
     with opened(url) as buffer:
         for prompt, sibling in jobs:
             rng = random.Random(f"{prompt}/{sibling}")
@@ -51,7 +51,7 @@ def produce(url: str, jobs: list[tuple[int, int]]) -> None:
 
 
 def judge(url: str, name: str, prompts: list[int]) -> None:
-    """Compare the rollouts of each prompt, once all are in, and give each a reward."""
+    """Give each rollout of a prompt a reward, when all are there."""
     left = {f"prompt-{prompt}" for prompt in prompts}
     with opened(url) as buffer:
         while left:
@@ -71,7 +71,7 @@ def advantages(rewards: list[float]) -> np.ndarray:
 
 
 def train(url: str, name: str, has_begun: Event, dies: bool) -> None:
-    """Train on groups as they are judged, until all rows are used up; or die with the first."""
+    """Train on judged groups until all rows are used; or die with the first group."""
     if not dies:
         has_begun.wait(PATIENCE_S)
     with opened(url) as buffer:

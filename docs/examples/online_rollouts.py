@@ -2,12 +2,12 @@
 
     python docs/examples/online_rollouts.py --url sqlite:///online.db
 
-There is no model in it. Four workers roll out with the newest weights and add fragments, each at a
-speed of its own; one of them discards steps, one holds on to weights until they are too old. Rank 0
-of the trainer fetches, both ranks read their share, and rank 0 publishes the next weights. The
-trainer is killed twice, with what it fetched half read: it goes on with that in the same session
-first, and begins a new session then. Every process keeps a ledger of what it did, and in the end
-the rules of the buffer are looked for in the ledgers.
+There is no model in it. Four workers roll out with the newest weights and add fragments at
+different speeds. One of them discards steps, and one keeps its weights until they are too old. Rank
+0 of the trainer fetches, both ranks read their share, and rank 0 publishes the next weights. The
+trainer is killed twice, when half of its fragments are read. The second trainer continues with
+these fragments in the same session; the third starts a new session. Every process writes a ledger
+of its actions. At the end the program checks the rules of the buffer against the ledgers.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def config(url: str) -> dict[str, Any]:
 
 
 class Ledger:
-    """What one process did, one line each: written when it was done, so that no kill takes it."""
+    """The actions of one process, one a line, each written when it is done."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / f"{name}.jsonl"
@@ -68,7 +68,7 @@ class Ledger:
 
 
 def ledgers(folder: Path) -> dict[str, list[Entry]]:
-    """Return what all processes did, by what it was, in the order of each of them."""
+    """Return the entries of all processes by event, those of one process in their order."""
     found: dict[str, list[Entry]] = defaultdict(list)
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().splitlines():
@@ -78,7 +78,7 @@ def ledgers(folder: Path) -> dict[str, list[Entry]]:
 
 
 def publish(folder: Path, session: str, version: int) -> None:
-    """Put new weights where the workers look for them."""
+    """Write new weights for the workers."""
     file = folder / "weights.new"
     file.write_text(json.dumps([session, version]))
     file.replace(folder / "weights.json")
@@ -88,12 +88,12 @@ def weights(folder: Path) -> tuple[str, int]:
     try:
         session, version = json.loads((folder / "weights.json").read_text())
     except FileNotFoundError:
-        return "", -1  # as the buffer begins
+        return "", -1  # the session and version of a new buffer
     return session, version
 
 
 def fragment(worker: str, fid: int) -> SampleFragment:
-    """Return what a worker has as its fragment of this number: anybody can tell whether it is."""
+    """Return the fragment of a worker with this number; it is always the same."""
     rng = np.random.default_rng([*worker.encode(), fid])
     return SampleFragment(
         obs={"image": rng.integers(0, 256, (STEPS, 16, 16, 3), np.uint8)},
@@ -110,7 +110,7 @@ def fragment(worker: str, fid: int) -> SampleFragment:
 
 
 def is_whole(found: SampleFragment) -> bool:
-    """Tell whether a fragment that was read is what its worker stored."""
+    """Return True if a fragment that was read is equal to the one that its worker stored."""
     stored = fragment(found.worker_uuid, found.fid_in_worker)
     return (
         np.array_equal(found.obs["image"], stored.obs["image"])
@@ -124,7 +124,7 @@ def is_whole(found: SampleFragment) -> bool:
 def roll_out(url: str, folder: Path, worker: str, stop: Event) -> None:
     """Add fragments until the run is over."""
     if worker == "gaps":
-        logging.getLogger("sqlbuffer").setLevel(logging.ERROR)  # each of its gaps is logged
+        logging.getLogger("sqlbuffer").setLevel(logging.ERROR)  # each gap logs a warning
     buffer, ledger = ReplayBufferInterface(url=url), Ledger(folder, worker)
     fid = 0
     while fid < AT_LEAST or not stop.is_set():
@@ -138,11 +138,11 @@ def roll_out(url: str, folder: Path, worker: str, stop: Event) -> None:
         ledger.note("added", worker=worker, fid=fid, session=session, version=version, late=late)
         fid += 1
         if worker == "gaps" and fid % 4 == 3:
-            fid += 1  # its steps were discarded; a number that is missing says so
+            fid += 1  # a missing number says that steps were discarded
 
 
 def wait_for_others(folder: Path, session: str, version: int, stop: Event) -> None:
-    """Take so long that the weights are too old by then."""
+    """Wait until the weights of this version are too old."""
     while not stop.is_set():
         newest = weights(folder)
         if newest[0] != session or newest[1] > version + STALENESS:
@@ -160,7 +160,7 @@ def train(
     n_fetches: int,
     dies: bool,
 ) -> None:
-    """Train in a session, as one rank, for so many fetches; or die in the middle of the last."""
+    """Train in a session as one rank, for `n_fetches` fetches; or die in the middle of the last."""
     buffer, ledger = ReplayBufferInterface(url=url), Ledger(folder, f"trainer-{life}-{rank}")
     found = weights(folder)
     resumes = found[0] == session
@@ -171,7 +171,7 @@ def train(
     for number in range(n_fetches):
         name = f"{life}/{number}"
         if rank == 0:
-            # What a trainer that died had prepared is there still: train on that first.
+            # Train first on the fragments that a dead trainer had prepared.
             goes_on = resumes and number == 0
             chosen = buffer.prepared_fragments() if goes_on else fetched(buffer)
             event = "resumed" if goes_on else "fetched"
@@ -202,7 +202,7 @@ def plain(chosen: Iterable[Any]) -> Chosen:
 
 
 def overflow(buffer: ReplayBufferInterface, folder: Path) -> None:
-    """Add more chunks than there is room for, and fetch all that are left: the newest."""
+    """Add more chunks than the buffer holds, and fetch all that are left, the newest ones."""
     session, version = weights(folder)
     ledger, n = Ledger(folder, "overflow"), CHUNK * (2 * CHUNKS + 1)
     for fid in range(n):
@@ -216,24 +216,24 @@ def overflow(buffer: ReplayBufferInterface, folder: Path) -> None:
 
 
 def broken_rules(ledgers: Mapping[str, list[Entry]]) -> dict[str, list[str]]:
-    """Return what the ledgers say against each rule: nothing, where all of them held."""
+    """Return for each rule where the ledgers break it: empty lists where they do not."""
     by_kind = defaultdict(list, ledgers)
     fetches = all_fetches(by_kind)
     return {
-        "every trainer was killed as planned, or came to its end": [
+        "every trainer was killed as planned or has ended": [
             f"trainer {entry['trainer']} ended with {entry['codes']}" for entry in by_kind["failed"]
         ],
-        "whole chunks, of consecutive fragments of one worker": list(not_chunks(fetches)),
-        f"no chunk in more than {REUSE} fetches, nor twice in one": list(overused(fetches)),
-        "nothing stale, and nothing of another session": list(unfit(fetches, by_kind["added"])),
-        "one id for each fragment, and one fragment for each id": list(twice(fetches)),
+        "whole chunks of consecutive fragments of one worker": list(not_chunks(fetches)),
+        f"no chunk in more than {REUSE} fetches or twice in one": list(overused(fetches)),
+        "nothing stale and nothing of another session": list(unfit(fetches, by_kind["added"])),
+        "one id for each fragment and one fragment for each id": list(twice(fetches)),
         "every rank has the same list": list(unlike(by_kind)),
-        "all that is prepared can be read, and is what was stored": [
+        "every prepared fragment can be read, and is as it was stored": [
             f"{entry['id']} of fetch {entry['fetch']}"
             for entry in by_kind["read"]
             if not entry["as_stored"]
         ],
-        "the newest are held when there are too many": [
+        "the buffer keeps the newest when there are too many": [
             f"{entry['found']} instead of {entry['expected']}"
             for entry in by_kind["held"]
             if entry["found"] != entry["expected"]
@@ -242,7 +242,7 @@ def broken_rules(ledgers: Mapping[str, list[Entry]]) -> dict[str, list[str]]:
 
 
 def all_fetches(by_kind: dict[str, list[Entry]]) -> list[Entry]:
-    """Return all fetches, with those that a trainer did not live to note: its heir found them."""
+    """Return all fetches, and those that a trainer died too early to note."""
     noted = [entry["chosen"] for entry in by_kind["fetched"]]
     lost = [entry for entry in by_kind["resumed"] if entry["chosen"] not in noted]
     return by_kind["fetched"] + lost
@@ -296,7 +296,7 @@ def twice(fetches: list[Entry]) -> Iterator[str]:
 
 
 def unlike(by_kind: dict[str, list[Entry]]) -> Iterator[str]:
-    """Yield the fetches of which some rank had another list than the one fetched."""
+    """Yield the fetches for which a rank had a different list."""
     for fetch in by_kind["fetched"] + by_kind["resumed"]:
         lists = [e["chosen"] for e in by_kind["prepared"] if e["fetch"] == fetch["fetch"]]
         if any(found != fetch["chosen"] for found in lists):
@@ -307,7 +307,7 @@ def unlike(by_kind: dict[str, list[Entry]]) -> Iterator[str]:
 def trainer(
     url: str, folder: Path, life: int, session: str, n_fetches: int, dies: bool = False
 ) -> Iterator[list[BaseProcess]]:
-    """Run all ranks of a trainer; those that are left at the end of the block are killed."""
+    """Run all ranks of a trainer; kill those that still run at the end of the block."""
     together = multiprocessing.Barrier(RANKS)
     arguments = (together, session, n_fetches, dies)
     ranks: list[BaseProcess] = [
@@ -332,7 +332,7 @@ def ended(processes: list[BaseProcess]) -> set[int | None]:
 
 @contextmanager
 def rollouts(url: str, folder: Path) -> Iterator[None]:
-    """Have the workers add fragments within the block."""
+    """Let the workers add fragments during the block."""
     stop = multiprocessing.Event()
     workers: list[BaseProcess] = [
         multiprocessing.Process(target=roll_out, args=(url, folder, worker, stop))
@@ -356,7 +356,7 @@ def run(url: str, folder: Path, n_fetches: int) -> dict[str, list[Entry]]:
         for life, (session, dies) in enumerate(lives):
             with trainer(url, folder, life, session, n_fetches, dies) as ranks:
                 codes = ended(ranks)
-            end = "killed as both ranks read" if dies else "done"
+            end = "killed while both ranks read" if dies else "done"
             if codes != {-signal.SIGKILL if dies else 0}:
                 end = f"FAILED with exit codes {codes}"
                 ledger.note("failed", trainer=life, codes=sorted(map(str, codes)))
@@ -366,13 +366,13 @@ def run(url: str, folder: Path, n_fetches: int) -> dict[str, list[Entry]]:
 
 
 def summary(by_kind: dict[str, list[Entry]]) -> int:
-    """Print how the rules held, and return the exit code."""
+    """Print which rules were kept, and return the exit code."""
     workers = {entry["worker"] for entry in by_kind["added"]}
-    print(f"{len(by_kind['fetched'])} fetches of what {len(workers)} workers added")
+    print(f"{len(by_kind['fetched'])} fetches of fragments of {len(workers)} workers")
     print(f"{len(by_kind['read'])} fragments read by {RANKS} ranks")
     broken = broken_rules(by_kind)
     for rule, exceptions in broken.items():
-        print(f"{'BROKEN' if exceptions else 'held'}: {rule}")
+        print(f"{'BROKEN' if exceptions else 'kept'}: {rule}")
         for exception in exceptions[:3]:
             print(f"  {exception}")
     return int(any(broken.values()))

@@ -3,10 +3,11 @@
     python docs/examples/ray_cartpole.py --url postgresql://me@db.internal/replay
     python docs/examples/ray_cartpole.py --url sqlite:///ray.db --updates 200
 
-Four collectors play CartPole and record what they do. The learner draws n-step transitions from a
+Four collectors play CartPole and record their steps. The learner draws n-step transitions from a
 mirror of the buffer and hands its weights to the collectors through Ray. One collector is killed in
-the middle of an episode and restarted by Ray: what it had stored is there, and the episode that it
-left is no training data. In the end Ray Data reads the buffer in parallel, each step once.
+the middle of an episode, and Ray restarts it. The steps that it had stored are there; the episode
+that it did not finish is not drawn. At the end Ray Data reads the buffer in parallel, each step
+once.
 
 It needs `pip install '.[ray,demo,torch]'` in the checkout. With SQLite all actors are on one
 machine.
@@ -40,7 +41,7 @@ def network() -> torch.nn.Module:
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Collector:
-    """Plays CartPole; Ray makes it again when its process dies."""
+    """Plays CartPole; Ray restarts it when its process dies."""
 
     def __init__(self, url: str, number: int) -> None:
         torch.set_num_threads(1)
@@ -51,7 +52,7 @@ class Collector:
         self._env = self._buffer.record(env, agent_id=f"collector-{number}")
 
     def play(self, weights: dict, version: int, epsilon: float) -> tuple[int, float]:
-        """Play an episode; return who played, and the return."""
+        """Play an episode; return the number of the collector and the return."""
         self._policy.load_state_dict(weights)
         self._env.model_version = version
         obs, _ = self._env.reset(seed=int(self._rng.integers(2**31)))
@@ -65,7 +66,7 @@ class Collector:
         return self._number, total
 
     def close(self) -> None:
-        """Store what waits."""
+        """Store the steps that wait."""
         self._env.close()
         self._buffer.close()
 
@@ -83,12 +84,12 @@ class Learner:
         self._mirror = self._buffer.mirror(refresh_s=0.1)
 
     def learn(self, n_updates: int) -> tuple[int, dict]:
-        """Make some updates; return how many there were in all, and the weights."""
+        """Make some updates; return the number of all updates, and the weights."""
         for _ in range(n_updates):
             try:
                 batch = self._mirror.sample_transitions(BATCH_SIZE, n_step=N_STEP, gamma=GAMMA)
             except InsufficientDataError:
-                time.sleep(0.1)  # the collectors have just begun
+                time.sleep(0.1)  # the collectors have just started
                 continue
             self._update(batch.to_torch())
         return self._updates, self._online.state_dict()
@@ -132,7 +133,7 @@ def train(url: str, n_collectors: int, n_updates: int) -> list[float]:
         if len(returns) == 20 and not is_killed:
             is_killed = True
             ray.kill(collectors[number], no_restart=False)  # Ray plays its episode again
-            print(f"killed collector {number} as it played; Ray restarts it")
+            print(f"killed collector {number} while it played; Ray restarts it")
     ray.get([learning, *playing])
     ray.get([each.close.remote() for each in collectors])
     return returns

@@ -5,8 +5,8 @@
 Each collector records its environment and reads the newest policy before an episode. The learner
 keeps a mirror of the buffer, so that its draws need no SQL. The task is solved when the mean return
 of the last 20 episodes is -250 (a random policy gets -1200). It needs gymnasium and torch. The exit
-code is 0 when the task is solved or a quick run went through, 1 when it is not, and 2 when a
-collector has died.
+code is 0 when the task is solved or a quick run has ended, 1 when it is not, and 2 when a collector
+has died.
 
 The algorithm is SAC with two critics and a learned temperature (Haarnoja et al. 2018, version 2).
 """
@@ -35,7 +35,7 @@ GAMMA, LARGEST_ACTION = 0.99, 2.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
+    """The sizes and rates of a run."""
 
     capacity: int = 100_000
     hidden: int = 128
@@ -43,7 +43,7 @@ class Plan:
     warmup: int = 2_000  # steps stored before the first update
     steps_per_update: float = 1.0  # the collectors wait for the learner
     learning_rate: float = 1e-3
-    target_rate: float = 0.005  # how far the target critics move to the others at an update
+    target_rate: float = 0.005  # how far the target critics move at an update
     publish_every: int = 50  # updates
     updates: int = 60_000  # at most
 
@@ -162,7 +162,7 @@ class Learner:
         self._optimizers[which].step()
 
     def publish(self) -> None:
-        """Write the policy for the collectors; the file is whole at every moment."""
+        """Write the policy for the collectors, so that none sees half of it."""
         arrays = {name: value.numpy() for name, value in self._policy.state_dict().items()}
         new = self._file.with_name(f"{self._file.name}.new")
         with new.open("wb") as file:

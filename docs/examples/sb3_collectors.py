@@ -2,15 +2,15 @@
 
     python docs/examples/sb3_collectors.py --url postgresql://me@db.internal/replay
 
-All of them are SAC with the same replay buffer. A collector is one that takes no gradient steps: it
-plays, reads the newest policy after each episode, and its steps go to the buffer. The learner calls
-`train` and plays nothing. Collectors may run on other machines, if they see the file of the policy.
-A rate limiter keeps one gradient step for each step played; it is stored with the buffer.
+All of them are SAC with the same replay buffer. A collector takes no gradient steps: it plays,
+stores its steps, and reads the newest policy after each episode. The learner only calls `train`.
+Collectors may run on other machines, if they see the file of the policy. A rate limiter keeps one
+gradient step for each step played; it is stored with the buffer.
 
 The task, Pendulum, is solved when the mean return of the last 20 episodes is -250 (a random policy
-gets -1200). Kill any process and start again: the experience is still there. It needs
-`pip install '.[sb3]'` in the checkout. The exit code is 0 when the task is solved or a quick run
-went through, 1 when it is not, and 2 when a collector has died.
+gets -1200). Kill any process and start again: the experience is still there. It needs `pip install
+'.[sb3]'` in the checkout. The exit code is 0 when the task is solved or a quick run has ended, 1
+when it is not, and 2 when a collector has died.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LAST = 20  # episodes that the verdict is about
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
+    """The sizes and rates of a run."""
 
     hidden: int = 64
     batch_size: int = 256
@@ -49,7 +49,7 @@ QUICK = replace(Plan(), hidden=16, batch_size=32, warmup=800, publish_every=10, 
 
 
 def sac(url: str, plan: Plan, agent_id: str, **options) -> SAC:
-    """Return the algorithm; what differs from one in memory is `replay_buffer_class`."""
+    """Return SAC with its buffer in the database, by `replay_buffer_class`."""
     return SAC(
         "MlpPolicy",
         "Pendulum-v1",
@@ -86,7 +86,7 @@ class FollowLearner(BaseCallback):
 
 
 def collect(url: str, plan: Plan, policy: Path, number: int) -> None:
-    """Play until the process is ended."""
+    """Play until the process is terminated."""
     torch.set_num_threads(1)
     model = sac(
         url, plan, f"collector-{number}", gradient_steps=0, learning_starts=2 * EPISODE, seed=number
@@ -95,7 +95,7 @@ def collect(url: str, plan: Plan, policy: Path, number: int) -> None:
 
 
 def publish(model: SAC, policy: Path, updates: int) -> None:
-    """Put the policy where collectors find it, whole."""
+    """Write the policy for the collectors, so that none sees half of it."""
     new = policy.with_suffix(".new")
     torch.save({"actor": model.actor.state_dict(), "updates": updates}, new)
     os.replace(new, policy)

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from sqlbuffer import errors
 
+_MACHINE_OUTPUT = {"--json", "--ndjson"}
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 PIPE_CLOSED = 141  # and for one whose reader, such as `head`, has left
 # A word of the command line with a password in it: in a URL, well formed or not, or in options.
@@ -85,6 +86,7 @@ class ErrorsAsLines(TyperGroup):
             return result
         except errors.SQLBufferError as error:
             _say(without_secrets(str(error), self._words))
+            _point_to_docs(error, self._words)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -116,6 +118,15 @@ def without_secrets(text: str, words: Sequence[str]) -> str:
 
 def _say(text: str) -> None:
     typer.echo(f"sqlbuffer: {' '.join(text.split())}", err=True)
+
+
+def _point_to_docs(error: errors.SQLBufferError, words: Sequence[str]) -> None:
+    """Say where the docs explain an error, unless a program reads the output or the class is not
+    explained alone.
+    """
+    place = errors.place_of(type(error))
+    if place != errors.place_of(errors.SQLBufferError) and not _MACHINE_OUTPUT & set(words):
+        typer.secho(f"See {place}", dim=True, err=True)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who may read the page: the token, the cookie, and checks against pages of other sites."""
+"""Access to the page: the token, the cookie, and checks against pages of other sites."""
 
 import hmac
 import ipaddress
@@ -23,7 +23,8 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _METHODS = ("GET", "HEAD")
-# Of the page itself, or typed by the user. A browser that sends nothing is left to the cookie.
+# Requests of the page itself, or of an address that the user typed. A browser that sends no such
+# header is checked by its cookie.
 _OWN_SITES = ("same-origin", "none", None)
 # Nothing there is secret, and the page that refuses needs its style.
 _PUBLIC = "/static/"
@@ -32,14 +33,15 @@ Refuse = Callable[[Request, int, str, str], Response]
 
 
 class Access:
-    """Lets requests through that may read the page, and adds the headers that protect it.
+    """Admits requests that may read the page, and adds the headers that protect it.
 
     Args:
-        app: What answers them.
-        refuse: Makes the answer to others: of the request, a status, a reason and a remedy.
-        token: The secret; None: another program has checked the login.
-        hosts: Names in the header `Host`; empty: any. With it, addresses in figures pass too: an
-            attacker can make a name point here, and no address.
+        app: Application that answers them.
+        refuse: Function that makes the answer to other requests, from the request, a status, a
+            reason and a remedy.
+        token: Secret of the page; None if another program checks the login.
+        hosts: Names that the header `Host` may have; empty: any. Numeric addresses are always
+            admitted: an attacker can make a name point here, but not an address.
     """
 
     def __init__(
@@ -69,9 +71,7 @@ class Access:
     def _answer_of(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further."""
         if request.method not in _METHODS:
-            response = self._refuse(
-                request, 405, "This page only shows things.", "Open it with GET."
-            )
+            response = self._refuse(request, 405, "This page is read-only.", "Open it with GET.")
             response.headers["Allow"] = ", ".join(_METHODS)
             return response
         host = request.headers.get("host", "")
@@ -87,7 +87,7 @@ class Access:
             return self._refuse(
                 request,
                 403,
-                "A page of another site asked for this.",
+                "A page of another site requested this.",
                 "Open the address in a tab of its own.",
             )
         return self._check_token(request)

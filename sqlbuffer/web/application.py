@@ -102,7 +102,7 @@ def _not_found(request: Request, error: Exception) -> Response:
         request,
         404,
         "There is no such page",
-        "The address may have been cut off, or be that of another version.",
+        "The address may be cut off, or of another version.",
         "Start from the list of buffers.",
     )
 
@@ -114,5 +114,5 @@ def _defect(request: Request, error: Exception) -> Response:
         "This page has failed",
         f"{type(error).__name__}: a defect of sqlbuffer, which `sqlbuffer ui` has written about "
         "to its terminal.",
-        "The other pages go on; please report it.",
+        "The other pages still work. Please report the defect.",
     )

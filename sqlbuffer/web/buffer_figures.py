@@ -36,7 +36,7 @@ _OF_DRAWS_S = 60.0
 
 @dataclass(frozen=True)
 class BufferFigures:
-    """What is shown of a buffer.
+    """The figures of a buffer that a page shows.
 
     Attributes:
         stats: Its figures now.
@@ -50,12 +50,12 @@ class BufferFigures:
 
 
 def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | None:
-    """Return the figures of a buffer over a part of its history; None where there is none.
+    """Return the figures of a buffer over a part of its history; None if there is no such buffer.
 
     Args:
         connection: A snapshot.
         name: The buffer.
-        span: Which part.
+        span: Part of the history.
     """
     number = buffer_curves.buffer_number(connection, name)
     if number is None:
@@ -71,18 +71,18 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     now = buffer_curves.now_of(connection)
     of = _of_episodes(ended)
     stale_note = (
-        f"Of up to {buffer_curves.LOOKED_AT_BATCHES} batches at even distances, the mean of their "
-        f"first {buffer_curves.ROWS_OF_A_BATCH} rows that are still held."
+        f"Mean staleness of the first {buffer_curves.ROWS_OF_A_BATCH} rows that are still stored, "
+        f"in up to {buffer_curves.LOOKED_AT_BATCHES} batches at even distances."
         if drawn.drawn_at.size
-        else "Nothing to show: a buffer with track_samples=True notes its batches; staleness takes "
-        "a clock, and steps with a model_version."
+        else "Nothing to show: this needs track_samples=True, a clock, and steps with a "
+        "model_version."
     )
     curves = (
         value_curve("returns", "Returns", of, ended.ended_at, ended.returns),
         value_curve("lengths", "Lengths of episodes", of, ended.ended_at, ended.lengths),
         _speed(steps, counts),
         value_curve(
-            "staleness", "Staleness of what was drawn", stale_note, drawn.drawn_at, drawn.mean
+            "staleness", "Staleness of sampled steps", stale_note, drawn.drawn_at, drawn.mean
         ),
         _samples_per_insert(steps, counts),
     )
@@ -95,14 +95,12 @@ def _of_episodes(ended: EpisodePoints) -> str:
         return "Nothing to show: no rollout has ended in this part of the history."
     if not ended.has_ends:
         return (
-            f"Of the newest {n:,} rollouts that are held, by their last steps: none has an end of "
-            "its own."
+            f"The newest {n:,} rollouts that are stored, at the times of their last steps: none "
+            "has a recorded end."
         )
     if ended.is_sample:
-        return (
-            f"Of {n:,} episodes, at even distances among more than {buffer_curves.MOST_EPISODES:,}."
-        )
-    return f"Of all {n:,} episodes that have ended."
+        return f"{n:,} episodes, at even distances among more than {buffer_curves.MOST_EPISODES:,}."
+    return f"All {n:,} episodes that have ended."
 
 
 def _speed(steps: StepTimes, counts: DrawnCounts) -> Curve:
@@ -111,8 +109,8 @@ def _speed(steps: StepTimes, counts: DrawnCounts) -> Curve:
     edges = grid_of(steps.written_at[0], steps.written_at[-1], _MOST_INTERVALS, _SHORTEST_S)
     written = Series("in", rates(edges, steps.written_at, steps.seqs))
     note = (
-        f"In: from the times of {steps.seqs.size:,} steps held, at even distances. Out: rows "
-        "sampled; the database keeps the last hour."
+        f"In: from the times of {steps.seqs.size:,} stored steps, at even distances. Out: rows "
+        "sampled in the last hour."
     )
     return Curve("speed", "Steps per second", note, edges[1:], (written, _drawn_on(edges, counts)))
 
@@ -128,7 +126,7 @@ def _drawn_on(edges: Floats, counts: DrawnCounts) -> Series:
 
 
 def _drawn_in_all(counts: DrawnCounts) -> tuple[Floats, Floats]:
-    """Return a counter of the rows sampled: when it was read, and what it said."""
+    """Return a counter of the rows sampled: the times at which it was read, and its values."""
     ends = counts.begun_at + counts.interval_s
     times = np.column_stack([counts.begun_at, ends]).ravel()
     summed = np.cumsum(counts.rows)
@@ -157,19 +155,19 @@ def _histograms(
         histogram("Returns", of, ended.returns),
         _of_rows("Priorities", stats.priorities, "Nothing to show: the buffer has no priorities."),
         _of_rows(
-            "Reuse: how often a step was sampled",
+            "Reuse: number of times a step was sampled",
             stats.uses,
             "Nothing to show: uses are counted in buffers with max_use or leases. On average each "
             f"step was sampled {stats.samples_per_insert or 0:.3g} times.",
         ),
         _of_rows(
-            "Staleness of the steps held",
+            "Staleness of stored steps",
             stats.staleness,
             "Nothing to show: the buffer has no clock, or its steps no model_version.",
         ),
         histogram(
             "Age in seconds",
-            f"Of {ages_s.size:,} steps held, at even distances."
+            f"{ages_s.size:,} stored steps, at even distances."
             if ages_s.size
             else "Nothing to show: the buffer is empty.",
             ages_s,
@@ -180,4 +178,4 @@ def _histograms(
 def _of_rows(title: str, found: Distribution | None, missing: str) -> Histogram:
     if found is None:
         return Histogram(title, missing)
-    return histogram(title, f"Of {found.n:,} steps held: all, or drawn evenly.", found.values)
+    return histogram(title, f"{found.n:,} stored steps: all, or an even sample.", found.values)

@@ -37,8 +37,8 @@ class Curve:
 
     Attributes:
         key: A name for the page.
-        title: What it shows.
-        note: What it is made from, or why it is empty.
+        title: Title of the figure.
+        note: Source of the data, or the reason why the figure is empty.
         x: Unix times, increasing.
         series: Its lines.
     """
@@ -56,7 +56,7 @@ class Curve:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the browser draws."""
+        """The data that the browser draws."""
         return {
             "x": [round(float(value), 3) for value in self.x],
             "series": [
@@ -71,7 +71,7 @@ class Curve:
 
     @property
     def summary(self) -> tuple[tuple[str, float, float, float, float], ...]:
-        """Of each line its label, least, mean, greatest and last value."""
+        """Label, least, mean, greatest and last value of each line."""
         found = []
         for each in self.series:
             finite = each.values[np.isfinite(each.values)]
@@ -83,17 +83,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How values are distributed.
+    """A distribution of values.
 
     Attributes:
-        title: What it shows.
-        note: What it is made from, or why it is empty.
-        bars: Of each bar where it begins and ends, and how many values it has.
-        n: How many values there are.
-        least: The least.
-        median: The median.
-        mean: The mean.
-        most: The greatest.
+        title: Title of the figure.
+        note: Source of the data, or the reason why the figure is empty.
+        bars: Start, end and number of values of each bar.
+        n: Number of values.
+        least: Least value.
+        median: Median of the values.
+        mean: Mean of the values.
+        most: Greatest value.
     """
 
     title: str
@@ -150,12 +150,12 @@ def grid_of(begin: float, end: float, n: int, shortest_s: float) -> Floats:
 
 
 def rates(edges: Floats, times: Floats, counted: Floats) -> Floats:
-    """Return how much a counter grew in a second of each interval.
+    """Return the growth of a counter per second in each interval.
 
     Args:
         edges: The edges of the intervals.
-        times: When the counter was read, increasing.
-        counted: What it said.
+        times: Times at which the counter was read, increasing.
+        counted: Values of the counter at these times.
     """
     if times.size < _FEWEST_PER_MEAN:
         return np.full(edges.size - 1, np.nan)

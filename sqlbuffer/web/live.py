@@ -13,11 +13,11 @@ MOST_WATCHERS = 100
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one look of the poller found.
+    """The result of one look of the poller.
 
     Attributes:
-        found: What it saw; None after an error.
-        trouble: What went wrong, for people; None where nothing did.
+        found: Result of the look; None after an error.
+        trouble: Error message for people; None if there was no error.
     """
 
     found: Any = None
@@ -42,17 +42,19 @@ class LivePoller:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread that looks."""
+        """Whether a thread polls the database."""
         return self._thread is not None
 
     @property
     def n_watchers(self) -> int:
-        """How many clients watch."""
+        """Number of clients that watch."""
         return len(self._watchers)
 
     async def sightings(self) -> AsyncIterator[Sighting]:
-        """Yield what each look from now on finds, the newest where the client is slow, until
-        `close`. (An earlier look would be older than the page that the client has.)
+        """Yield the result of each look from now on, until `close`; a slow client gets the newest
+        only.
+
+        An earlier look would be older than the page that the client has.
         """
         watcher = _Watcher(asyncio.get_running_loop())
         self._add(watcher)
@@ -106,13 +108,13 @@ class LivePoller:
     def _seen(self) -> Sighting:
         try:
             return Sighting(self._look())
-        # The thread goes on whatever happens: the next look may succeed.
+        # The thread continues after any error: the next look may succeed.
         except Exception as error:
             return Sighting(trouble=str(error) or type(error).__name__)
 
 
 class _Watcher:
-    """What waits for a client: the newest sighting alone."""
+    """A client that waits; it keeps the newest sighting only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._arrived = loop, asyncio.Event()

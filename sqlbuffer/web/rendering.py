@@ -29,11 +29,11 @@ def page(request: Request, template: str, *, status_code: int = 200, **context: 
     """Return a page, or a part of one.
 
     Args:
-        request: What it answers.
+        request: Request to answer.
         template: Name of a file in `templates`.
         status_code: Status of the answer.
-        **context: What the template shows. `link(path, **query)`, `site` and `here` are there for
-            all of them.
+        **context: Values for the template. Every template also gets `link(path, **query)`, `site`
+            and `here`.
     """
     text = fragment(request, template, **context)
     return Response(encoded(text), status_code, media_type="text/html; charset=utf-8")

@@ -34,7 +34,7 @@ _STYLES = ("uPlot.min.css", "app.css")
 
 @dataclass(frozen=True)
 class BufferReport:
-    """What a report says of a buffer."""
+    """The part of a report about one buffer."""
 
     name: str
     figures: BufferFigures
@@ -64,7 +64,7 @@ def report(url: Database, buffer: str | None = None) -> bytes:
         pool.close()
     scripts = [(FOLDER / "static" / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     style = "\n".join((FOLDER / "static" / name).read_text(encoding="utf-8") for name in _STYLES)
-    # Only these run, whatever texts of users there are in the file.
+    # Only these scripts and styles run, even if texts of users contain others.
     policy = (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes([style])}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

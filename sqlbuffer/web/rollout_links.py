@@ -21,7 +21,7 @@ def buffer_link(request: Request, buffer: str, path: str, **query: Any) -> str:
     Args:
         request: The request that is answered.
         buffer: The buffer.
-        path: What follows its name, such as `/episodes/7`.
+        path: Path after the buffer's name, such as `/episodes/7`.
         **query: The state of the page.
     """
     if buffer in _FOLDERS:

@@ -32,7 +32,7 @@ def python_call(url: str, buffer: str, call: str) -> str:
     Args:
         url: The database.
         buffer: The buffer.
-        call: What follows `buffer.`.
+        call: Call after `buffer.`.
     """
     return (
         "from sqlbuffer import ReplayBuffer\n"

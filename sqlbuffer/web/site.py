@@ -1,4 +1,4 @@
-"""What all requests share: the database, its connections and the live figures."""
+"""State that all requests share: the database, its connections and the live figures."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ WARNINGS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class SiteLook:
-    """What one look at the database found.
+    """The result of one look at the database.
 
     Attributes:
-        overview: Its buffers.
-        warnings: What is wrong with it, as far as a quick look shows.
+        overview: Buffers of the database.
+        warnings: Problems that a quick look finds.
     """
 
     overview: DatabaseOverview
@@ -30,7 +30,7 @@ class SiteLook:
 
 
 class Site:
-    """What the pages are about.
+    """The database that the pages show.
 
     Args:
         url: The database, resolved.

@@ -38,8 +38,7 @@ EXAMPLES = (
         "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
     ),
     SqlExample(
-        "On which tasks do the rollouts differ? Where they all earn the same there is nothing to "
-        "learn.",
+        "On which tasks do the rollouts differ? A task with equal returns teaches nothing.",
         "SELECT task_id, rollouts, return_mean, return_spread FROM v_groups\n"
         "WHERE buffer = 'default' AND rollouts > 1 ORDER BY return_spread DESC;",
     ),

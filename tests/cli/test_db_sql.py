@@ -9,6 +9,7 @@ from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import make_newer
 from tests.storage.migrations.test_migrations import objects_of, schema_of
 from tests.support.array_rows import make_array_row
+from tests.support.cli_errors import error_lines
 from tests.support.sql import connected, is_sqlite
 
 
@@ -94,7 +95,7 @@ def test_a_newer_schema_is_refused(run, schema_url):
 def test_a_dialect_is_one_of_two_and_goes_without_a_url(run, words):
     result = run("db", "sql", *words)
     assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 def test_no_database_is_opened_for_a_dialect(run, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import ODD_TASK
 from tests.support.array_rows import make_array_row
+from tests.support.cli_errors import error_lines
 from tests.support.stepped_rows import steps_of, tasks_of
 
 
@@ -133,7 +134,7 @@ def test_a_whole_buffer_has_to_be_named(run, schema_url):
 def test_nothing_is_deleted_unless_one_thing_is_chosen(arrays, filled, options):
     result = arrays("delete", *options)
     assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
     assert len(held(filled)) == 20
 
 

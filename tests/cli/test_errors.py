@@ -12,6 +12,7 @@ from sqlbuffer import ReplayBuffer, errors
 from sqlbuffer.cli import app
 from sqlbuffer.cli.commands import db
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
+from tests.support.cli_errors import error_lines
 from tests.support.malformed_urls import MALFORMED_URLS, NO_PASSWORD, SECRET
 
 CONTRACT = {
@@ -83,14 +84,14 @@ def test_a_url_that_cannot_be_used_is_a_usage_error_in_one_line(run, command, ur
     result = run(*command, url)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
     assert "sqlite:///replay.db" in result.stderr or "SQLite and PostgreSQL" in result.stderr
 
 
 def test_a_server_that_does_not_answer_is_unreachable_and_its_password_stays_hidden(run):
     result = run("info", "postgresql://me:secret@localhost:1/replay")
     assert result.exit_code == 3
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
     assert "check that the server runs" in result.stderr
     assert "secret" not in result.output
 
@@ -150,7 +151,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(run, monkeypatch, error, line)
     result = run("db", "current", "sqlite:///replay.db")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"sqlbuffer: {line}")
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 def test_a_defect_of_the_package_keeps_its_traceback(run, monkeypatch):
@@ -176,3 +177,13 @@ def test_a_warning_is_one_line(run, monkeypatch, make_database_url):
 def test_a_usage_error_names_the_help_of_its_command(run):
     result = run("db", "sql", "--nonsense")
     assert result.stderr == "sqlbuffer: No such option: --nonsense; see `root db sql --help`\n"
+
+
+def test_an_error_names_its_entry_in_the_docs_but_not_for_a_program(run):
+    words = ("info", "mysql://host/replay")
+    assert run(*words).stderr.splitlines()[1:] == ["See docs/reference/errors.md#urlerror"]
+    assert len(run(*words, "--json").stderr.splitlines()) == 1
+
+
+def test_a_usage_error_names_no_entry(run):
+    assert len(run("show").stderr.splitlines()) == 1

@@ -8,6 +8,7 @@ from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import ODD_TASK
 from tests.support import sql
 from tests.support.array_rows import make_array_row
+from tests.support.cli_errors import error_lines
 
 
 def cells(text):
@@ -147,7 +148,7 @@ def test_a_buffer_that_is_not_there_is_named_with_those_that_are(run, filled, co
     assert result.exit_code == 3
     assert "no buffer 'array'" in result.stderr
     assert "'arrays', 'empty', 'talks'" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 def test_two_buffers_at_once_are_a_usage_error(run, filled):

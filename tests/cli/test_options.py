@@ -5,6 +5,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli.options import database
 from tests.cli.conftest import ODD_TASK
+from tests.support.cli_errors import error_lines
 
 OWN = "sqlite:///replay.db"
 
@@ -103,7 +104,7 @@ def test_a_missing_word_is_a_usage_error_that_says_what_to_type(here, command, r
     result = here(*command)
     assert result.exit_code == 2
     assert remedy in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 def test_a_path_that_no_url_can_say_is_refused(here, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from sqlbuffer import RateLimiter, ReplayBuffer
 from tests.cli.conftest import ODD_TASK
+from tests.support.cli_errors import error_lines
 
 
 def drawn(result):
@@ -115,7 +116,7 @@ def test_what_cannot_be_drawn_is_a_usage_error_in_one_line(run, filled, options)
     result = run("sample", filled, "--buffer", "arrays", *options)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import ODD_TASK, talk
 from tests.support import sql
 from tests.support.array_rows import make_array_row
+from tests.support.cli_errors import error_lines
 
 
 def test_show_reads_like_a_protocol(run, filled):
@@ -134,7 +135,7 @@ def test_an_unknown_task_is_named_with_those_like_it(run, filled, options):
     assert result.exit_code == 3
     assert "no task 'task_9'" in result.stderr
     assert "did you mean 'task_" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 @pytest.mark.parametrize("task", ["zzz", "", "a\0b", "\ud800"])

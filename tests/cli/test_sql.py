@@ -6,6 +6,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.support import sql as plain_sql
+from tests.support.cli_errors import error_lines
 
 
 def test_sql_prints_a_table(run, filled):
@@ -93,7 +94,7 @@ def test_a_statement_that_writes_is_refused_in_one_line(run, filled, statement):
     result = run("sql", filled, statement)
     assert result.exit_code == 1
     assert "`sqlbuffer sql` only reads" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
     assert ReplayBuffer.list(filled) == ["arrays", "empty", "talks"]
 
 
@@ -101,7 +102,7 @@ def test_a_statement_that_writes_is_refused_in_one_line(run, filled, statement):
 def test_a_second_statement_is_refused(run, filled, first):
     result = run("sql", filled, f"{first}; DELETE FROM buffers")
     assert result.exit_code == 1
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
     assert ReplayBuffer.list(filled) == ["arrays", "empty", "talks"]
 
 
@@ -114,7 +115,7 @@ def test_a_statement_that_is_wrong_ends_in_one_line(run, filled, statement):
         in result.stderr
     )
     assert "db init" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 @pytest.mark.parametrize("statement", ["", " \n"])

@@ -33,6 +33,8 @@ READ = {
     "docs/tutorials/quickstart.md",
     "docs/tutorials/team-postgresql.md",  # among the integrations
     "docs/concepts/mirror.md",
+    "docs/reference/cli.md",  # in test_cli_page.py
+    "docs/reference/errors.md",  # in test_errors_page.py
     "docs/reference/schema.md",
     "docs/reference/settings.md",
 }

@@ -60,10 +60,10 @@ def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of,
     assert lines_of(curves["Lengths of episodes"])["each"] == [N_STEPS] * N_EPISODES
     assert curves["Returns"]["x"] == sorted(curves["Returns"]["x"])
     assert set(lines_of(curves["Steps per second"])) == {"in", "out"}
-    stale = lines_of(curves["Staleness of what was drawn"])["each"]
+    stale = lines_of(curves["Staleness of sampled steps"])["each"]
     assert all(3 <= value <= 5 for value in stale)
     assert stale
-    assert f"Of all {N_EPISODES} episodes that have ended." in page
+    assert f"All {N_EPISODES} episodes that have ended." in page
     assert all(f"<h2>{title}" in page for title in ("Priorities", "Reuse", "Age in seconds"))
     assert page.count('<svg class="bars"') == 5
     assert "uses are counted in buffers with max_use" not in page
@@ -131,7 +131,9 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of):
     for path in paths:
         page = client.get(path).text
         lines = re.findall(
-            r"<pre[^>]*><code>(.*?)</code></pre>", page.split("The same elsewhere")[1], re.DOTALL
+            r"<pre[^>]*><code>(.*?)</code></pre>",
+            page.split("The same in a shell or in Python")[1],
+            re.DOTALL,
         )
         assert lines
         for line in map(html.unescape, lines):
@@ -159,7 +161,7 @@ def test_tasks_without_episodes_and_open_episodes_have_curves(schema_url, client
             values = {"obs": np.zeros((3, 2))} if typed else {"state": [{}] * 3}
             buffer.extend({**values, "reward": np.full(3, float(number))}, **keys)
     page = client_of(schema_url).get("/buffer?buffer=open").text
-    assert "Of the newest 6 rollouts that are held" in page
+    assert "The newest 6 rollouts that are stored" in page
     assert sorted(lines_of(curves_of(page)["Returns"])["each"]) == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
     assert set(lines_of(curves_of(page)["Lengths of episodes"])["each"]) == {3.0}
     ReplayBuffer(schema_url, name="empty").close()

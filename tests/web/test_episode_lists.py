@@ -123,7 +123,7 @@ def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, clie
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"condition": "{"}, "no JSON"),
+        ({"condition": "{"}, "not JSON"),
         ({"condition": "nonsense"}, "field=value"),
         ({"version": "x"}, "whole number"),
         ({"version": "9" * 30}, "64 bits"),

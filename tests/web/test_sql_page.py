@@ -118,7 +118,7 @@ def test_a_link_on_another_site_runs_nothing(schema_url, client_of):
 
 def test_the_limits_are_shown_and_the_views_are_listed(schema_url, client_of):
     page = client_of(schema_url).get("/sql").text
-    assert "The page shows 1,000 rows or 4.0 MiB, and ends a statement after 5 s" in page
+    assert "The page shows at most 1,000 rows or 4.0 MiB, and ends a statement after 5 s" in page
     assert all(
         f"<code>{view}</code>" in page for view in ("v_experiences", "v_groups", "v_waiting")
     )

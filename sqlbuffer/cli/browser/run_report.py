@@ -24,14 +24,18 @@ def report(
     buffer: Annotated[
         str | None,
         typer.Option(
-            "--buffer", "-b", metavar="NAME", help="The buffer; without it all.", show_default=False
+            "--buffer",
+            "-b",
+            metavar="NAME",
+            help="The buffer; without it all buffers.",
+            show_default=False,
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
 ) -> None:
-    """Write what the pages show into one HTML file.
+    """Write the pages of `sqlbuffer ui` into one HTML file.
 
     It has the curves and distributions of buffers, the best and worst episodes, and the groups. It
     needs no server and no network, and runs nothing that users have stored.

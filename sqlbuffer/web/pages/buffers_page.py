@@ -62,7 +62,7 @@ async def _events(request: Request) -> AsyncIterator[str]:
 
 
 def _event(name: str, text: str) -> str:
-    # One line of ASCII, whatever is in it.
+    # One line of ASCII, for any text.
     return f"event: {name}\ndata: {json.dumps(text)}\n\n"
 
 

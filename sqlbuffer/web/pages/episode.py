@@ -28,15 +28,15 @@ VIEWS = {"steps": "Steps", "curves": "Curves", "draws": "Draws"}
 
 @dataclass(frozen=True)
 class PagePlace:
-    """Which part of a rollout an address asks for.
+    """The part of a rollout that an address requests.
 
     Attributes:
-        at: The first step; None: that of the rollout.
-        before: The page ends before this step.
-        is_last: The last page.
-        first_turn: Which turn of the first step it begins with.
-        wanted: What is looked for.
-        view: What is shown of the steps.
+        at: First step of the page; None: the first of the rollout.
+        before: Step that the page ends before.
+        is_last: True for the last page.
+        first_turn: Number of the first turn to show of the first step.
+        wanted: Text to search for.
+        view: View of the steps.
     """
 
     at: StepKey | None
@@ -129,7 +129,7 @@ def _context(
     place: PagePlace,
     keys: KeyPage,
 ) -> dict[str, Any]:
-    """Return what the template shows beside the rollout."""
+    """Return the template's values in addition to the rollout."""
     first = keys.keys[0] if keys.keys else None
     earlier = None
     if first is not None:

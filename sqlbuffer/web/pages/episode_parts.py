@@ -27,7 +27,7 @@ from sqlbuffer.web.transcript.said_parts import Said, said_in_step
 from sqlbuffer.web.transcript.shown_texts import printable
 from sqlbuffer.web.transcript.turns import whole_conversation
 
-# Of a step that was stored once, under a number that is given once.
+# For a step that is stored once, under a number that is never reused.
 _FOR_EVER = "private, max-age=31536000, immutable"
 MOST_COMPARED_STEPS, MOST_COMPARED_BYTES = 1_000, 16 * 2**20
 
@@ -93,7 +93,7 @@ def show_difference(request: Request) -> Response:
 
 
 def _conversation(connection: Any, buffer: Any, rollout: Rollout) -> tuple[list[Said], bool]:
-    """Return what is said in a rollout, and whether it goes on behind that."""
+    """Return the messages of a rollout, and whether there are more after them."""
     keys = key_page(connection, buffer, rollout, MOST_COMPARED_STEPS)
     steps, n_taken = read_steps(connection, buffer, keys.keys, most_bytes=MOST_COMPARED_BYTES)
     turns = whole_conversation(
@@ -145,7 +145,7 @@ def _part(said: Said, part: str) -> str | None:
 
 
 def _plain(text: str) -> Response:
-    # A browser shows it as text, whatever it holds: `nosniff` is on every answer.
+    # A browser shows it as text, for any content: every answer has `nosniff`.
     return Response(encoded(text), media_type="text/plain; charset=utf-8")
 
 

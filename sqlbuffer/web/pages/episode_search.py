@@ -15,13 +15,13 @@ STEPS_AT_ONCE = 100
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        key: The step; None: none of those that were searched has the text.
-        anchor: The id of the element of its first turn that has it.
-        n_searched: How many steps were searched.
-        reached: The last of them; None: the search has come to the end.
+        key: Step that has the text; None if no searched step has it.
+        anchor: Id of the element of the first turn that has it.
+        n_searched: Number of steps that were searched.
+        reached: Last searched step; None if the search reached the end.
     """
 
     key: StepKey | None

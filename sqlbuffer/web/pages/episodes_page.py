@@ -150,11 +150,11 @@ def _real(text: str, name: str) -> float | None:
 
 
 def page_place(text: str | None, *forms: str) -> list[Any] | None:
-    """Return where a page begins; what is no such place is the first page.
+    """Return the start of a page; None, the first page, if the text is not such a place.
 
     Args:
         text: JSON, from an address.
-        *forms: What it may be: a letter for each value, `n` for a number and `s` for a text.
+        *forms: Allowed forms: a letter for each value, `n` for a number and `s` for a text.
     """
     try:
         found = orjson.loads(text) if text else None

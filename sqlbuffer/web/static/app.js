@@ -1,4 +1,4 @@
-// Theme, keys and live figures. The pages can be read without it.
+// Theme, keys and live figures. The pages also work without it.
 (function () {
   "use strict";
   const root = document.documentElement;
@@ -19,7 +19,7 @@
     document.dispatchEvent(new CustomEvent("sqlbuffer:theme"));
   }
 
-  // Rows that j and k go through: each has one link or is focused itself.
+  // Rows for the keys j and k: each has one link, or gets the focus.
   const rows = () => [...document.querySelectorAll("[data-row]")].filter((row) => row.offsetParent);
   const target = (row) => row.querySelector("a[href], summary, button") || row;
   function move(by) {
@@ -65,7 +65,7 @@
     if (event.target.closest("[data-keys]")) showKeys();
   });
 
-  // A part of the page that the server sends again and again, as escaped HTML.
+  // A part of the page that the server sends repeatedly, as escaped HTML.
   function follow(part) {
     const note = document.querySelector(part.dataset.liveNote || "[data-live-note]");
     const say = (text) => { if (note) note.textContent = text; };
@@ -84,7 +84,7 @@
       });
     }
     start();
-    // A tab that no one sees asks for nothing.
+    // A hidden tab requests nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) { source.close(); say("paused"); } else if (source.readyState === 2) start();
     });

@@ -2,11 +2,11 @@
 (function () {
   "use strict";
   const HEIGHT = 190;
-  // A file of its own has no other parts of the history.
+  // A report in one file has no other parts of the history.
   const isReport = "report" in document.documentElement.dataset;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-  // The more is shown, the fewer parts of a time are: of days no seconds.
+  // A longer span shows fewer parts of a time: no seconds if it covers days.
   function timeText(seconds, width) {
     const iso = new Date(seconds * 1e3).toISOString();
     if (width > 2 * 86400) return iso.slice(5, 16).replace("T", " ");
@@ -22,7 +22,7 @@
     return line;
   }
 
-  // A part that is selected becomes the state of the page, so that its address can be shared.
+  // A selected part becomes part of the page's address, which can be shared.
   function zoom(plot) {
     if (plot.select.width < 8) return;
     const address = new URL(location.href);
@@ -42,7 +42,7 @@
         { label: "UTC", value: (_, seconds) => (seconds == null ? "–" : new Date(seconds * 1e3).toISOString().slice(0, 19).replace("T", " ")) },
         ...data.series.map(seriesOf),
       ],
-      // One moment alone has no width.
+      // A single moment has no width.
       scales: { x: { range: (_, low, high) => (high - low > 0.001 ? [low, high] : [low - 30, high + 30]) } },
       axes: [
         { ...axis, values: (plot, ticks) => ticks.map((seconds) => timeText(seconds, plot.scales.x.max - plot.scales.x.min)) },

@@ -1,4 +1,4 @@
-// Curves and film strips of an episode. The page can be read without it.
+// Curves and film strips of an episode. The page also works without it.
 (function () {
   "use strict";
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sqlbuffer.steps.data_rows import DataRow
 
 MOST_CURVES = 24
-# Of longer rollouts, so many steps at even distances are read.
+# Number of steps that are read of a longer rollout, at even distances.
 MOST_STEPS_READ = 1_000
 
 

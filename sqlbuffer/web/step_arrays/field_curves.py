@@ -31,8 +31,8 @@ class FieldCurve:
     Attributes:
         name: The field.
         x: The steps.
-        lines: The values at these steps, by the name of the line: NaN where there is none.
-        n_values: Of how many steps these are the values.
+        lines: Values at these steps, by the name of the line; NaN if there is none.
+        n_values: Number of steps that have a value.
     """
 
     name: str

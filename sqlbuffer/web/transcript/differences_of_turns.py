@@ -34,8 +34,8 @@ class DifferentTurn:
 
     Attributes:
         kind: `same`, `changed` (both have one here), `left` or `right`.
-        role: Who says it; of both where they differ.
-        lines: Its lines; of turns that are the same the beginning of the first one.
+        role: Role of the message; both roles if they differ.
+        lines: Lines of the turn; for equal turns the beginning of the first one.
     """
 
     kind: Literal["same", "changed", "left", "right"]
@@ -131,9 +131,9 @@ class _Comparison:
 def _runs(
     ours: Sequence[object], theirs: Sequence[object], most: int
 ) -> Iterator[tuple[bool, range, range]]:
-    """Yield runs that are the same or not, as ranges of both sides.
+    """Yield runs of equal or different items, as ranges of both sides.
 
-    Between the parts that are the same at both ends, at most so many are compared.
+    Between the equal items at both ends, at most `most` items are compared.
     """
     n = min(len(ours), len(theirs))
     start = next((i for i in range(n) if ours[i] != theirs[i]), n)

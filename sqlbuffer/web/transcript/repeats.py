@@ -8,19 +8,19 @@ _Token = tuple[str, int, int]
 
 
 def n_repeated(conversation: Sequence[Said], new: Sequence[Said]) -> tuple[int, int]:
-    """Return how many messages at the beginning of a step repeat the conversation so far.
+    """Return the number of messages at the beginning of a step that repeat the conversation so far.
 
-    A step may hold the whole context up to it, a window of it, or only what is new. In a context
-    that is given again, the assistant's texts may differ from what it said, for example without its
+    A step may contain the whole context up to it, a window of it, or only new messages. In a
+    repeated context, the assistant's texts may differ from its answers, for example without its
     reasoning. The time is linear in the number of messages.
 
     Args:
-        conversation: What was said before.
-        new: What the step holds.
+        conversation: Messages before the step.
+        new: Messages of the step.
 
     Returns:
-        How many messages are repeated, and how many of these stand at the end of the conversation;
-        they differ by one where a window begins with the system message.
+        The number of repeated messages, and the number of these at the end of the conversation.
+        They differ by one if a window begins with the system message.
 
     Example:
         >>> said = [Said("user", "2 + 2?"), Said("assistant", "4")]
@@ -45,7 +45,7 @@ def n_same(one: Sequence[Said], other: Sequence[Said]) -> int:
 
 
 def _token(said: Said) -> _Token:
-    # What a call looks like differs between an agent's answer and its context.
+    # A tool call may look different in an agent's answer and in its context.
     return said.role, len(said.text), hash(said.text)
 
 

@@ -1,6 +1,6 @@
-"""What one message says: its text, its reasoning, its calls of tools, or the result of one.
+"""The parts of one message: its text, its reasoning, its tool calls, or the result of one.
 
-Any value is a message here: a page shows what there is, where `sqlbuffer.llm` refuses it.
+Any value is a message here: a page shows every value, also those that `sqlbuffer.llm` refuses.
 """
 
 import json
@@ -20,11 +20,11 @@ _THINKING = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": "
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool.
+    """A tool call.
 
     Attributes:
-        id: What its result names; None: it has none.
-        name: The tool.
+        id: Id that its result names; None if it has none.
+        name: Name of the tool.
         arguments: The arguments, as JSON with indents where they are JSON.
     """
 
@@ -38,13 +38,13 @@ class Said:
     """One message.
 
     Attributes:
-        role: Who says it.
+        role: Role of the author.
         text: The text.
-        name: The name of who says it.
-        reasoning: What was thought before.
-        calls: Calls of tools.
+        name: Name of the author.
+        reasoning: Reasoning before the text.
+        calls: Tool calls.
         answers: The id of the call whose result it is.
-        is_answer: It is what the agent did in the step, and not its context.
+        is_answer: True if it is the agent's action in the step, not its context.
     """
 
     role: str
@@ -63,12 +63,13 @@ class Said:
 
 
 def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
-    """Return what is said in a step: its messages, and then what the agent did.
+    """Return the messages of a step, followed by the agent's action.
 
     Args:
         messages: The messages of the step.
-        actions: Its actions. Numbers and the like are not said, unless there are messages.
-        state: A text is a message of the user where there are no messages.
+        actions: Actions of the step. Numbers and similar values are left out, unless there are
+            messages.
+        state: State of the step. A text counts as a message of the user if there are no messages.
 
     Example:
         >>> [said.role for said in said_in_step(["2 + 2?"], ["4"])]

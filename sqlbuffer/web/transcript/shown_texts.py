@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 # A text that is not longer is shown in full.
 SHOWN_LINES, SHOWN_CHARS = 24, 1_600
-# So much of a longer one is in the page, folded. The rest has a URL of its own.
+# Number of characters of a longer text that the page contains, folded. The rest has its own URL.
 FOLDED_CHARS = 16_000
 EXCERPT_CHARS = 160
 
@@ -19,11 +19,11 @@ class ShownText:
     """A text as a page shows it.
 
     Attributes:
-        head: What is shown at once.
-        rest: What is shown on a click: the lines behind the head.
+        head: Part that is shown immediately.
+        rest: Lines after the head, shown on a click.
         n_chars: Characters of the whole text.
-        n_lines: Lines of it.
-        is_cut: The text goes on behind the rest.
+        n_lines: Lines of the whole text.
+        is_cut: True if the text continues after the rest.
     """
 
     head: str
@@ -99,7 +99,7 @@ def pieces(text: str, wanted: str) -> list[tuple[str, bool]]:
 
 
 def _head_end(text: str) -> int:
-    """Return where the part that is shown at once ends; a few lines more are shown as well."""
+    """Return the end of the part that is shown immediately; a few extra lines are shown too."""
     if len(text) <= SHOWN_CHARS * 5 // 4 and text.count("\n") < SHOWN_LINES * 5 // 4:
         return len(text)
     end = 0

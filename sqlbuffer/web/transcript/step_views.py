@@ -37,16 +37,16 @@ class StepView:
     """A step as a page shows it.
 
     Attributes:
-        seq: Its number in the buffer.
-        position: Its place in the rollout.
-        row: The step; None: it cannot be rebuilt.
-        trouble: Why not.
-        turns: What is new in its conversation.
-        n_folded: How many messages repeat the conversation before.
-        values: Its other values.
-        notes: What is known of it beside that; see `StepNotes`.
-        priority: Its priority.
-        next_turn: The first turn that no longer fits on the page; None: all do.
+        seq: Number of the step in the buffer.
+        position: Position in the rollout.
+        row: The step; None if it cannot be rebuilt.
+        trouble: Reason why it cannot.
+        turns: New turns of its conversation.
+        n_folded: Number of messages that repeat the conversation before.
+        values: Other values of the step.
+        notes: Other data of the step; see `StepNotes`.
+        priority: Priority of the step.
+        next_turn: First turn that does not fit on the page; None if all fit.
     """
 
     seq: int
@@ -86,7 +86,7 @@ class StepsPage:
 
     @property
     def numbers(self) -> list[tuple[str, str]]:
-        """Which of reward, value and advantage any step has, and where."""
+        """Those of reward, value and advantage that any step has, with their attributes."""
         return [
             (name, attribute)
             for name, attribute in SCALARS.items()
@@ -112,14 +112,14 @@ def steps_page(
     first_turn: int = 0,
     images: Sequence[str] = (),
 ) -> StepsPage:
-    """Return what a page shows of steps.
+    """Return the view of a page of steps.
 
     Args:
         steps: `BrowsedStep`s, in order.
-        notes: What is known of them, by their numbers.
-        wanted: What is looked for; empty: nothing.
-        before: The step before them, whose conversation they may repeat.
-        first_turn: Which turn of the first step the page begins with.
+        notes: Other data of the steps, by their numbers.
+        wanted: Text to search for; empty: none.
+        before: Step before them, whose conversation they may repeat.
+        first_turn: Number of the first turn to show of the first step.
         images: Typed fields that are images and were not read.
     """
     transcript = Transcript(wanted)

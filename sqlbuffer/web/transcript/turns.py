@@ -15,13 +15,13 @@ _OPEN_CALLS = 1_000
 
 @dataclass(eq=False)
 class ShownCall:
-    """A call of a tool in a turn, with what it returned.
+    """A tool call in a turn, with its results.
 
     Attributes:
-        name: The tool.
-        arguments: Its arguments.
-        results: What it returned: the turns of the results.
-        id: What its results name.
+        name: Name of the tool.
+        arguments: Arguments of the call.
+        results: Turns of the results.
+        id: Id that its results name.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Turn:
     """One message as a page shows it.
 
     Attributes:
-        seq: The step that holds it.
-        place: Its place among the messages of that step, from 0, those that are folded counted.
+        seq: Step that contains it.
+        place: Position among the messages of that step, from 0; folded ones count.
         said: The message.
-        text: Its text.
-        reasoning: What was thought before it.
-        calls: Its calls of tools.
-        is_match: It has what is looked for.
-        excerpts: Where a match is behind what is shown: its surroundings.
+        text: Text of the message.
+        reasoning: Reasoning before it.
+        calls: Tool calls of the message.
+        is_match: True if it contains the searched text.
+        excerpts: Surroundings of matches after the shown part.
     """
 
     seq: int
@@ -74,13 +74,13 @@ class StepTurns:
 
 
 class Transcript:
-    """Goes down the steps of an episode, and returns what is new in each.
+    """Reads the steps of an episode in order, and returns the new messages of each.
 
     Args:
-        wanted: What is looked for; empty: nothing.
+        wanted: Text to search for; empty: none.
 
     Attributes:
-        matches: The turns that have it, in order.
+        matches: Turns that contain it, in order.
 
     Example:
         >>> transcript = Transcript()
@@ -107,18 +107,18 @@ class Transcript:
         self._given = [each for each in said if not each.is_answer]
 
     def step(self, seq: int, messages: Any, actions: Any, state: Any = None) -> StepTurns:
-        """Return what is new in a step.
+        """Return the new messages of a step.
 
         Args:
-            seq: Its number.
-            messages: Its messages.
-            actions: What the agent did.
-            state: Its state, if that is a text.
+            seq: Number of the step.
+            messages: Messages of the step.
+            actions: Actions of the step.
+            state: State of the step, if it is a text.
         """
         said = said_in_step(messages, actions, state)
         given = [each for each in said if not each.is_answer]
         n_context, n_aligned = n_repeated(self._said, given)
-        # What an agent did may be written otherwise in its context, or not be there at all.
+        # The agent's action may be written differently in its context, or be missing there.
         if (n_begun := n_same(self._given, given)) > n_context:
             n_context, n_aligned = n_begun, 0
         self._given = given

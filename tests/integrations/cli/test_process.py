@@ -10,6 +10,7 @@ from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import start
 from tests.integrations.cli.terminal import run_on_terminal
 from tests.support import sql
+from tests.support.cli_errors import error_lines
 from tests.support.processes import wait_until
 
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
@@ -155,7 +156,7 @@ def test_a_full_disk_under_the_output_is_one_line(filled):
 def test_the_exit_code_reaches_the_shell(words, code):
     found, stdout, stderr = finish(start(*words))
     assert found == code
-    assert len((stdout + stderr).splitlines()) == 1
+    assert len(error_lines(stdout + stderr)) == 1
 
 
 UNREACHABLE = "postgresql://me:secret@localhost:1/replay"
@@ -169,7 +170,7 @@ def test_a_server_that_does_not_answer_is_3_and_its_password_stays_hidden(run, w
     at = 2 if words[0] == "db" else 1
     result = run(*words[:at], UNREACHABLE, *words[at:])
     assert result.exit_code == 3
-    assert len(result.output.splitlines()) == 1
+    assert len(error_lines(result.output)) == 1
     assert "check that the server runs" in result.output
     assert "secret" not in result.output
 
@@ -179,7 +180,7 @@ def test_a_database_without_the_schema_is_4(run, postgres_url, words):
     result = run(words[0], postgres_url, *words[1:])
     assert result.exit_code == 4
     assert "sqlbuffer db init" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(error_lines(result.stderr)) == 1
 
 
 def test_a_sqlite_file_without_the_schema_is_4(run, tmp_path):

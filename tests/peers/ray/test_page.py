@@ -29,7 +29,7 @@ def test_collectors_and_a_learner_are_actors(postgres_url: str) -> None:
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "as it played; Ray restarts it" in done.stdout
+    assert "while it played; Ray restarts it" in done.stdout
     agents = run(postgres_url, "SELECT agent_id, count(*) FROM v_experiences GROUP BY 1 ORDER BY 1")
     assert [agent for agent, _ in agents] == [f"collector-{i}" for i in range(4)]
     for agent, steps in agents:

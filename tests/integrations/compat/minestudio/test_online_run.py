@@ -171,9 +171,9 @@ BREACHES = {
         "every rank",
         lambda all_: all_["prepared"][1]["chosen"].reverse(),
     ),
-    "other bytes": ("all that is prepared", lambda all_: all_["read"][0].update(as_stored=False)),
+    "other bytes": ("every prepared", lambda all_: all_["read"][0].update(as_stored=False)),
     "an old one in place of a new one": (
-        "the newest",
+        "the buffer keeps the newest",
         lambda all_: all_["held"][0].update(found=[["last", 0]]),
     ),
 }
