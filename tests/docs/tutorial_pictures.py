@@ -22,7 +22,7 @@ svg { color: #1f2328 }
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }
 </style>"""
 # Text stays text, and the same figure makes the same file.
-_SETTINGS = {
+SETTINGS = {
     "savefig.transparent": True,
     "legend.framealpha": 0.0,
     "svg.fonttype": "none",
@@ -46,7 +46,7 @@ def draw(name: str) -> Path:
 
     page, saved = PICTURES[name]
     here = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(_SETTINGS):
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(SETTINGS):
         os.chdir(folder)
         try:
             with pytest.MonkeyPatch.context() as monkeypatch:

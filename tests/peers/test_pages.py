@@ -8,6 +8,8 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.docs.conftest import read
+from tests.docs.tutorial_pictures import SETTINGS, with_both_schemes
+from tests.support.markdown import ROOT
 
 __all__ = ["read"]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,6 +47,11 @@ def test_dqn(read: Any) -> None:
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
 def test_dataframes(read: Any) -> None:
-    page = read("docs/tutorials/dataframes.md")
+    import matplotlib
+
+    with matplotlib.rc_context(SETTINGS):
+        page = read("docs/tutorials/dataframes.md")
     assert len(page.names["episodes"]) == 120
-    assert Path("balance.svg").stat().st_size > 5_000
+    drawn = with_both_schemes(Path("balance.svg").read_text(encoding="utf-8"))
+    shown = (ROOT / "docs" / "images" / "tutorial-dataframes.svg").read_text(encoding="utf-8")
+    assert drawn == shown, "run `make tutorial-pictures`"
