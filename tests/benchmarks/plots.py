@@ -213,10 +213,10 @@ def by_writers(found: dict[str, Any]) -> str:
 
 
 def _notes(section: dict[str, Any], topic: str) -> list[str]:
-    """Return what is known of the run: the facts on a topic, or the machine; and the versions."""
+    """Return what is known of the run: the fact on a topic, or the machine and the versions."""
     facts: list[str] = section["facts"]
-    own = [fact for fact in facts if fact.startswith(topic)]
-    return [*(own or facts[:1]), facts[1]]
+    own = [fact.partition(": ")[2] for fact in facts if fact.startswith(f"{topic}: ")]
+    return [f"Machine: {own[0]}"] if own else facts[:2]
 
 
 PANELS = (

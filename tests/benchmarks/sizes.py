@@ -14,10 +14,11 @@ PARTS = (100, 10, 1)  # of the rows of the large buffer
 
 def measure(bench: Bench) -> Iterator[Figure]:
     """Yield the figures of one database: buffers of all sizes are drawn from in turns."""
-    small, middle, large = (max(BATCH, bench.scale.rows // part) for part in PARTS)
+    sizes = sorted({max(BATCH, bench.scale.rows // part) for part in PARTS})
+    small, large = sizes[0], sizes[-1]
     calls = {}
     with bench.database() as url, ExitStack() as stack:
-        for n in (small, middle, large):
+        for n in sizes:
             bench.say(f"filling a buffer with {n:,} steps")
             buffer = filled(url, n, name=f"steps-{n}")
             stack.callback(buffer.close)
@@ -33,7 +34,7 @@ def measure(bench: Bench) -> Iterator[Figure]:
             "; ".join(
                 f"{n:,}: {shown_time(timings.median(f'{source} {n}'))}, "
                 f"{timings.ratio(f'{source} {n}', f'{source} {small}').value:.2f} times"
-                for n in (small, middle, large)
+                for n in sizes
             ),
             timings.ratio(f"{source} {large}", f"{source} {small}"),
         )

@@ -1,5 +1,6 @@
 """Other buffers are measured where they are installed; how fast anything is is not asserted."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -106,6 +107,12 @@ def test_a_section_that_is_not_measured_stays_in_the_document(capsys, tmp_path):
     command.main([*arguments, str(document)], None, (), ())
     printed, written = capsys.readouterr().out.strip(), document.read_text()
     assert list(tables_of(printed)) == [PRIORITIES]
+    stored = json.loads(document.with_suffix(".json").read_text())
+    (lines,) = stored["prioritized peers"]["tables"]
+    assert list(lines[0].items()) == list(
+        zip(PRIORITIES, tables_of(printed)[PRIORITIES][0], strict=True)
+    )
+    assert stored["peers"]["tables"] == []
     assert written.startswith(kept)
     assert printed in written
     assert "earlier" not in written
