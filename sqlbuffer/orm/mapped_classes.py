@@ -1,4 +1,4 @@
-"""Classes that SQLAlchemy maps to the views; `docs/reference/schema.md` lists the columns."""
+"""Classes that SQLAlchemy maps to the views; `docs/reference/views.md` lists the columns."""
 
 import time
 from datetime import datetime

@@ -52,11 +52,11 @@ def test_a_link_to_nowhere_is_found():
         "#a-heading-code",
         "#none",
         "none.md",
-        "docs/reference/schema.md",
-        "docs/reference/schema.md#none",
+        "docs/reference/views.md",
+        "docs/reference/views.md#none",
     ]
     assert broken("README.md", text, targets) == [
         "#none",
         "none.md",
-        "docs/reference/schema.md#none",
+        "docs/reference/views.md#none",
     ]

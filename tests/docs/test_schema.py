@@ -1,4 +1,4 @@
-"""docs/reference/schema.md says what the databases have, and its examples run."""
+"""The pages on views and tables say what the databases have, and their examples run."""
 
 import re
 
@@ -11,10 +11,8 @@ from tests.support.array_rows import make_array_row
 from tests.support.markdown import ROOT, blocks
 from tests.support.sql import connected, plain_engine, run
 
-WRITING = [
-    sql for sql in blocks("docs/reference/schema.md", "sql") if sql.startswith(("INSERT", "DELETE"))
-]
-READING = [sql for sql in blocks("docs/reference/schema.md", "sql") if sql not in WRITING]
+VIEWS, TABLES = "docs/reference/views.md", "docs/reference/tables.md"
+WRITING, READING = blocks(TABLES, "sql"), blocks(VIEWS, "sql")
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def filled(schema_url):
 def test_new_experiences_has_the_documented_columns(schema_url):
     with connected(schema_url) as connection:
         columns = list(connection.execute(text("SELECT * FROM new_experiences")).keys())
-    page = (ROOT / "docs/reference/schema.md").read_text(encoding="utf-8")
+    page = (ROOT / TABLES).read_text(encoding="utf-8")
     sentence = page.partition("The columns of `new_experiences` are ")[2].partition(";")[0]
     assert re.findall(r"`(\w+)`", sentence) == columns
 
@@ -43,7 +41,7 @@ def test_a_row_inserted_by_hand_is_a_row_like_others_until_it_is_deleted_by_hand
     insert, delete = WRITING
     statements = [insert]
     if filled.startswith("postgresql"):
-        statements += blocks("docs/reference/schema.md", "postgresql")
+        statements += blocks(TABLES, "postgresql")
     for statement in statements:
         run(filled, statement)
     with ReplayBuffer(filled) as buffer:
@@ -68,7 +66,7 @@ def test_the_arrays_of_a_row_are_read_by_hand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ReplayBuffer("sqlite:///replay.db") as buffer:
         buffer.store(make_array_row(step=3))
-    (block,) = (body for body in blocks("docs/reference/schema.md", "python") if "$array" in body)
+    (block,) = (body for body in blocks(TABLES, "python") if "$array" in body)
     names: dict = {}
     exec(block, names)
     names["connection"].close()
@@ -80,7 +78,7 @@ def test_the_records_of_a_chunk_are_read_by_hand(schema_url):
     fields = {"level": "int16", "obs": ("float32", (2,))}
     with ReplayBuffer(schema_url, "chunked", fields=fields) as buffer:
         buffer.extend({"obs": obs, "level": np.arange(10)}, task_id="t", agent_id="a")
-    (block,) = (body for body in blocks("docs/reference/schema.md", "python") if "records" in body)
+    (block,) = (body for body in blocks(TABLES, "python") if "records" in body)
     url = plain_engine(schema_url).url.render_as_string(hide_password=False)
     names: dict = {}
     exec(block.replace("sqlite:///replay.db", url), names)
@@ -105,7 +103,7 @@ def test_pandas_reads_a_view(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ReplayBuffer("sqlite:///replay.db") as buffer:
         buffer.store(make_array_row())
-    (block,) = (body for body in blocks("docs/reference/schema.md", "python") if "pandas" in body)
+    (block,) = (body for body in blocks(VIEWS, "python") if "pandas" in body)
     names: dict = {}
     exec(block, names)
     names["engine"].dispose()

@@ -25,7 +25,7 @@ def asked(statement, path="/sql"):
 def test_examples_are_those_of_the_docs():
     read_only = [
         block.body
-        for block in fenced_blocks("docs/reference/schema.md")
+        for block in fenced_blocks("docs/reference/views.md")
         if block.language == "sql"
         and "SELECT" in block.body
         and not re.search("INSERT|DELETE", block.body)
@@ -122,4 +122,4 @@ def test_the_limits_are_shown_and_the_views_are_listed(schema_url, client_of):
     assert all(
         f"<code>{view}</code>" in page for view in ("v_experiences", "v_groups", "v_waiting")
     )
-    assert text_of("docs/reference/schema.md")
+    assert text_of("docs/reference/views.md")

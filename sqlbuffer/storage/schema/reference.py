@@ -1,6 +1,6 @@
-"""Write the generated sections of `docs/reference/schema.md`.
+"""Write the generated sections of `docs/reference/views.md` and `docs/reference/tables.md`.
 
-Run `python -m sqlbuffer.storage.schema.reference`.
+Run `python -m sqlbuffer.storage.schema.reference` in the checkout.
 """
 
 import re
@@ -18,13 +18,24 @@ from sqlbuffer.storage.schema.views import VIEWS, View
 
 SQLITE: Dialect = sqlite.dialect()
 POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+PAGES = ("views.md", "tables.md")
+_AFTER_FIRST_CLAUSE = re.compile(r"(?:\.(?=\s)|\.$|:).*", re.DOTALL)
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def with_sections(document: str) -> str:
     """Return the document with the sections between its markers generated again."""
-    sections = {"views": views_section, "tables": tables_section}
+    sections = {"list": views_list, "views": views_section, "tables": tables_section}
     return _SECTION.sub(lambda found: f"{found[1]}\n{sections[found[2]]()}\n\n{found[3]}", document)
+
+
+def views_list() -> str:
+    """Return the first sentence about each view as Markdown."""
+    rows = (
+        (f"[{name}](#{name})", _AFTER_FIRST_CLAUSE.sub("", view.text))
+        for name, view in VIEWS.items()
+    )
+    return "\n".join(_grid(("view", "content"), rows))
 
 
 def views_section() -> str:
@@ -39,11 +50,13 @@ def tables_section() -> str:
 
 def _view(name: str, view: View) -> str:
     rows = ((f"`{column}`", kind, text) for column, (kind, text) in view.columns.items())
-    return "\n".join([f"### {name}", "", view.text, "", *_grid(("column", "kind", "what"), rows)])
+    return "\n".join(
+        [f"### {name}", "", view.text, "", *_grid(("column", "kind", "meaning"), rows)]
+    )
 
 
 def _table(table: Table) -> str:
-    header = ("column", "SQLite", "PostgreSQL", "null", "what")
+    header = ("column", "SQLite", "PostgreSQL", "null", "meaning")
     rows = [*_integer_key(table), *map(_column, table.columns)]
     lines = [f"### {table.name}", "", *_grid(header, rows), ""]
     keys = ", ".join(f"`{column.name}`" for column in table.primary_key.columns)
@@ -86,10 +99,12 @@ def _grid(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[
         yield f"| {' | '.join(row)} |"
 
 
-def main(path: Path) -> None:
-    """Bring the generated sections of a document up to date."""
-    path.write_text(with_sections(path.read_text(encoding="utf-8")), encoding="utf-8")
+def main(folder: Path) -> None:
+    """Bring the generated sections of the pages up to date."""
+    for name in PAGES:
+        path = folder / name
+        path.write_text(with_sections(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/schema.md"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))

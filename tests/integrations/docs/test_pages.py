@@ -135,17 +135,16 @@ def test_schema(read, postgres_url, rollouts, postgres_programs):
             buffer.store_batch(
                 [make_array_row(task=n // 4, step=n % 4, episode_id=str(n % 2)) for n in range(12)]
             )
-    page = read(
-        "docs/reference/schema.md",
-        {SERVER_URL: postgres_url, ADMIN_URL: postgres_url, "alice": _login_of(rollouts)},
-        programs=postgres_programs,
-    )
-    page.names["connection"].close()
+    urls = {SERVER_URL: postgres_url, ADMIN_URL: postgres_url, "alice": _login_of(rollouts)}
+    page = read("docs/reference/views.md", urls, programs=postgres_programs)
     page.names["engine"].dispose()
     assert len(page.names["tasks"]) == 3
-    assert page.names["observation"].dtype == np.float32
     (line,) = (line for line in page.printed if line.startswith("psql") and "v_tasks" in line)
     assert "(4 rows)" in page.printed[line]  # the tasks of both buffers
+    page = read("docs/reference/tables.md", urls, programs=postgres_programs)
+    page.names["connection"].close()
+    page.names["engine"].dispose()
+    assert page.names["observation"].dtype == np.float32
     assert "GRANT ROLE" in "".join(page.printed.values())
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/schema.md is generated from the views, and says what the databases have."""
+"""The pages on views and tables are generated, and describe what the databases have."""
 
 import pytest
 
@@ -19,17 +19,19 @@ KINDS = {
 }
 
 
-def test_the_document_is_what_the_generator_makes():
-    document = (ROOT / "docs/reference/schema.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_the_document_is_what_the_generator_makes(page):
+    document = (ROOT / "docs/reference" / page).read_text(encoding="utf-8")
     assert reference.with_sections(document) == document, (
         "run `python -m sqlbuffer.storage.schema.reference`"
     )
 
 
 def test_the_generator_writes_the_file(tmp_path):
-    path = tmp_path / "schema.md"
+    (tmp_path / "tables.md").write_text("# Tables\n")
+    path = tmp_path / "views.md"
     path.write_text("# Views\n<!-- begin views -->\nyesterday\n<!-- end views -->\nthe end\n")
-    reference.main(path)
+    reference.main(tmp_path)
     text = path.read_text()
     assert "### v_tasks" in text
     assert "yesterday" not in text
