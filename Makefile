@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots terminal-pictures tutorial-pictures format wheel-test clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots terminal-pictures tutorial-pictures format wheel-test release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ wheel-test: $(VENV)/.installed-dev ## build the wheel, install it alone and use 
 	$(BIN)/python -m venv "$$dir/venv" && \
 	"$$dir/venv/bin/python" -m pip --disable-pip-version-check install --quiet dist/*.whl && \
 	script="$(CURDIR)/tests/wheel_smoke.py" && cd "$$dir" && venv/bin/python -I "$$script"
+
+release: $(VENV)/.installed-dev ## build a release, check it and write its notes into dist/; upload nothing (ARGS="--draft")
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) $(PEERS) dist build docs/_build .hypothesis

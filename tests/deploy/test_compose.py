@@ -116,3 +116,17 @@ def test_a_health_check_asks_the_port_that_the_service_listens_at(name):
     assert port == listens[name]
     address = re.search(r":\d+(/static/\S+)'", SERVICES[name]["healthcheck"]["test"][-1])
     assert address is None or (ROOT / "sqlbuffer/web" / address[1].lstrip("/")).is_file()
+
+
+def test_the_start_of_pgbouncer_writes_the_file_that_its_settings_name():
+    script = (DEPLOY / "start-pgbouncer").read_text(encoding="utf-8")
+    settings = (DEPLOY / "pgbouncer.ini").read_text(encoding="utf-8")
+    (path,) = re.findall(r"^auth_file = (.+)$", settings, re.MULTILINE)
+    (login,) = re.findall(r"^auth_user = (.+)$", settings, re.MULTILINE)
+    assert f">{path}\n" in script
+    assert f'"{login}"' in script
+    assert set(re.findall(r"/run/secrets/(\w+)", script)) == set(SERVICES["pgbouncer"]["secrets"])
+    assert f"install -d -o postgres {path.rpartition('/')[0]}" in DOCKERFILE
+    mounted = {target for name, _, target in mounts() if name == "pgbouncer"}
+    assert mounted == set(re.findall(r"exec pgbouncer (\S+)", script))
+    assert (DEPLOY / "start-pgbouncer").stat().st_mode & 0o111
