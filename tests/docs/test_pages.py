@@ -19,6 +19,9 @@ from tests.docs.pages import (
 # Figures are checked where they are made.
 READ = {
     "README.md",
+    "docs/faq.md",  # in test_help_pages.py, as the next two
+    "docs/troubleshooting.md",
+    "docs/glossary.md",
     "docs/index.md",
     "docs/performance.md",
     "docs/concepts/columns.md",  # in test_concepts.py
