@@ -27,6 +27,16 @@ def test_the_examples_run(read, name):
     read(f"docs/concepts/{name}.md")
 
 
+def test_the_page_for_writers_of_docs_names_what_there_is(read):
+    read("docs/contributing/write-docs.md")
+    text = text_of("docs/contributing/write-docs.md")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([\w-]+)`", text):
+        assert f"\n{target}:" in makefile, target
+    for module in re.findall(r"`python -m ([\w.]+)`", text):
+        assert ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file(), module
+
+
 def test_each_call_that_is_listed_exists():
     cells = [cell for row in cells_of("docs/concepts/which-call.md") for cell in row]
     names = set(re.findall(r"`(?:with |for row in )?buffer\.(\w+)", " ".join(cells)))

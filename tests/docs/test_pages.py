@@ -30,6 +30,7 @@ READ = {
     "docs/concepts/overview.md",  # in test_concepts.py
     "docs/concepts/which-call.md",  # in test_concepts.py
     "docs/contributing/benchmarks.md",
+    "docs/contributing/write-docs.md",  # in test_concepts.py
     "docs/tutorials/agent-rollouts.md",  # in test_tutorials.py
     "docs/tutorials/dataframes.md",  # in tests/peers
     "docs/tutorials/dqn.md",  # in tests/peers
