@@ -77,6 +77,12 @@ def similar_tasks(url: str | None, buffer: str | None, task: str) -> list[str]:
     return difflib.get_close_matches(task, known, n=5)
 
 
+def unknown_episode(task: str, episode: str, known: list[str]) -> TaskNotFoundError:
+    """Return the error for an episode that a task does not have."""
+    hint = f"it has {listed(known)}" if known else "its steps have no episode_id"
+    return TaskNotFoundError(f"no episode {episode!r} of task {task!r}; {hint}")
+
+
 def listed(names: list[str]) -> str:
     """Return the first few names for a message."""
     more = len(names) - SHOWN_NAMES

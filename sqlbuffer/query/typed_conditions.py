@@ -35,18 +35,20 @@ def _tree(text: str) -> Any:
         tree = json.loads(text)
     except ValueError as error:
         raise ConditionError(
-            f"--condition is not JSON: {error}; write what QueryBuilder().build() returns, such as "
-            """'{"field": "step", "op": "gt", "value": 3}'"""
+            f"the condition is not JSON: {error}; write what QueryBuilder().build() returns, "
+            """such as '{"field": "step", "op": "gt", "value": 3}'"""
         ) from None
     if not tree:
-        raise ConditionError("--condition is empty; leave it out to mean every row")
+        raise ConditionError("the condition is empty; leave it out to mean every row")
     return tree
 
 
 def _equal(text: str, specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise ConditionError(f"--eq takes field=value, such as --eq task_id=t1, got {text!r}")
+        raise ConditionError(
+            f"the condition has the form field=value, such as task_id=t1; got {text!r}"
+        )
     field = name.strip()
     kind = parse_field(field, {name: spec.column for name, spec in specs.items()}).kind
     is_text = kind == "text" or (field in specs and specs[field].dtype.kind == "U")

@@ -90,6 +90,11 @@ class BufferStore(OpenBuffer):
         self.retention = Retention(self)
         self.sessions = Sessions(self)
 
+    def close(self) -> None:
+        """Write what was sampled and not counted yet, then close idle connections."""
+        self.pacer.publish_rest()
+        super().close()
+
     @classmethod
     def open(
         cls,

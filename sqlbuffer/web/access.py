@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 TOKEN = "token"
+# In the address of a page that shows a statement and does not run it.
+UNRUN = "unrun"
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -17,7 +17,7 @@ from sqlbuffer.errors import BufferNotFoundError, SQLBufferError
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.sqlite_files import refuse_memory
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.web.access import Access
+from sqlbuffer.web.access import UNRUN, Access
 from sqlbuffer.web.pages import (
     buffer_page,
     buffers_page,
@@ -79,8 +79,10 @@ def message(
 
 def refused(request: Request, status_code: int, reason: str, remedy: str) -> Response:
     """Return the answer to a request that may not read the page."""
-    again = {"retry": here_of(request), "retry_words": "Open this page again"}
-    return message(request, status_code, "Not shown", reason, remedy, **again)
+    # The browser takes that link for one of ours: it must not run what another site wrote.
+    unrun = {UNRUN: 1} if "q" in request.query_params else {}
+    again = {"retry": here_of(request, **unrun), "retry_words": "Open this page again"}
+    return message(request, status_code, "Not shown", reason, remedy, is_let_in=False, **again)
 
 
 def failed(request: Request, error: Exception) -> Response:

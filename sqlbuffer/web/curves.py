@@ -168,6 +168,8 @@ def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histog
     finite = given[np.isfinite(given)]
     if not finite.size:
         return Histogram(title, note)
+    if n_left_out := given.size - finite.size:
+        note = f"{note} Left out: {n_left_out:,} without a finite value."
     least, most = float(finite.min()), float(finite.max())
     edges = _edges(finite, least, most)
     counts = np.histogram(finite, edges)[0] if edges.size > 2 else [finite.size]

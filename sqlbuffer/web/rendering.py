@@ -71,9 +71,9 @@ def link(request: Request, path: str, **query: Any) -> str:
     return f"{quote(root)}{path}{f'?{text}' if text else ''}"
 
 
-def here_of(request: Request) -> str:
+def here_of(request: Request, **changed: Any) -> str:
     """Return the address of a request without its token, for a link to the same page."""
-    query = {k: v for k, v in request.query_params.multi_items() if k != "token"}
+    query = {k: v for k, v in request.query_params.multi_items() if k != "token"} | changed
     path, root = request.scope["path"], request.scope.get("root_path", "")
     below = path.removeprefix(root) if root else path
     return link(request, quote("/" + below.lstrip("/")), **query)

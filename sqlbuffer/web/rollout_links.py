@@ -8,7 +8,7 @@ from starlette.requests import Request
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
 from sqlbuffer.web.rendering import link
-from sqlbuffer.web.shell_words import command_line, python_call
+from sqlbuffer.web.shell_words import command_line, python_rows
 
 # A browser takes these for folders.
 _FOLDERS = (".", "..")
@@ -60,5 +60,5 @@ def rollout_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
     else:
         condition = QueryBuilder().eq("task_id", rollout.task_id).and_()
         call = f"get_all({condition.eq('episode_id', rollout.episode_id).build()!r})"
-    show = command_line("show", url, rollout.task_id, buffer=buffer)
-    return [show, python_call(url, buffer, call)]
+    show = command_line("show", url, rollout.task_id, buffer=buffer, episode=rollout.episode_id)
+    return [show, python_rows(url, buffer, call)]

@@ -34,8 +34,23 @@ def python_call(url: str, buffer: str, call: str) -> str:
         buffer: The buffer.
         call: Call after `buffer.`.
     """
+    return f"{_opened(url, buffer)}\nbuffer.{call}"
+
+
+def python_rows(url: str, buffer: str, call: str, shown: str = "row") -> str:
+    """Return lines of Python that open a buffer for reading and print each row of a call.
+
+    Args:
+        url: The database.
+        buffer: The buffer.
+        call: What follows `buffer.`; it returns rows.
+        shown: An expression of `row`.
+    """
+    return f"{_opened(url, buffer)}\nfor row in buffer.{call}:\n    print({shown})"
+
+
+def _opened(url: str, buffer: str) -> str:
     return (
         "from sqlbuffer import ReplayBuffer\n"
-        f"buffer = ReplayBuffer({url!r}, {buffer!r}, create=False)\n"
-        f"buffer.{call}"
+        f"buffer = ReplayBuffer({url!r}, {buffer!r}, create=False)"
     )

@@ -155,3 +155,15 @@ def test_a_row_typed_in_sql_is_shown(run, sqlite_url):
     assert "reward   - in total" in text
     assert "time     -" in text
     assert "step 1  agent a\n" in text
+
+
+def test_show_prints_one_episode_of_a_task(run, tmp_path):
+    url = f"sqlite:///{tmp_path}/episodes.db"
+    with ReplayBuffer(url) as buffer:
+        for key in ("a", "b"):
+            buffer.store_episode({"reward": [1.0, 2.0]}, task_id="t", episode_id=key)
+    found = json.loads(run("show", url, "t", "--episode", "b", "--json").stdout)
+    assert [row["episode_id"] for row in found] == ["b", "b"]
+    missing = run("show", url, "t", "--episode", "c")
+    assert missing.exit_code != 0
+    assert "no episode 'c' of task 't'; it has 'a', 'b'" in missing.stderr

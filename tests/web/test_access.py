@@ -55,10 +55,11 @@ def test_a_redirect_never_leaves_the_page(guarded):
     assert not location.startswith("//")
 
 
-def test_the_page_that_refuses_links_to_the_same_place_without_the_token(guarded):
+def test_the_page_that_refuses_links_to_the_same_place_without_the_token(guarded, url):
     text = guarded.get("/sql?token=wrong&q=%3Cb%3E").text
-    assert 'href="/sql?q=%3Cb%3E"' in text
+    assert 'href="/sql?q=%3Cb%3E&amp;unrun=1"' in text
     assert "wrong" not in text
+    assert str(url).rpartition("/")[2] not in text
 
 
 @pytest.mark.parametrize(

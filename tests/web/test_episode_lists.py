@@ -1,6 +1,7 @@
 """The pages of episodes and of groups show what SQL finds, a page after the other."""
 
 import html
+import json
 import re
 import shlex
 from urllib.parse import urlencode
@@ -123,7 +124,7 @@ def test_a_condition_finds_the_episodes_that_have_such_a_step(episodes_url, clie
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"condition": "{"}, "not JSON"),
+        ({"condition": "{"}, "is not JSON"),
         ({"condition": "nonsense"}, "field=value"),
         ({"version": "x"}, "whole number"),
         ({"version": "9" * 30}, "64 bits"),
@@ -235,10 +236,102 @@ def test_hostile_names_are_only_shown(hostile_url, client_of, path):
     assert SCRIPT not in page.text
 
 
-@pytest.mark.parametrize("path", ["/episodes", "/groups"])
-def test_the_line_of_a_shell_finds_the_same(episodes_url, client_of, path):
-    text = client_of(episodes_url).get(address(path, buffer="default", sort="newest")).text
-    (line,) = re.findall(r"<pre[^>]*><code>(sqlbuffer sql.*?)</code>", text, re.DOTALL)
-    result = CliRunner().invoke(command_line, shlex.split(html.unescape(line))[1:])
+def lines_of(text):
+    """Return the lines of a page that find the same elsewhere."""
+    section = text.partition("The same elsewhere")[2]
+    return [
+        html.unescape(line) for line in re.findall(r"<pre[^>]*><code>(.*?)</code>", section, re.S)
+    ]
+
+
+def found_by(line, *options):
+    """Return what a line for a shell prints."""
+    result = CliRunner().invoke(command_line, [*shlex.split(line)[1:], *options])
     assert result.exit_code == 0, result.output
-    assert "task 12" in result.output
+    return result.stdout
+
+
+def test_the_line_of_groups_finds_the_same(episodes_url, client_of):
+    text = client_of(episodes_url).get(address("/groups", buffer="default")).text
+    (line,) = lines_of(text)
+    assert "task 12" in found_by(line)
+
+
+@pytest.mark.parametrize("sort", [*SORTS, "spread"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"task": "task 2"}, {"agent": "a1", "version": "1"}, {"least": "1.1", "most": "2.1"}],
+    ids=str,
+)
+def test_the_line_of_episodes_finds_the_same(episodes_url, client_of, sort, given):
+    client = client_of(episodes_url)
+    path = address("/episodes", buffer="default", sort=sort, **given)
+    text = client.get(path).text
+    shown = {row[0].split()[0] for row in rows_of(text)}
+    (line,) = lines_of(text)
+    found = [each["episode_id"] for each in json.loads(found_by(line, "--json"))]
+    assert len(found) == len(shown)
+    if sort in ("newest", "oldest", "spread"):  # the others have ties
+        assert set(found) == shown
+    later = next_of(text)
+    if later is not None:
+        (line,) = lines_of(client.get(later).text)
+        found = {each["episode_id"] for each in json.loads(found_by(line, "--json"))}
+        assert found >= {row[0].split()[0] for row in rows_of(client.get(later).text)} | shown
+
+
+def test_the_lines_of_tasks_without_episodes_and_of_conditions_find_the_same(
+    schema_url, client_of, capsys
+):
+    with ReplayBuffer(schema_url) as buffer:
+        buffer.store_batch([row(step, task=f"t{step % 3}", reward=2.0) for step in range(9)])
+    client = client_of(schema_url)
+    (line,) = lines_of(client.get(address("/episodes", buffer="default")).text)
+    found = {each["task_id"] for each in json.loads(found_by(line, "--json"))}
+    assert found == {"t0", "t1", "t2"}
+    path = address("/episodes", buffer="default", condition="step=4")
+    (line,) = lines_of(client.get(path).text)
+    # The URL is shown without its password, and that of the tests may have one.
+    exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({schema_url!r}", line), {})
+    assert capsys.readouterr().out.startswith("t1 None ")
+
+
+def test_the_lines_of_an_episode_find_its_steps_alone(episodes_url, client_of):
+    client = client_of(episodes_url)
+    text = client.get(address("/episodes", buffer="default", episode="e128")).text
+    (link,) = re.findall(r'<a href="([^"]+)">e128</a>', text)
+    shell, python = lines_of(client.get(html.unescape(link)).text)
+    assert len(json.loads(found_by(shell, "--json"))) == 4
+    assert python.endswith("print(row)")
+
+
+@pytest.mark.parametrize("fields", [None, {"obs": "int64"}], ids=["json", "typed"])
+def test_conditions_look_at_the_values_that_hold_now(schema_url, client_of, fields):
+    with ReplayBuffer(schema_url, fields=fields) as buffer:
+        columns = {"obs": [1, 2]} if fields else {}
+        for key in ("e1", "e2"):
+            buffer.store_episode({**columns, "reward": [0.0, 1.0]}, task_id="t", episode_id=key)
+        (first, *_) = [row.seq for row in buffer if row.exp_meta.episode_id == "e2"]
+        buffer.annotate([first], reward_t=0.75, v_t=0.5, extra={"judge": "tests"})
+    client = client_of(schema_url)
+    for condition, wanted in (
+        ("reward=0.75", ["e2"]),
+        ("v_t=0.5", ["e2"]),
+        ("extra.judge=tests", ["e2"]),
+        ("reward=0", ["e1"]),
+    ):
+        path = address("/episodes", buffer="default", condition=condition)
+        assert [line[0] for line in rows_of(client.get(path).text)] == wanted, condition
+
+
+def test_a_group_with_an_infinite_return_has_no_zero_spread(schema_url, client_of):
+    with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
+        for key, reward in enumerate((3.0, 3.0, float("inf"))):
+            columns = {"obs": [1], "reward": [reward]}
+            buffer.store_episode(columns, task_id="t", episode_id=str(key))
+    client = client_of(schema_url)
+    page = client.get(address("/group", buffer="default", task="t")).text
+    assert "zero spread among 2</span>" in page
+    assert "2 with a finite return" in page
+    (line,) = rows_of(client.get(address("/groups", buffer="default")).text)
+    assert line[-1] == "zero spread among 2"

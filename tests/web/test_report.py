@@ -77,7 +77,7 @@ def test_has_the_best_and_the_worst_episodes_and_the_groups(schema_url):
 def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_left_out(schema_url):
     store_returns(schema_url, "train", [1.0, 1.0, 1.0, 1.0, float("nan"), float("inf"), None])
     text = report(schema_url).decode()
-    assert [row[-1] for row in table_of(text, "Groups")] == ["0 zero spread"] * 2
+    assert [row[-1] for row in table_of(text, "Groups")] == ["0 zero spread among 2"] * 2
     assert len(table_of(text, "Best episodes")) == 4
     assert "Worst episodes" not in text
 

@@ -4,7 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import buffer_of_task, opened, unknown_task
+from sqlbuffer.cli.buffer_choice import (
+    buffer_of_task,
+    opened,
+    unknown_episode,
+    unknown_task,
+)
 from sqlbuffer.cli.formats import Format, chosen, write
 from sqlbuffer.cli.options import (
     BufferName,
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 EPILOG = example(
     "sqlbuffer show sqlite:///replay.db task-1",
     "sqlbuffer show replay.db task-1 --buffer cartpole --ndjson",
+    "sqlbuffer show replay.db task-1 --episode rollout-7",
 )
 
 
@@ -32,6 +38,10 @@ def show(
         typer.Argument(metavar="TASK", help="Its task_id, as `ls` lists it.", show_default=False),
     ] = None,
     buffer: BufferName = None,
+    episode: Annotated[
+        str | None,
+        typer.Option(help="Only the steps of this episode_id.", show_default=False),
+    ] = None,
     json: Json = False,
     csv: Csv = False,
     ndjson: Ndjson = False,
@@ -62,6 +72,11 @@ def show(
         rows: list[DataRow] = found.get_by_task_id(task_id)
         if not rows:
             raise unknown_task(url, found.name, task_id)
+        if episode is not None:
+            known = dict.fromkeys(row.exp_meta.episode_id for row in rows)
+            rows = [row for row in rows if row.exp_meta.episode_id == episode]
+            if not rows:
+                raise unknown_episode(task_id, episode, [*filter(None, known)])
         if format_ is Format.TABLE:
             print_trajectory(console(), found.name, rows)
         else:

@@ -1,7 +1,7 @@
 """The page of all buffers, at a cost that does not grow with their size."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ WINDOW_S = 60.0
 LATELY_S = 60.0
 MOST_BUFFERS = 200
 NEWEST_STEPS = 1_000
+# Steps, or chunks, looked at at each end of a buffer for their versions.
+VERSIONS_OF = 100
 
 _size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
 
@@ -38,7 +40,7 @@ class BufferOverview:
         stats: Statistics of the buffer, without episodes and distributions.
         writers: Agents of the newest steps, if those were written in the last minute.
         readers: Processes that sampled or followed the buffer in the last minute.
-        versions: Model versions of the oldest and the newest step held.
+        versions: Least and greatest model version among steps at both ends of the buffer.
     """
 
     stats: Stats
@@ -151,7 +153,9 @@ def _writers(connection: Connection, number: int) -> tuple[str, ...]:
 def _versions(
     connection: Connection, ids: Sequence[int]
 ) -> dict[int, tuple[int | None, int | None]]:
-    """Return the model versions of the oldest and the newest step of each buffer."""
+    """Return the least and the greatest model version among the steps, or chunks, at both ends of
+    each buffer.
+    """
     window, row, own = windows.c, experiences.c, chunks.c
     of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)
     of_chunk = (
@@ -159,20 +163,34 @@ def _versions(
         own.first_seq > window.low_seq - MOST_STEPS,
         own.first_seq + own.n_steps - 1 > window.low_seq,
     )
-    oldest = (
-        _one(row.model_version, of_row, row.seq),
-        _one(own.model_version, of_chunk, own.first_seq),
-    )
-    newest = (
-        _one(row.model_version, of_row, row.seq.desc()),
-        _one(own.model_version, of_chunk, own.first_seq.desc()),
-    )
+    ends = [
+        _versions_of(value, where, order)
+        for value, where, number in (
+            (row.model_version, of_row, row.seq),
+            (own.model_version, of_chunk, own.first_seq),
+        )
+        for order in (number, number.desc())
+    ]
     listed = bindparam("ids", list(ids), IntegerList())
-    statement = select(window.buffer_id, func.coalesce(*oldest), func.coalesce(*newest)).where(
-        is_one_of(window.buffer_id, listed)
+    columns = [value for end in ends for value in end]
+    statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
+    return {
+        number: (_known(min, found[::2]), _known(max, found[1::2]))
+        for number, *found in connection.execute(statement)
+    }
+
+
+def _versions_of(value: Any, where: Sequence[Any], order: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest of a value at one end of a buffer."""
+    end = select(value.label("version")).where(*where).order_by(order).limit(VERSIONS_OF)
+    at_end = end.correlate(windows).subquery()
+    least, most = (
+        select(of(at_end.c.version)).correlate(windows).scalar_subquery()
+        for of in (func.min, func.max)
     )
-    return {number: (first, last) for number, first, last in connection.execute(statement)}
+    return least, most
 
 
-def _one(value: Any, where: Sequence[Any], order: Any) -> Any:
-    return select(value).where(*where).order_by(order).limit(1).scalar_subquery()
+def _known(least_or_most: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
+    known = [version for version in found if version is not None]
+    return least_or_most(known) if known else None

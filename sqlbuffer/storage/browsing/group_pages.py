@@ -49,8 +49,13 @@ class ListedGroup:
 
     @property
     def is_alike(self) -> bool:
-        """Several episodes have the same return, so a policy gradient learns nothing from them."""
+        """Several finite returns are equal, so a policy gradient learns nothing from them."""
         return self.n_returns > 1 and self.spread == 0
+
+    @property
+    def among(self) -> str:
+        """How many of the episodes have a finite return, where others have none."""
+        return "" if self.n_returns == self.n_rollouts else f" among {self.n_returns:,}"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from sqlbuffer.storage.chunks.step_statements import over
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
 from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.column_types import SeqList
@@ -208,7 +209,9 @@ def _with_steps(
     if query.condition is None:
         return found
     table: Any = chunk_steps if info.has_chunks else experiences
-    is_match = matching(info.id, query.condition)
+    has_labels = select(windows.c.has_labels).where(windows.c.buffer_id == info.id)
+    is_labelled = bool(connection.execute(has_labels).scalar_one_or_none())
+    is_match = matching(info.id, resolve_labels(query.condition, is_labelled))
     step = select(1).where(
         over(is_match, chunk_steps) if info.has_chunks else is_match,
         table.c.seq > _low_of(info.id),

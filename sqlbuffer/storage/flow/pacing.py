@@ -158,6 +158,12 @@ class Pacer:
         self._see_fork()
         self.publish_counts(ASKED_S)
 
+    def publish_rest(self) -> None:
+        """Write what was sampled and not written yet, before the buffer is closed."""
+        self._see_fork()
+        self._published_at = time.monotonic()
+        self._write_counts(ASKED_S)
+
     def _state(self) -> FlowState:
         store = self._store
         with translated(store.url), store.engine.connect() as connection:
@@ -182,6 +188,9 @@ class Pacer:
         self._published_at = time.monotonic()
         with suppress(SQLBufferError):
             self._policy = self._read().policy
+        self._write_counts(wait_s)
+
+    def _write_counts(self, wait_s: float) -> None:
         if not ((self._batches or self._rows) and self._may_publish):
             return
         with self._mutex:

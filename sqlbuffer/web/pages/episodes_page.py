@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.errors import ConditionError
+from sqlbuffer.query.builder import Tree
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.query.typed_conditions import condition_of
 from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
@@ -24,7 +25,7 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.web.pages.buffer_page import buffer_of
 from sqlbuffer.web.rendering import link, page
 from sqlbuffer.web.rollout_links import buffer_link, episode_link
-from sqlbuffer.web.shell_words import command_line
+from sqlbuffer.web.shell_words import command_line, python_rows
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")
@@ -33,13 +34,13 @@ STATUSES = ("open", "complete", "aborted")
 # The names of the fields of the form that leave rollouts out.
 _TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
 _ORDERS = {
-    "newest": "started_at DESC",
-    "oldest": "started_at",
-    "best": "episode_return DESC",
-    "worst": "episode_return",
-    "longest": "length DESC",
-    "shortest": "length",
-    "spread": "episode_return DESC",
+    "newest": "e.started_at DESC",
+    "oldest": "e.started_at",
+    "best": "e.episode_return DESC",
+    "worst": "e.episode_return",
+    "longest": "e.length DESC",
+    "shortest": "e.length",
+    "spread": "g.spread DESC, e.task_id DESC, e.episode_return DESC",
 }
 _MOST_CHARACTERS = 20_000
 _INT64 = 2**63
@@ -49,14 +50,15 @@ def show(request: Request) -> Response:
     """Return the page."""
     site, name = site_of(request), buffer_of(request)
     given = {key: request.query_params.get(key, "").strip() for key in _TEXTS}
-    trouble, found = None, RolloutPage([], None, None)
+    trouble, found, tree = None, RolloutPage([], None, None), None
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
         try:
-            query = _query(request, given, buffer.info)
+            tree = _tree(given["condition"], buffer.info)
+            query = _query(request, given, buffer.info, tree)
             found = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
         except ConditionError as error:
-            query, trouble = RolloutQuery(), str(error)
+            query, trouble, tree = RolloutQuery(), str(error), None
     sort = query.sort
     state = {key: value or None for key, value in given.items()}
     ordered = {"sort": None if sort == "newest" else sort}
@@ -82,7 +84,7 @@ def show(request: Request) -> Response:
         later=None if after is None else to(after=after),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
-        commands=[command_line("sql", site.shown_url, _statement(name, given, sort))],
+        commands=_commands(site.shown_url, name, given, query, found, tree),
     )
 
 
@@ -93,7 +95,24 @@ def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
     return buffer_link(request, buffer, "/task", task=row.task_id)
 
 
-def _query(request: Request, given: dict[str, str], info: BufferInfo) -> RolloutQuery:
+def _tree(text: str, info: BufferInfo) -> Tree | None:
+    """Return the condition that a form names.
+
+    Raises:
+        ConditionError: It is malformed.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
+    if not text:
+        return None
+    is_json = text.startswith(("{", "["))
+    specs = info.config.fields.specs
+    return condition_of(specs, text if is_json else None, None if is_json else [text])
+
+
+def _query(
+    request: Request, given: dict[str, str], info: BufferInfo, tree: Tree | None
+) -> RolloutQuery:
     """Return what an address asks for.
 
     Raises:
@@ -101,13 +120,6 @@ def _query(request: Request, given: dict[str, str], info: BufferInfo) -> Rollout
     """
     asked = request.query_params.get("sort", "newest")
     sort = asked if asked in SORTS else "newest"
-    tree, text = None, given["condition"]
-    if len(text) > _MOST_CHARACTERS:
-        raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
-    if text:
-        is_json = text.startswith(("{", "["))
-        specs = info.config.fields.specs
-        tree = condition_of(specs, text if is_json else None, None if is_json else [text])
     found = RolloutQuery(
         sort=sort,
         task_id=_key(given["task"]),
@@ -171,12 +183,54 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
     return found if form in forms else None
 
 
-def _statement(name: str, given: dict[str, str], sort: str) -> str:
-    """Return SQL that shows about the same from the view of episodes."""
+def _commands(
+    url: str,
+    name: str,
+    given: dict[str, str],
+    query: RolloutQuery,
+    found: RolloutPage,
+    tree: Tree | None,
+) -> list[str]:
+    """Return lines that find the same rollouts: the first page, or all of them for a later one."""
+    if tree is not None:
+        shown = "row.exp_meta.task_id, row.exp_meta.episode_id, row.seq"
+        return [python_rows(url, name, f"get_all({tree!r})", shown)]
+    lines = []
+    limit = "" if query.after is not None else f" LIMIT {ROWS_A_PAGE}"
+    if not found.rollouts or any(row.number for row in found.rollouts):
+        lines.append(_of_episodes(name, given, query) + limit)
+    if not all(row.number for row in found.rollouts):
+        where = f"buffer = {quoted(name)}"
+        if query.task_id is not None:
+            where += f" AND task_id = {quoted(query.task_id)}"
+        lines.append(f"SELECT * FROM v_tasks WHERE {where}{limit}")
+    return [command_line("sql", url, line) for line in lines]
+
+
+def _of_episodes(name: str, given: dict[str, str], query: RolloutQuery) -> str:
+    """Return SQL over the view of episodes, with the filters and the order of the page."""
     columns = {"task": "task_id", "episode": "episode_id", "agent": "agent_id", "status": "status"}
     wanted = [("buffer", name), *((own, given[key]) for key, own in columns.items() if given[key])]
-    where = " AND ".join(f"{column} = {quoted(value)}" for column, value in wanted)
-    return f"SELECT * FROM v_episodes WHERE {where} ORDER BY {_ORDERS[sort]} LIMIT {ROWS_A_PAGE}"
+    parts = [f"e.{column} = {quoted(value)}" for column, value in wanted]
+    if query.model_version is not None:
+        parts.append(f"e.model_version = {query.model_version}")
+    if query.least_return is not None:
+        parts.append(f"e.episode_return >= {query.least_return!r}")
+    if query.most_return is not None:
+        parts.append(f"e.episode_return <= {query.most_return!r}")
+    groups, column = "", _ORDERS[query.sort].split()[0]
+    if query.sort in ("best", "worst", "longest", "shortest"):
+        parts.append(f"{column} IS NOT NULL")
+    if query.sort == "spread":
+        spread = "max(episode_return) - min(episode_return) AS spread"
+        groups = (
+            f" JOIN (SELECT task_id, {spread} FROM v_episodes WHERE buffer = {quoted(name)} "
+            "GROUP BY task_id) g ON g.task_id = e.task_id"
+        )
+    return (
+        f"SELECT e.* FROM v_episodes e{groups} WHERE {' AND '.join(parts)} "
+        f"ORDER BY {_ORDERS[query.sort]}"
+    )
 
 
 def quoted(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +12,7 @@ from sqlbuffer.display.jsonable import csv_field, dumps
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
 from sqlbuffer.storage.schema.views import VIEWS
-from sqlbuffer.web.access import is_from_here
+from sqlbuffer.web.access import UNRUN, is_from_here
 from sqlbuffer.web.rendering import encoded, page
 from sqlbuffer.web.shell_words import command_line
 from sqlbuffer.web.site import site_of
@@ -30,11 +29,32 @@ _CELL_CHARACTERS = 2_000
 
 def show(request: Request) -> Response:
     """Return the page, with the answer to the statement in the address."""
-    statement = request.query_params.get("q", "").strip()
-    # A link on another site must not make this database work.
-    is_foreign = bool(statement) and not is_from_here(request)
-    answer, trouble = (None, None) if is_foreign else _answer(request, statement)
+    statement = _statement_of(request)
+    if not statement or is_foreign(request):
+        return _shown(request, statement)
+    try:
+        answer = _run(request, statement, TIME_S, MOST_ROWS, MOST_BYTES)
+    except SQLBufferError as error:
+        return _shown(request, statement, trouble=str(error))
+    return _shown(request, statement, answer)
+
+
+def is_foreign(request: Request) -> bool:
+    """Return True for a link of another site, which must not make this database work."""
+    return UNRUN in request.query_params or not is_from_here(request)
+
+
+def _statement_of(request: Request) -> str:
+    # A form sends the ends of lines as CR LF.
+    text: str = request.query_params.get("q", "")
+    return text.replace("\r\n", "\n").strip()
+
+
+def _shown(
+    request: Request, statement: str, answer: Any = None, trouble: str | None = None
+) -> Response:
     site = site_of(request)
+    buffer = request.query_params.get("buffer")
     commands = [command_line("sql", site.shown_url, statement)] if statement else []
     return page(
         request,
@@ -42,11 +62,12 @@ def show(request: Request) -> Response:
         status_code=200 if trouble is None else 400,
         place="sql",
         statement=statement,
-        is_foreign=is_foreign,
+        buffer=buffer,
+        is_foreign=bool(statement) and is_foreign(request),
         answer=answer,
         trouble=trouble,
         cells=[] if answer is None else [[*map(_cell, row)] for row in answer.rows],
-        examples=_examples(request, statement),
+        examples=_examples(request, buffer),
         views=VIEWS,
         most_rows=MOST_ROWS,
         most_bytes=MOST_BYTES,
@@ -59,16 +80,6 @@ def show(request: Request) -> Response:
     )
 
 
-def _answer(request: Request, statement: str) -> tuple[Any, str | None]:
-    """Return what a statement found, or why it could not be run."""
-    if not statement:
-        return None, None
-    try:
-        return _run(request, statement, TIME_S, MOST_ROWS, MOST_BYTES), None
-    except SQLBufferError as error:
-        return None, str(error)
-
-
 def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: int) -> Any:
     if len(statement) > MOST_CHARACTERS:
         raise SQLBufferError(
@@ -79,14 +90,12 @@ def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: in
     return pool.query(statement, time_s=time_s, max_rows=rows, max_bytes=n_bytes)
 
 
-def _examples(request: Request, statement: str) -> Sequence[tuple[str, str]]:
-    """Return questions with their SQL, about a buffer that is there."""
-    if statement:
-        return [(each.question, each.sql) for each in EXAMPLES]
-    with site_of(request).pool.connection() as connection:
-        names = buffer_names(connection, most=1)
-    name = names[0] if names else "default"
-    return [(each.question, each.about(name)) for each in EXAMPLES]
+def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
+    """Return questions with their SQL, about a buffer that exists."""
+    if buffer is None:
+        with site_of(request).pool.connection() as connection:
+            buffer = next(iter(buffer_names(connection, most=1)), "default")
+    return [(each.question, each.about(buffer)) for each in EXAMPLES]
 
 
 def _cell(value: Any) -> tuple[str, str, bool]:
@@ -106,13 +115,13 @@ def _cell(value: Any) -> tuple[str, str, bool]:
 
 def download(request: Request) -> Response:
     """Return the answer as CSV; the name of the file says so where it is cut."""
-    statement = request.query_params.get("q", "").strip()
-    if not statement or not is_from_here(request):
-        return show(request)
+    statement = _statement_of(request)
+    if not statement or is_foreign(request):
+        return _shown(request, statement)
     try:
         answer = _run(request, statement, CSV_TIME_S, MOST_CSV_ROWS, MOST_CSV_BYTES)
-    except SQLBufferError:
-        return show(request)
+    except SQLBufferError as error:
+        return _shown(request, statement, trouble=str(error))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(answer.columns)

@@ -368,5 +368,6 @@ def test_a_writer_goes_on_while_statements_without_end_run(schema_url):
         for thread in threads:
             thread.join()
         assert len(ended) == 4
-        assert len(buffer) == n_stored >= 20
+        # One that waited for them would have stored one row.
+        assert len(buffer) == n_stored >= 3
     pool.close()

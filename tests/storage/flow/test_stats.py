@@ -210,3 +210,13 @@ def test_a_distribution_of_nothing_is_none_and_of_one_is_that():
 )
 def test_of_a_bucket_the_part_of_the_window_is_counted(start, now, share):
     assert share_since(start, 10, now) == pytest.approx(share)
+
+
+def test_closing_counts_what_was_sampled(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch(rows(20))
+        for _ in range(5):
+            buffer.sample(10)
+    with ReplayBuffer(buffer_url) as again:
+        stats = again.stats()
+    assert (stats.sampled, stats.batches) == (50, 5)
