@@ -1,4 +1,4 @@
-"""An open buffer: what it is made of."""
+"""An open buffer, with its parts."""
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -43,17 +43,17 @@ class BufferStore(OpenBuffer):
     Attributes:
         priorities: Sets the priorities of rows.
         source: Opens the rows to reads and to samplers.
-        rows: Counts rows, and reads them as they are.
+        rows: Counts and reads stored rows.
         pacer: Waits for the rate limiter.
-        uses: Counts and logs what is drawn.
+        uses: Counts and logs drawn rows.
         expiry: Removes rows that may never be sampled again.
         draws: Draws batches with samplers.
-        own_writes: Stores the steps of this process that wait, before it reads.
+        own_writes: Stores the waiting steps of this process before it reads.
         leases: Leases rows.
         writer: Stores rows.
         chunk_writer: Stores chunks.
         labels: Annotates rows.
-        retention: Deletes rows, and takes them out of sampling.
+        retention: Deletes rows, and excludes them from sampling.
         sessions: The training sessions, and the clock.
     """
 
@@ -106,14 +106,14 @@ class BufferStore(OpenBuffer):
         options: Connection = DEFAULT_CONNECTION,
         layout: str | None = None,
     ) -> "BufferStore":
-        """Open a buffer, creating what is missing as far as `create` says (see `ReplayBuffer`).
+        """Open a buffer, and create missing objects if `create` allows it (see `ReplayBuffer`).
 
         Args:
             url: The database.
             name: The buffer.
-            config: What a new buffer is made with. Of a stored one what is given is compared.
+            config: Configuration of a new buffer. For a stored one the given settings are compared.
             create: See `ReplayBuffer`.
-            options: What the opener chose.
+            options: Options of the opener.
             layout: The layout of a new buffer; a stored one may have another.
         """
         check_compression(config.payloads.compression)

@@ -1,4 +1,4 @@
-"""What a sampler sees of the episodes of a buffer: the keys are the seq of their first steps."""
+"""The episodes of a buffer as candidates: the keys are the seq of their first steps."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -23,30 +23,30 @@ from sqlbuffer.storage.schema.list_parameters import numbers_in
 from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 
-# Where a window has no more numbers than this, ranking the keys of its episodes costs less than a
+# If a window has at most this many numbers, ranking the keys of its episodes costs less than a
 # second probe.
 FEW_KEYS_SPAN = 32_768
-# Of longer episodes than this fewer numbers are keys than a sampler probes for.
+# For longer episodes than this, fewer numbers are keys than a sampler probes for.
 LONG_EPISODE = 32
 FEW_EPISODES = 16
 MOST_PICKED = 65_536
 MOST_SEQ = 2**63 - 1
 NUMBERS, ELIGIBLE_LOW = "numbers", "eligible_low"
 Picked = dict[int, tuple[int, int]]
-FRACTION_BITS = 40  # times the number of episodes, it stays below 2**63
+FRACTION_BITS = 40  # multiplied by the number of episodes, it stays below 2**63
 
 
 class EpisodePopulation(Candidates):
     """The episodes of a buffer whose first step matches a condition.
 
-    It offers what `Candidates` does. What is chosen here is read in the statement that chooses
-    it, except by `keys` and `select`.
+    It has the methods of `Candidates`. The chosen episodes are read in the statement that chooses
+    them, except by `keys` and `select`.
 
     Args:
         rows: The rows of the buffer.
-        reading: What is read of a first step.
-        include_partial: Those too that are open or have lost steps; their key is the seq of the
-            first step that they have.
+        reading: Columns to read of a first step.
+        include_partial: Include episodes that are open or have lost steps; their key is the seq of
+            the first step that they still have.
     """
 
     def __init__(self, rows: Candidates, reading: RowSelection, include_partial: bool) -> None:
@@ -58,7 +58,8 @@ class EpisodePopulation(Candidates):
             rows.node,
             reading,
             rows.limits,
-            # The first step left of a partial one may be ineligible where a later one is not.
+            # The first remaining step of a partial episode may be ineligible although a later one
+            # is eligible.
             0 if include_partial else rows.low,
         )
         self._partial = include_partial
@@ -68,7 +69,7 @@ class EpisodePopulation(Candidates):
 
     @cached_property
     def picks_first(self) -> bool:
-        """Whether `pick` costs less than `probe`: few of the numbers are keys."""
+        """True if `pick` costs less than `probe`, because few of the numbers are keys."""
         if self.span <= FEW_KEYS_SPAN:
             return True
         given = {BUFFER_ID: self.buffer_id, LOW: self.window_low}
@@ -77,12 +78,12 @@ class EpisodePopulation(Candidates):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether episodes may not match."""
+        """True if episodes may not match."""
         return self.has_condition
 
     @property
     def picks_keys(self) -> bool:
-        """Whether `keys` finds few: there are fewer episodes than rows."""
+        """True if `keys` finds few keys, because there are fewer episodes than rows."""
         return True
 
     def select(self) -> Select[Any]:
@@ -103,10 +104,10 @@ class EpisodePopulation(Candidates):
         return np.fromiter(found, np.int64)
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
-        """Return n keys, uniform over all, or None where there may be fewer different ones.
+        """Return n keys, uniform over all; None if there may be fewer different ones.
 
-        One statement ranks the keys and reads what is picked. In integers, so that both databases
-        pick the same.
+        One statement ranks the keys and reads the picked episodes. It uses integers, so that both
+        databases pick the same.
         """
         if n > MOST_PICKED:
             return None
@@ -149,14 +150,14 @@ class EpisodePopulation(Candidates):
         n: int,
         numbers: Mapping[str, Any] | None = None,
     ) -> Picked:
-        """Return {key: (rank, n)} of what is picked, and read it.
+        """Return {key: (rank, n)} of the picked episodes, and read them.
 
         Args:
-            picks: Returns the select of (key, rank, n), of a table of keys and `n`.
-            n: How many are picked.
+            picks: Function that returns the select of (key, rank, n), from a table of keys and `n`.
+            n: Number of episodes to pick.
             numbers: Parameters of that select.
         """
-        # The values of limits are in the statement.
+        # The values of limits are in the statement, so it is not kept.
         make = _picking if self.limits else _kept_picking
         statement = make(
             self._selection, self.node, self.limits, self._partial, picks, n, self.has_labels,
@@ -176,12 +177,12 @@ class _EpisodeKeys:
 
     Args:
         include_partial: See `EpisodePopulation`.
-        node: What holds for their first steps.
-        limits: Likewise.
+        node: Condition on their first steps.
+        limits: Limits on their first steps.
         has_chunks: Their steps are in chunks.
         buffer_id: The buffer, an expression.
         low: The lower end of the window.
-        eligible_low: No step up to here is eligible.
+        eligible_low: Number up to which no step is eligible.
     """
 
     def __init__(
@@ -200,13 +201,13 @@ class _EpisodeKeys:
 
     @property
     def table(self) -> Any:
-        """A table of them, with the column `key`."""
+        """The table of the keys, with the column `key`."""
         first = self._first_left() if self._partial else episodes.c.first_seq
         keys = select(first.label("key")).where(
             episodes.c.buffer_id == self._buffer_id, *self._eligible()
         )
         if self._partial:
-            # The offset, or SQLite looks for a step again wherever the key is named.
+            # The offset keeps SQLite from searching for a step again at each use of the key.
             left = keys.offset(0).subquery("left")
             keys = select(left.c.key).where(left.c.key.is_not(None))
         found = keys.subquery("keys")
@@ -216,8 +217,8 @@ class _EpisodeKeys:
 
     def _eligible(self) -> list[Any]:
         own = episodes.c
-        # Bounded on both sides, or PostgreSQL without statistics expects a third of the table. The
-        # last step may have been deleted, so it is no bound.
+        # Bounded on both sides: otherwise PostgreSQL without statistics expects a third of the
+        # table. The last step may have been deleted, so it cannot be a bound.
         has_steps = (own.last_seq > self._low) & (own.last_seq < MOST_SEQ)
         if self._partial:
             return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
@@ -240,9 +241,11 @@ class _EpisodeKeys:
         )
 
     def _matching_keys(self, keys: Any) -> Any:
-        """Return those of the keys whose row matches; each is looked up by itself.
+        """Return the keys whose row matches; each is looked up separately.
 
-        An episode whose first row is in the limits may have a later one that is not: reading tells.
+        An episode whose first row meets the limits may have a later one that does not: this is
+        found when
+        it is read.
         """
         first = experiences.alias("first_step")
         matches = select(1).where(
@@ -264,7 +267,7 @@ def _picking(
     has_labels: bool,
     has_chunks: bool,
 ) -> Any:
-    """Return the select of what is read of the episodes that are picked."""
+    """Return the select of the columns of the picked episodes."""
     own = (_OF_BUFFER, bindparam(LOW, type_=BigInteger()), _FROM)
     keys = _EpisodeKeys(include_partial, node, limits, has_chunks, *own).table
     return selection.picked(
@@ -278,7 +281,7 @@ _FROM = bindparam(ELIGIBLE_LOW, type_=BigInteger())
 
 
 def _ranked(keys: Any, n: int) -> Select[Any]:
-    """Select (key, rank, n) of the keys whose ranks are first met in the numbers given."""
+    """Select (key, rank, n) of the keys whose ranks come first in the given numbers."""
     given = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
         column("value", BigInteger()), column("place", BigInteger())
     )
@@ -314,7 +317,7 @@ def _unranked(keys: Any) -> Select[Any]:
 
 @remembered
 def _newest_ends() -> Any:
-    """Select the first and the last end of a few episodes, and how many they are."""
+    """Select the first and the last end of a few episodes, and the number of these."""
     own = episodes.c
     newest = (
         select(own.last_seq)
@@ -331,7 +334,8 @@ def _newest_ends() -> Any:
 
 
 def _overdrawn(n: int) -> int:
-    """Return how many fractions give n different keys of n or more but once in a great while: the
-    chance to miss one of n keys in 8 n + 64 draws is below n exp(-8 - 64 / n).
+    """Return the number of fractions that almost always give at least n different keys.
+
+    The chance to miss one of n keys in 8 n + 64 draws is below n exp(-8 - 64 / n).
     """
     return 8 * n + 64

@@ -1,4 +1,4 @@
-"""What a buffer requires of rows before they may be sampled."""
+"""Requirements of a buffer that rows must meet before they may be sampled."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ from sqlbuffer.storage.sampling.eligible_low import EligibleLow
 
 
 class Restrictions:
-    """The restrictions of one buffer, and what this process knows of the rows that they leave.
+    """The restrictions of one buffer, and this process's knowledge of the remaining rows.
 
     Attributes:
         eligible_low: No row up to this number may be sampled any more.
-        has_quarantine: Whether rows were in quarantine when it was last drawn from.
+        has_quarantine: Rows were in quarantine at the last draw.
     """
 
     def __init__(self, info: BufferInfo) -> None:
@@ -40,7 +40,7 @@ class Restrictions:
         )
 
     def are_any(self, now: SampledWindow) -> bool:
-        """Tell whether there is any."""
+        """Return True if there is any restriction."""
         self.has_quarantine = bool(now.has_quarantine)
         return self._are_any or self.has_quarantine
 
@@ -52,7 +52,7 @@ class Restrictions:
         node: Node,
         columns: RowSelection | Sequence[Any],
     ) -> Candidates:
-        """Return what a sampler sees.
+        """Return the candidates of a sampler.
 
         Raises:
             InsufficientDataError: The buffer has too few rows.
@@ -69,19 +69,19 @@ class Restrictions:
     def look(
         self, connection: Connection, now: SampledWindow, settled: int | None, epoch: int
     ) -> None:
-        """Find out where the rows begin that may be sampled.
+        """Find the first row that may be sampled.
 
         Args:
-            connection: Where to look.
+            connection: Connection to read from.
             now: The window.
-            settled: No row up to it can appear any more; None: nor up to the newest.
-            epoch: That of the server when this was known.
+            settled: Number up to which no row can appear any more; None for the newest.
+            epoch: Epoch of the server when this was known.
         """
         end = now.high if settled is None else min(settled, now.high)
         self.eligible_low.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
 
     def limits(self, now: SampledWindow) -> Eligibility:
-        """Return what holds at a moment."""
+        """Return the current limits."""
         return Eligibility(
             self._info.config.sampling.max_use,
             oldest_version(now.clock, self._info.config.sampling.max_staleness),
@@ -90,7 +90,7 @@ class Restrictions:
         )
 
     def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Eligibility:
-        """Return what bars rows from being leased: uses are counted by the queue itself.
+        """Return the limits that exclude rows from leases: the queue itself counts uses.
 
         Raises:
             InsufficientDataError: The buffer has too few rows.
@@ -99,11 +99,11 @@ class Restrictions:
         return self.limits_of_leases(now)
 
     def limits_of_leases(self, now: SampledWindow) -> Eligibility:
-        """Return the same without a look at how many rows there are."""
+        """Return the limits of `for_leases`, without a check of the number of rows."""
         return replace(self.limits(now), max_use=None)
 
     def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
-        """Raise where there are too few rows; they are counted once, until some are deleted."""
+        """Raise an error if there are too few rows; rows are counted again after deletions only."""
         needed, state = self._info.config.sampling.min_size, (now.deletions, epoch)
         if not needed or (now.span >= needed and self._large_enough == state):
             return
@@ -119,8 +119,9 @@ class Restrictions:
             self._large_enough = state
 
     def _count(self, connection: Connection, now: SampledWindow, needed: int) -> int:
-        """Return how many rows there are, or `needed` and more."""
-        # Mostly the newest tell; without statistics PostgreSQL would sort all for a limit.
+        """Return the number of rows, or at least `needed`."""
+        # The newest rows are mostly enough; without statistics PostgreSQL would sort all for a
+        # limit.
         n_rows = 0
         for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
             where = statements.in_window(self._info.id, low, EVERYTHING)

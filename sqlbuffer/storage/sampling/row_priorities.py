@@ -1,4 +1,4 @@
-"""What a sampler knows of the priorities of candidates."""
+"""Priorities of candidates, as samplers see them."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from sqlbuffer.weighted_sampling.block_weights import Weights
 
 
 def no_priorities() -> BufferConfigError:
-    """Return the error of draws by priority from a buffer without."""
+    """Return the error for draws by priority from a buffer without priorities."""
     return BufferConfigError(
         "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
     )
@@ -22,7 +22,7 @@ class RowPriorities(Protocol):
 
     Attributes:
         alpha: The weight of a row is its priority ^ alpha.
-        total: Sum of the weights that rows are drawn by; None where it is not known.
+        total: Sum of the weights that rows are drawn by; None if it is unknown.
     """
 
     alpha: float
@@ -30,20 +30,20 @@ class RowPriorities(Protocol):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether sums of weights are kept; else all of them are read."""
+        """True if sums of weights are stored; otherwise all weights are read."""
 
     @property
     def weights(self) -> Weights:
         """The weights of all rows, by blocks."""
 
     def note_missing_summaries(self) -> None:
-        """Note which blocks are worth adding up; read no rows."""
+        """Record the blocks that are worth adding up, without reading rows."""
 
     def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the priorities of rows of the candidates."""
 
     def all(self, candidates: Any) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return every number that matches, in order, and the priorities."""
+        """Return every matching number, in order, and the priorities."""
 
     def least(self) -> float:
-        """Return the least positive priority of the whole buffer; infinity if there is none."""
+        """Return the smallest positive priority of the whole buffer; infinity if there is none."""

@@ -1,4 +1,4 @@
-"""Rows that came with blocks or slices of their chunks, taken apart."""
+"""Split rows that were read with blocks or slices of their chunks."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ _MOST_T = 2**31 - 1
 
 
 class SlicedRows(NamedTuple):
-    """What rows with slices are.
+    """The parts of rows with slices.
 
     Attributes:
-        rows: The rows as other selections give them, with the block of their typed fields and, as
+        rows: The rows in the form of other selections, with the block of their typed fields and, as
             the last column, the place there.
         slices: The slices with the steps near to them.
         missing: Ranges of episodes, (episode, first t, last t), that are in other chunks.
@@ -29,7 +29,7 @@ class SlicedRows(NamedTuple):
 
 
 def sliced_rows(reading: RowSelection, found: Sequence[Row]) -> SlicedRows:
-    """Take rows of `reading.sliced` apart."""
+    """Split rows of `reading.sliced` into their parts."""
     near, n_columns = reading.near, len(reading.columns) + 1
     made = SlicedRows([], [], [])
     for row in found:
@@ -54,7 +54,7 @@ def sliced_rows(reading: RowSelection, found: Sequence[Row]) -> SlicedRows:
 
 
 def with_own_bytes(layout: Layout | None, found: Sequence[Row]) -> list[Row]:
-    """Return rows that end with a place with their own bytes instead of a block with more."""
+    """Return rows that end with a place with only their own bytes instead of a block."""
     if layout is None or not found:
         return []
     seqs, blocks, places = ([row[i] for row in found] for i in (0, ARRAYS, -1))

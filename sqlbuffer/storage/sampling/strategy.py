@@ -1,4 +1,4 @@
-"""What storage asks of a sampler; `sqlbuffer.samplers` implements it."""
+"""The interface of samplers for storage; `sqlbuffer.samplers` implements it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ class RowStrategy(Protocol):
         """Return the arrays that change when the batch is complete."""
 
     def handed_out(self) -> None:
-        """Note that a batch is handed out."""
+        """Note that a batch is returned."""
 
 
 class TaskStrategy(Protocol):

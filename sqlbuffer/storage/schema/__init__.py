@@ -1,1 +1,1 @@
-"""What a database holds, in words and in SQL: tables, types, functions, views and roles."""
+"""The schema of a database, in words and in SQL: tables, types, functions, views and roles."""

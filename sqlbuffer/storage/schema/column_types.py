@@ -1,4 +1,4 @@
-"""Types of parameters and columns that the two databases take differently."""
+"""Types of parameters and columns that differ between the two databases."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class _List(TypeDecorator[Any]):
 class SeqList(TypeDecorator[Any]):
     """A list of seq as text: an array's on PostgreSQL, JSON on SQLite.
 
-    psycopg would look at each number by itself, which takes a tenth of the time that a sample does.
+    psycopg would convert each number separately, which takes a tenth of the time of a sample.
     """
 
     impl = Text
@@ -46,13 +46,13 @@ class SeqList(TypeDecorator[Any]):
 
 
 def listed(found: Any) -> Sequence[Any]:
-    """Return a list of the database: JSON on SQLite; empty for None."""
+    """Return a list from the database (JSON on SQLite); empty for None."""
     values: Sequence[Any] = orjson.loads(found) if isinstance(found, str) else found or ()
     return values
 
 
 class IntegerList(_List):
-    """A list of integers of 64 bits."""
+    """A list of 64-bit integers."""
 
     item = BigInteger()
     cache_ok = True
@@ -121,7 +121,7 @@ class Number(TypeDecorator[Any]):
 
 
 class TransactionId(UserDefinedType[int]):
-    """The id of a transaction with its epoch, which never begins again: PostgreSQL's xid8."""
+    """The id of a transaction with its epoch, which never restarts: PostgreSQL's xid8."""
 
     cache_ok = True
 
@@ -137,7 +137,7 @@ ischema_names["xid8"] = TransactionId
 
 
 def _number_text(value: Any, dialect: Dialect, type_: str) -> str:
-    """Return a number as a statement writes it; infinities have no form of their own."""
+    """Return a number in the form of a statement; infinities have no literal."""
     if not math.isinf(value):
         return str(value)
     sign = "-" if value < 0 else ""

@@ -6,6 +6,6 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 def processed(element: FunctionElement[Any], compiler: Any, kw: Any) -> list[str]:
-    # Else a select inside takes part in the FROM around it.
+    # Otherwise a select inside takes part in the FROM around it.
     kw = {name: value for name, value in kw.items() if name not in ("asfrom", "from_linter")}
     return [compiler.process(clause, **kw) for clause in element.clauses]

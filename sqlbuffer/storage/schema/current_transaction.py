@@ -1,4 +1,4 @@
-"""The id of the transaction that runs."""
+"""The id of the current transaction."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class current_transaction_id(FunctionElement[int]):
-    """The id of the transaction that runs; null on SQLite."""
+    """The id of the current transaction; null on SQLite."""
 
     inherit_cache = True
     type = BigInteger()

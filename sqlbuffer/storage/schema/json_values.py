@@ -1,7 +1,7 @@
 """Values inside JSON columns.
 
-A value is never selected itself. The functions below take it apart. Each tests the type first, so
-that a value of another type gives null and never an error.
+A value itself is never selected. The functions below read parts of it. Each tests the type first,
+so that a value of another type gives null and never an error.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _TEXT = Text()
 
 
 class position_of(FunctionElement[int]):
-    """Where the second text begins in the first, from 1, or 0; case-sensitive, no wildcards."""
+    """Position of the second text in the first, from 1, or 0; case-sensitive, no wildcards."""
 
     inherit_cache = True
     type = BigInteger()
@@ -58,8 +58,9 @@ def _sqlite_user_extra(element: user_extra, compiler: Any, **kw: Any) -> str:
 
 
 class _JsonFunction(FunctionElement[Any]):
-    """A function of (document, paths): on PostgreSQL chains of operators, on SQLite JSON path
-    texts.
+    """A function of (document, paths).
+
+    On PostgreSQL paths are chains of operators, on SQLite JSON path texts.
     """
 
     inherit_cache = False
@@ -77,11 +78,12 @@ class _JsonFunction(FunctionElement[Any]):
         super().__init__(document, *arguments)
 
     def alternatives(self, *, keys_apart: bool) -> list[tuple[str | int, ...]]:
-        """Return the paths that the value may stand at: an index finds an element of a list or a
-        tuple, or the dict key of that name.
+        """Return the possible paths of the value.
+
+        An index finds an element of a list or a tuple, or the dict key of that name.
 
         Args:
-            keys_apart: A path that finds list elements by index finds no dict keys.
+            keys_apart: A path that finds list elements by index does not find dict keys.
         """
         choices = [_choices(segment, keys_apart) for segment in self.path]
         found = [tuple(chain.from_iterable(chosen)) for chosen in product(*choices)]
@@ -96,7 +98,7 @@ def _choices(segment: str | int, keys_apart: bool) -> list[tuple[str | int, ...]
 
 
 def _sqlite_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
-    """SQLite: a table `j` of one row with the value and its kind, both null where missing."""
+    """Return a table `j` of one row for SQLite: the value and its kind, both null if missing."""
     document = compiler.process(next(iter(element.clauses)), **kw)
     paths = []
     for alternative in element.alternatives(keys_apart=True):
@@ -120,13 +122,13 @@ def _sqlite_segment(segment: str | int) -> str:
 
 
 def _pg_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
-    """PostgreSQL: the JSONB value, null where missing."""
+    """Return the JSONB value for PostgreSQL, null if missing."""
     document = compiler.process(next(iter(element.clauses)), **kw)
     values = []
     for alternative in element.alternatives(keys_apart=False):
         value = document
         for segment in alternative:
-            # `-> 0` of a scalar is the scalar itself; `#>` takes an index for a dict key as well.
+            # `-> 0` of a scalar is the scalar itself; `#>` reads an index as a dict key too.
             step = ("->", "text") if isinstance(segment, str) else ("#>", "text[]")
             text = segment if isinstance(segment, str) else f"{{{segment}}}"
             bound = compiler.process(bindparam(None, text, _TEXT, unique=True), **kw)
@@ -136,9 +138,9 @@ def _pg_value(element: _JsonFunction, compiler: Any, kw: Any) -> str:
 
 
 class json_kind(_JsonFunction):
-    """`text`, `array`, `object`, `null` or another word for other types; null where missing."""
+    """The type: `text`, `array`, `object`, `null` or another word; null if missing."""
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Text()
 
 
@@ -153,11 +155,12 @@ def _sqlite_json_kind(element: json_kind, compiler: Any, **kw: Any) -> str:
 
 
 class json_number(_JsonFunction):
-    """The value as a number: true is 1, tagged floats are themselves, NaN and everything else is
-    null.
+    """The value as a number; null for NaN and all values that are not numbers.
+
+    true is 1, and a tagged float is the float itself.
     """
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Numeric()
 
 
@@ -175,7 +178,7 @@ def _sqlite_json_number(element: json_number, compiler: Any, **kw: Any) -> str:
 class json_text(_JsonFunction):
     """The value as text; null for other types."""
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Text(collation="C").with_variant(Text(), "sqlite")
 
 
@@ -194,9 +197,9 @@ def _sqlite_json_text(element: json_text, compiler: Any, **kw: Any) -> str:
 
 
 class json_hex_text(_JsonFunction):
-    """The hex groups of text that JSONB cannot hold; null for everything else."""
+    """The hex groups of text that JSONB cannot hold; null for other values."""
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = json_text.type
 
 
@@ -223,7 +226,7 @@ def _sqlite_number(value: str, kind: str) -> str:
 
 
 def _sqlite_same(left: str, right: str) -> str:
-    """Return whether two lists or dicts have the same values in the same places: 1 equals 1.0."""
+    """Return SQL that compares two lists or dicts by values and places: 1 equals 1.0."""
     nodes = "SELECT fullkey, CASE type WHEN 'real' THEN 'integer' ELSE type END, atom FROM"
     return (
         f"((SELECT count(*) FROM json_tree({left})) = (SELECT count(*) FROM json_tree({right})) "
@@ -232,9 +235,9 @@ def _sqlite_same(left: str, right: str) -> str:
 
 
 class json_is(_JsonFunction):
-    """Whether a list or dict equals the JSON text of the second argument; 1 equals 1.0."""
+    """True if a list or dict equals the JSON text of the second argument; 1 equals 1.0."""
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Boolean()
 
 
@@ -253,11 +256,12 @@ def _sqlite_json_is(element: json_is, compiler: Any, **kw: Any) -> str:
 
 
 class json_has_element(_JsonFunction):
-    """Whether a list has an element that equals the JSON text of the second argument. For numbers
-    there is `json_has_number`.
+    """True if a list has an element that equals the JSON text of the second argument.
+
+    For numbers there is `json_has_number`.
     """
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Boolean()
 
 
@@ -269,7 +273,7 @@ def _pg_json_has_element(element: json_has_element, compiler: Any, **kw: Any) ->
 
 
 def _pg_items(value: str) -> str:
-    """Return a table of the elements of a list; without rows for other types."""
+    """Return a table of the elements of a list; it is empty for other types."""
     only_lists = f"CASE jsonb_typeof({value}) WHEN 'array' THEN {value} END"
     return f"jsonb_array_elements({only_lists}) AS items(item)"
 
@@ -290,11 +294,12 @@ _SQLITE_ITEMS = "json_each(CASE j.kind WHEN 'array' THEN j.value END) item"
 
 
 class json_has_number(_JsonFunction):
-    """Whether a list has the number of the second argument as an element, as `json_number` has
-    it.
+    """True if a list has the number of the second argument as an element.
+
+    Numbers are converted as by `json_number`.
     """
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Boolean()
 
 
@@ -314,13 +319,14 @@ def _sqlite_json_has_number(element: json_has_number, compiler: Any, **kw: Any) 
 
 
 class json_has_key(_JsonFunction):
-    """Whether a dict has a key, the second argument, as it is stored; null for other types."""
+    """True if a dict has a key, the second argument in its stored form; null for other types."""
 
-    inherit_cache = False  # the paths are no clause elements
+    inherit_cache = False  # the paths are not clause elements
     type = Boolean()
 
 
-# A tag is a key that begins with one $; % is written so that no driver takes it for a parameter.
+# A tag is a key that begins with exactly one $; % is written so that drivers do not read it as a
+# parameter.
 _IS_TAG = "substr({key}, 1, 1) = '$' AND substr({key}, 2, 1) NOT IN ('$', {percent})"
 
 

@@ -1,4 +1,4 @@
-"""What all tables share: the metadata, the types of columns, and columns that many of them have."""
+"""Shared by all tables: the metadata, the types of columns, and columns that many of them have."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ from sqlbuffer.storage.schema.column_types import (
 )
 from sqlbuffer.storage.schema.current_transaction import current_transaction_id
 
-# Capabilities say in the `info` of their tables what the script of roles grants (`writer_may`,
-# `learner_may`, in addition to reading), and that rows die often (`is_vacuumed`).
+# The `info` of a table names the rights that the script of roles grants (`writer_may`,
+# `learner_may`, in addition to reading), and marks tables whose rows die often (`is_vacuumed`).
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -37,7 +37,7 @@ metadata = MetaData(
     }
 )
 
-# Byte order everywhere, whatever the locale of the database.
+# Byte order everywhere, with any locale of the database.
 KEY = Text().with_variant(Text(collation="C"), "postgresql")
 JSON = Text().with_variant(postgresql.JSONB(), "postgresql")
 UUID = Text().with_variant(postgresql.UUID(as_uuid=False), "postgresql")
@@ -52,17 +52,17 @@ FLAGS = BooleanList()
 
 
 def buffer_key() -> Column[int]:
-    """Return the column of the buffer, a part of the primary key."""
+    """Return the column of the buffer, which is part of the primary key."""
     return Column("buffer_id", Integer, primary_key=True, autoincrement=False, comment="the buffer")
 
 
 def vacuumed_tables() -> list[str]:
-    """Return the tables whose `info` says that their rows die often."""
+    """Return the tables whose `info` marks that their rows die often."""
     return [name for name, table in metadata.tables.items() if table.info.get("is_vacuumed")]
 
 
 def seq_key() -> tuple[Column[int], Column[int]]:
-    """Return the two columns that name a row."""
+    """Return the two columns that identify a row."""
     return buffer_key(), Column(
         "seq", BigInteger, primary_key=True, autoincrement=False, comment="the experience"
     )
@@ -71,7 +71,7 @@ def seq_key() -> tuple[Column[int], Column[int]]:
 def transaction_id() -> Column[int]:
     """Return the column of the transaction that wrote a row; see `index_transactions`.
 
-    A follower compares it with snapshots. SQLite needs none: its writers come one at a time.
+    A follower compares it with snapshots. SQLite does not need it: it has one writer at a time.
     """
     return Column(
         "xid",
@@ -82,8 +82,9 @@ def transaction_id() -> Column[int]:
 
 
 def index_transactions(table: Table) -> None:
-    """Give a table with `transaction_id` the index that followers of a buffer read. On SQLite
-    nothing is in it, else it would cost a page for each row.
+    """Give a table with `transaction_id` the index that followers of a buffer read.
+
+    On SQLite the index is empty: otherwise it would cost a page for each row.
     """
     own = table.c
     name = f"ix_{table.name}_buffer_id_xid"

@@ -1,4 +1,4 @@
-"""Tables whose rows have a number within their buffer, and rows looked up by it.
+"""Tables whose rows have a number within their buffer, and lookups of rows by it.
 
 The primary key is (buffer_id, number) on PostgreSQL, and in the models. A table whose `info` names
 the number as `integer_key` has one integer on SQLite, `key` = buffer_id << 40 | number. It is the
@@ -13,8 +13,8 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql.functions import FunctionElement
 
 NUMBER_BITS = 40
-# Ids of buffers and numbers are below these: the key has 63 bits, and so has the first one behind
-# those of a buffer.
+# Ids of buffers and numbers are below these: the key has 63 bits, and so has the first key of the
+# next buffer.
 MOST_BUFFERS, MOST_NUMBERS = 2**23 - 1, 2**NUMBER_BITS
 # The `info` of an index that PostgreSQL lacks.
 SQLITE_ONLY = {"only_on": "sqlite"}
@@ -40,19 +40,20 @@ def _create_sqlite_table(element: CreateTable, compiler: Any, **kw: Any) -> str:
 
 
 def is_of_the_model(item: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:
-    """Tell Alembic what to compare with the models: not what SQLite alone has."""
+    """Tell Alembic what to compare with the models: not objects that only SQLite has."""
     if kind == "column":
         return not (name == "key" and reflected and compared is None)
     return compared is not None or item.info != SQLITE_ONLY
 
 
 class has_number(FunctionElement[bool]):
-    """Whether a row has one of some numbers of a buffer: `has_number(number, buffer_id, numbers)`.
+    """True if a row has one of some numbers of a buffer: `has_number(number, buffer_id, numbers)`.
 
     `number` is the column of a table with an `integer_key`, not of an alias, and `numbers` a
-    `SeqList`. PostgreSQL without statistics takes a buffer for a few rows and would rather read all
-    of them; so each number is looked up alone, by the primary key, and the rows are fetched by
-    their place.
+    `SeqList`. PostgreSQL without statistics expects only a few rows in a buffer and would rather
+    read
+    all of them. So each number is looked up alone, by the primary key, and the rows are fetched by
+    their location.
     """
 
     inherit_cache = True
@@ -75,7 +76,7 @@ def _pg_has_number(element: has_number, compiler: Any, **kw: Any) -> str:
 def _sqlite_has_number(element: has_number, compiler: Any, **kw: Any) -> str:
     number, buffer_id, numbers = (compiler.process(clause, **kw) for clause in element.clauses)
     table, _, _ = number.rpartition(".")
-    # A user's number may have more bits, and then the key is of another buffer.
+    # A user's number may have more bits; then the key would belong to another buffer.
     return (
         f"{table}.key IN (SELECT ({buffer_id} << {NUMBER_BITS}) + value FROM json_each({numbers})) "
         f"AND +{table}.buffer_id = {buffer_id}"
@@ -83,7 +84,7 @@ def _sqlite_has_number(element: has_number, compiler: Any, **kw: Any) -> str:
 
 
 class is_numbered(FunctionElement[bool]):
-    """Whether a row has a number of a buffer: `is_numbered(number, buffer_id, n)`.
+    """True if a row has a number of a buffer: `is_numbered(number, buffer_id, n)`.
 
     `number` is the column of a table with an `integer_key`, or of an alias of it.
     """

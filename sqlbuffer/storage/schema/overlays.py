@@ -1,8 +1,8 @@
-"""The overlay tables: narrow ones, by seq, for what changes after a row was inserted.
+"""The overlay tables: narrow ones, by seq, for changes after a row was inserted.
 
-A capability declares its overlay in its `tables.py`. The tests that eviction and deletion leave no
-row of an overlay behind read `OVERLAYS`. Roles, vacuum, `doctor` and dropping a buffer read the
-metadata, which has the overlays among the other tables.
+A capability declares its overlay in its `tables.py`. Tests read `OVERLAYS` to check that eviction
+and deletion leave no row of an overlay behind. Roles, vacuum, `doctor` and dropping a buffer read
+the metadata, which has the overlays among the other tables.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Overlay:
 
     Attributes:
         table: The table.
-        flag: The column of `buffers` that is true where a buffer may have rows in it.
+        flag: The column of `buffers` that is true if a buffer may have rows in it.
         leaves_late: Eviction by row leaves its rows behind, below the window, and
             `delete_range` removes them later: writers do not wait for learners. The rows of other
             overlays leave with the row of `experiences`.
-        learner_sets_flag: Whether learners set `flag`; else it is set with the rights of the owner,
+        learner_sets_flag: Learners set `flag`; otherwise it is set with the rights of the owner,
             or when the buffer is created.
     """
 
@@ -53,11 +53,11 @@ def overlay_table(
         name: Its name.
         columns: Its columns without the two of the key.
         flag: See `Overlay`.
-        flag_comment: What the flag says, where this table brings the flag along; None: another
-            overlay does.
+        flag_comment: Comment of the flag's column, if this table adds it; None if another overlay
+            does.
         leaves_late: See `Overlay`.
-        writer_may: What the role of writers may do in addition to reading.
-        learner_may: What the role of learners may do in addition to reading.
+        writer_may: Rights of writers in addition to reading.
+        learner_may: Rights of learners in addition to reading.
         learner_sets_flag: See `Overlay`.
         options: Options of the table.
     """
@@ -70,7 +70,7 @@ def overlay_table(
 
 
 def flag_column(name: str, comment: str) -> None:
-    """Give `buffers` a column that is true where a buffer may have rows in some table."""
+    """Add a column to `buffers` that is true if a buffer may have rows in some table."""
     metadata.tables["buffers"].append_column(
         Column(name, Boolean, nullable=False, server_default=false(), comment=comment)
     )

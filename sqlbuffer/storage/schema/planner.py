@@ -1,4 +1,4 @@
-"""What the planner of the database is told, and what it answers."""
+"""Hints for the planner of the database, and its plans."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class explain(Executable, ClauseElement):
-    """The plan of a statement, a line a row."""
+    """The plan of a statement, one row for each line."""
 
     inherit_cache = False
 
@@ -28,8 +28,9 @@ def _sqlite_explain(element: explain, compiler: Any, **kw: Any) -> str:
 
 
 class unindexed(FunctionElement[int]):
-    """The column itself, but no index on it serves: for bounds and orders that would lure the
-    planner from a better index.
+    """The column itself, without the use of an index.
+
+    It is for bounds and orders that would keep the planner from a better index.
     """
 
     inherit_cache = True

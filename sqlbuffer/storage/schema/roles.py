@@ -8,7 +8,7 @@ from sqlbuffer.storage.schema.overlays import OVERLAYS
 
 
 def roles_script() -> str:
-    """Return the SQL that makes the roles, each with the least rights."""
+    """Return the SQL that creates the roles, each with the least rights."""
     script = resources.files("sqlbuffer.storage.schema") / "roles.sql"
     flags = {overlay.flag: None for overlay in OVERLAYS.values() if overlay.learner_sets_flag}
     return script.read_text(encoding="utf-8").format(

@@ -3,12 +3,14 @@
 --   sqlbuffer db roles | psql postgresql://postgres@HOST/DATABASE
 --   GRANT sqlbuffer_writer TO alice;
 --
--- Writers open and create buffers, store and sample. Learners also delete, clear, resize, update
--- priorities, set the clock, lease, start sessions, quarantine rows, let expired ones leave, sample where that is a write
--- (max_use, track_samples), follow changes, hold steps for copies, and annotate: who judges what others did takes that role. Writers may not change
--- what a step was worth.
--- Analysts read. Whoever runs this may create roles (or finds them made) and owns the schema.
--- Run it as often as you like, and again after `sqlbuffer db upgrade`.
+-- Writers open and create buffers, store and sample.
+-- Learners also delete, clear, resize, update priorities, set the clock, lease, start sessions,
+-- quarantine rows, remove expired rows, sample if that is a write (max_use, track_samples), follow
+-- changes, hold steps for copies, and annotate. A process that judges the actions of others takes
+-- this role. Writers may not change the reward of a step.
+-- Analysts read. The role that runs this must be allowed to create roles, unless these exist, and
+-- it must own the schema.
+-- You can run it any number of times; run it again after `sqlbuffer db upgrade`.
 
 BEGIN;
 
@@ -38,13 +40,13 @@ GRANT EXECUTE ON FUNCTION sqlbuffer_batch_steps_v1 TO sqlbuffer_analyst, sqlbuff
 GRANT INSERT ON buffers, experiences, new_experiences, v_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT UPDATE (status, length, "return", reward, next_t, first_seq, last_seq, meta, final_arrays, ended_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
--- What was sampled, and who waits.
+-- Sampled rows, and waiting calls.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_reserve_v1, sqlbuffer_reserve_seqs_v1, sqlbuffer_reserve_steps_v1, sqlbuffer_held_ids_v1, sqlbuffer_free_episode_v1, sqlbuffer_lease_v1, sqlbuffer_sweep_v1, sqlbuffer_count_rows_v1, sqlbuffer_keep_parts_v1,
     sqlbuffer_lock_v1, sqlbuffer_note_write_v1, sqlbuffer_fold_groups_v1, sqlbuffer_forget_writes_v1, sqlbuffer_trim_changes_v1
 TO sqlbuffer_writer, sqlbuffer_learner;
--- So that writers clean up behind evicted rows; before PostgreSQL 17 only the owner may.
+-- Lets writers clean up after evicted rows; before PostgreSQL 17 only the owner has that right.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN
@@ -59,7 +61,7 @@ GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
     n_partial, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
--- Items of compat.ding that leave take their weight out of the sums.
+-- When items of compat.ding leave, their weight is subtracted from the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 {grants}

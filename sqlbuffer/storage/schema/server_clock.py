@@ -1,4 +1,4 @@
-"""The time of the database, and how far columns are from it."""
+"""The time of the database, and the distance of columns from it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
 class utc_now(FunctionElement[Any]):
-    """Now, as the TIME columns hold it."""
+    """The current time in the form of TIME columns."""
 
     inherit_cache = True
     type = Text()
@@ -28,7 +28,7 @@ def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
 
 
 class age_s(FunctionElement[float]):
-    """How many seconds ago a TIME column was, by the database's clock."""
+    """Seconds since a TIME column, by the database's clock."""
 
     inherit_cache = True
     type = Double()
@@ -47,7 +47,7 @@ def _sqlite_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
 
 
 class unix_now(FunctionElement[float]):
-    """Now, in Unix seconds."""
+    """The current time in Unix seconds."""
 
     inherit_cache = True
     type = Double()
@@ -64,7 +64,7 @@ def _sqlite_unix_now(element: unix_now, compiler: Any, **kw: Any) -> str:
 
 
 class seconds_ago(FunctionElement[Any]):
-    """So many seconds before now, as the TIME columns hold it."""
+    """The time some seconds ago, in the form of TIME columns."""
 
     inherit_cache = True
     type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
@@ -83,7 +83,7 @@ def _sqlite_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
 
 
 class is_past(FunctionElement[bool]):
-    """Whether a TIME column is not later than now, by the database's clock at this statement."""
+    """True if a TIME column is not in the future, by the database's clock at this statement."""
 
     inherit_cache = True
     type = Boolean()
@@ -103,7 +103,7 @@ def _sqlite_is_past(element: is_past, compiler: Any, **kw: Any) -> str:
 
 
 class in_seconds(FunctionElement[Any]):
-    """So many seconds from now, as the TIME columns hold it, by the clock at this statement."""
+    """The time in some seconds, in the form of TIME columns, by the clock at this statement."""
 
     inherit_cache = True
     type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")

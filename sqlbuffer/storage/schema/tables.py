@@ -4,7 +4,7 @@ from sqlalchemy import Column, Table, Text
 
 from sqlbuffer.storage.schema.metadata import TIME, metadata
 
-# One row: it tells packages that are older than the schema whether they may use it.
+# One row: it tells packages that are older than the schema if they may use it.
 schema_info = Table(
     "schema_info",
     metadata,
@@ -19,7 +19,7 @@ schema_info = Table(
 maintenance = Table(
     "maintenance",
     metadata,
-    Column("task", Text, primary_key=True, comment="what one process at a time does"),
-    Column("holder", Text, comment="the process that did it last"),
-    Column("leased_until", TIME, comment="no other process begins it before"),
+    Column("task", Text, primary_key=True, comment="task that one process at a time runs"),
+    Column("holder", Text, comment="the process that ran it last"),
+    Column("leased_until", TIME, comment="no other process starts it before this time"),
 )

@@ -1,1 +1,1 @@
-"""How often rows are used, and the log of batches."""
+"""Counts of the uses of rows, and the log of batches."""

@@ -1,9 +1,9 @@
-"""Batches that are counted or noted as they are drawn.
+"""Count and log batches as they are drawn.
 
-Where rows have a limit of uses, a batch is drawn in two transactions: one chooses and reads, the
-other counts. What another learner took between them is dropped and drawn anew, so no row is handed
-out more often than it may be; and nobody waits while a batch is chosen. A learner that dies behind
-the second has used its rows.
+If rows have a limit of uses, a batch is drawn in two transactions: one chooses and reads, the other
+counts. Rows that another learner took in between are dropped, and others are drawn. So no row is
+used more often than its limit, and no process waits while a batch is chosen. If a learner dies
+after the second transaction, its rows count as used.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from sqlbuffer.storage.use_counts.uses import claim_uses, clean_uses, is_cleanin
 
 MAX_ROUNDS = 20
 SECONDS_BETWEEN_CLEANINGS = 60.0
-# Where too few are left, another learner may have given rows back that this process has passed. No
-# sooner, or one that waits for data would look at all rows each time.
+# If too few rows are left, another learner may have given back rows that this process has passed.
+# Not before this time: otherwise a process that waits for data would read all rows each time.
 LOW_DOUBTED_AFTER_S = 1.0
 
 T = TypeVar("T")
@@ -31,14 +31,14 @@ Unit = Sequence[int]
 
 @dataclass(frozen=True)
 class Found(Generic[T]):
-    """What was drawn.
+    """The result of a draw.
 
     Attributes:
-        content: It.
-        units: The rows that each thing of it uses.
-        clock: The buffer's clock then.
-        window_low: Lower end of the window then.
-        probabilities: That of each row, where the sampler tells.
+        content: The drawn items.
+        units: The rows that each item uses.
+        clock: The buffer's clock at the draw.
+        window_low: Lower end of the window at the draw.
+        probabilities: Probability of each row, if the sampler gives it.
     """
 
     content: T
@@ -50,13 +50,13 @@ class Found(Generic[T]):
 
 @dataclass(frozen=True)
 class ClaimKind(Generic[T]):
-    """How things of a kind are counted, taken apart and joined.
+    """Functions that count, split and join items of a kind.
 
     Attributes:
-        units: Returns the rows that each of them uses.
-        take: Returns those at some places.
-        join: Makes one of several parts.
-        probabilities: Returns that of each row, if the sampler gives them.
+        units: Returns the rows that each item uses.
+        take: Returns the items at some places.
+        join: Makes one result of several parts.
+        probabilities: Returns the probability of each row, if the sampler gives it.
     """
 
     units: Callable[[T], Sequence[Unit]]
@@ -90,18 +90,19 @@ def claimed(
     least: int = 0,
     adds_up: bool = False,
 ) -> tuple[T, int | None]:
-    """Return up to n things that nobody has used too often, and the number that they are noted
-    under; their uses are counted.
+    """Return up to n items whose rows are below their limit of uses, and their log number.
+
+    Their uses are counted.
 
     Args:
         uses: Counts the uses.
-        draw: Called with how many are wanted, and whether it is the first time.
-        n: How many.
-        kind: What they are.
-        note: What is noted of them.
-        least: Fewer are not counted or noted.
-        adds_up: One drawn twice is used twice, so each round may draw anything; else it is asked
-            for all, and what was kept before is left out.
+        draw: Function called with the number of missing items, and True for the first draw.
+        n: Number of items.
+        kind: Kind of the items.
+        note: Entry of the log.
+        least: Smallest number of items that is counted and logged.
+        adds_up: An item drawn twice is used twice, so each round may draw any item. Otherwise each
+            round draws all items again, without those kept before.
 
     Raises:
         StorageReadOnlyError: The database or the role may not write.
@@ -135,7 +136,7 @@ def _fewer(
     note: LogEntry,
     least: int,
 ) -> tuple[T, int | None]:
-    """Return what there is where too few were left: not counted where they do not do."""
+    """Return the items if too few are left; below `least` they are not counted."""
     if len(kept.units) < least:
         give_back(uses, kept.units)
         kept.add(found, index, kind)
@@ -156,10 +157,10 @@ def _claim(
     kind: ClaimKind[T],
     note: LogEntry,
 ) -> tuple[int, int | None]:
-    """Count the uses of things and keep those that may be used; note the batch if it is whole.
+    """Count the uses of items and keep those below the limit; log the batch if it is complete.
 
     Returns:
-        How many may be used, and the number of the batch.
+        The number of items that may be used, and the number of the batch.
     """
     wanted = [found.units[i] for i in index]
 
@@ -192,7 +193,7 @@ def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
 
 
 def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> list[bool]:
-    """Count a use of each row of the units, and return which could be used whole."""
+    """Count a use of each row of the units, and return which units could be used whole."""
     if uses.buffer.info.config.sampling.max_use is None:
         return [True] * len(units)
     taken = _take(
@@ -218,9 +219,9 @@ def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> 
 def _take(
     connection: Connection, uses: UseCounting, seqs: Sequence[int], max_use: int
 ) -> dict[int, int]:
-    """Count a use for each occurrence of a row, and return {row: how many of them may be}."""
-    # In ascending order, or two learners could wait for each other. Those that come twice are
-    # counted again when their rows are held.
+    """Count a use for each occurrence of a row; return {row: number of allowed occurrences}."""
+    # In ascending order: otherwise two learners could wait for each other. Rows that occur twice
+    # are counted again when the first use is held.
     left = sorted(set(seqs))
     counts = Counter(seqs) if len(left) < len(seqs) else None
     taken: dict[int, int] = {}
@@ -234,7 +235,7 @@ def _take(
 
 
 def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
-    """Undo the uses of things that were not handed out."""
+    """Undo the uses of items that were not returned."""
     left = Counter(seq for unit in units for seq in unit)
     if not left or uses.buffer.info.config.sampling.max_use is None:
         return
@@ -263,7 +264,7 @@ def _log(
 
 
 def _clean(uses: UseCounting, found: Found[Any]) -> None:
-    """Delete the counts of rows that have left the window; eviction leaves them behind."""
+    """Delete the use counts of rows that have left the window, which eviction leaves behind."""
     keep, low = uses.housekeeping, found.window_low
     if uses.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
         keep.cleaned_to, low

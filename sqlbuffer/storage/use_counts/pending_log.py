@@ -1,4 +1,4 @@
-"""Batches that were handed out and are not in the sample log yet."""
+"""Returned batches that are not in the sample log yet."""
 
 import threading
 import time
@@ -12,14 +12,14 @@ from sqlbuffer.storage.use_counts.use_counting import UseCounting
 
 
 class PendingBatch(NamedTuple):
-    """A batch that was handed out.
+    """A batch that was returned.
 
     Attributes:
         seqs: Its steps.
         clock: The buffer's clock when it was drawn.
-        entry: What else the log says of it.
-        probabilities: That of each step, where the sampler gives them.
-        drawn_at: When, by the monotonic clock.
+        entry: Further values of its log entry.
+        probabilities: Probability of each step, if the sampler gives it.
+        drawn_at: Time of the draw, on the monotonic clock.
     """
 
     seqs: Sequence[int]
@@ -33,8 +33,8 @@ class PendingLog:
     """Keeps batches for the sample log, and stores many of them at a time, each once.
 
     Args:
-        uses: Logs what is drawn.
-        most_steps: With that many steps, batches are stored as they come.
+        uses: Logs drawn rows.
+        most_steps: Number of kept steps from which each batch is stored immediately.
     """
 
     def __init__(self, uses: UseCounting, most_steps: int) -> None:
@@ -45,7 +45,7 @@ class PendingLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether the buffer logs batches."""
+        """True if the buffer logs batches."""
         return self._uses.buffer.info.config.sampling.track_samples
 
     def add(
@@ -55,12 +55,14 @@ class PendingLog:
         entry: LogEntry,
         probabilities: Sequence[float] | None,
     ) -> None:
-        """Keep a batch until `settle`. The first one is stored immediately: it shows that this role
-        may write.
+        """Keep a batch until `settle`.
+
+        The first one is stored immediately, to check that this role may write.
 
         Raises:
-            StorageError: It is the first one, or many wait, and they cannot be stored; this one is
-                not kept.
+            StorageError: The first batch, or too many waiting ones, cannot be stored; this one is
+                not
+                kept.
         """
         if not seqs:
             return
@@ -78,7 +80,7 @@ class PendingLog:
         """Store the batches, in the order in which they were drawn, all or none.
 
         Raises:
-            StorageError: They cannot be stored, and wait.
+            StorageError: They cannot be stored, and still wait.
         """
         with self._settling:
             batches = self._batches[:]

@@ -1,4 +1,4 @@
-"""Counts uses of rows on PostgreSQL."""
+"""Count uses of rows on PostgreSQL."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from sqlbuffer.storage.dialects.arrays import number_array
 def claim_uses(
     connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
 ) -> set[int]:
-    """Count a use of each of different rows that has fewer than `max_use`; return which.
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows.
 
     Args:
         connection: The transaction.
@@ -19,7 +19,7 @@ def claim_uses(
         seqs: The rows, in ascending order.
         max_use: The limit.
     """
-    # Mostly it is all of them, and then the server sends no list.
+    # Mostly all rows are counted, and then the server sends no list.
     statement = (
         "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
         "SELECT %s::integer, s, 1 FROM unnest(%s::bigint[]) AS s "
@@ -35,7 +35,7 @@ def claim_uses(
 
 def return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
     """Undo a use of each of different rows."""
-    # Locked in ascending order, as claims lock them.
+    # Locked in ascending order, as by claims.
     statement = (
         "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
         "AND seq = ANY (%s::bigint[]) ORDER BY seq FOR UPDATE) "
@@ -46,7 +46,7 @@ def return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> 
 
 
 def add_uses(connection: Connection, buffer_id: int, counts: Mapping[int, int]) -> dict[int, int]:
-    """Add uses to rows, {seq: uses}; return how many each row has now."""
+    """Add uses to rows, {seq: uses}; return the current uses of each row."""
     statement = (
         "INSERT INTO uses (buffer_id, seq, n_uses) SELECT %s::integer, s, n "
         "FROM unnest(%s::bigint[], %s::integer[]) AS g(s, n) ORDER BY s "
@@ -58,7 +58,7 @@ def add_uses(connection: Connection, buffer_id: int, counts: Mapping[int, int]) 
 
 
 def uses_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
-    """Return the uses of those of the rows that have any."""
+    """Return the uses of the given rows that have any."""
     statement = (
         "SELECT u.seq, u.n_uses FROM unnest(%s::bigint[]) AS g(seq) CROSS JOIN LATERAL "
         "(SELECT * FROM uses u WHERE u.buffer_id = %s AND u.seq = g.seq OFFSET 0) u"

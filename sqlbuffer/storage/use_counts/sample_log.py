@@ -1,4 +1,4 @@
-"""The sample log: which rows each batch held (`track_samples`)."""
+"""The sample log: the rows of each batch (`track_samples`)."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ REMOVED_AT_ONCE = 8_192
 
 @dataclass(frozen=True)
 class LogEntry:
-    """What the log says of a batch in addition to its rows."""
+    """Further values of a batch in the log, in addition to its rows."""
 
     sampler: str
     seed: str | None = None
@@ -41,8 +41,9 @@ def log_batch(
     probabilities: Sequence[float] | None = None,
     age_s: float = 0.0,
 ) -> int:
-    """Log a batch in the transaction that hands it out, and return its number; one that was handed
-    out earlier with its age.
+    """Log a batch in the transaction that returns it; return its number.
+
+    A batch that was returned earlier is logged with its age.
     """
     values = {
         "buffer_id": uses.buffer.info.id,
@@ -64,7 +65,7 @@ def log_batch(
 
 
 def forget(uses: UseCounting, number: int) -> None:
-    """Delete a batch from the log: it was not handed out."""
+    """Delete a batch from the log, because it was not returned."""
     own = (samples.c.buffer_id == uses.buffer.info.id) & (samples.c.id == number)
     uses.write(lambda connection: connection.execute(delete(samples).where(own)))
 

@@ -1,4 +1,4 @@
-"""One batch on its way out of a buffer: paced, counted and logged."""
+"""The draw of one batch: limited, counted and logged."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from sqlbuffer.storage.use_counts.use_counting import UseCounting
 
 
 class SamplingSession:
-    """One batch on its way out of a buffer.
+    """The draw of one batch.
 
     Attributes:
-        n_rows: How many rows are handed out; set it before the session ends.
+        n_rows: Number of returned rows; set it before the session ends.
         batch_id: The number of the batch in the sample log, if it is logged.
     """
 
@@ -26,7 +26,7 @@ class SamplingSession:
     def log(
         self, connection: Connection, seqs: Sequence[int], clock: int | None, entry: LogEntry
     ) -> None:
-        """Log rows in the transaction that hands them out, if the buffer logs batches."""
+        """Log rows in the transaction that returns them, if the buffer logs batches."""
         if self._uses.buffer.info.config.sampling.track_samples:
             self.batch_id = log_batch(connection, self._uses, seqs, clock, entry)
 
@@ -35,7 +35,7 @@ class SamplingSessions:
     """Opens the sampling sessions of a buffer.
 
     Args:
-        uses: Counts and logs what is drawn.
+        uses: Counts and logs drawn rows.
         pacer: The buffer's rate limiter.
     """
 
@@ -44,14 +44,14 @@ class SamplingSessions:
 
     @contextmanager
     def open(self, n: int, wait_s: float | None = None) -> Iterator[SamplingSession]:
-        """Wait until n rows may be sampled, and count those that are handed out.
+        """Wait until n rows may be sampled, and count those that are returned.
 
         Args:
-            n: How many.
-            wait_s: How long to wait at most; None: what the opener chose.
+            n: Number of rows.
+            wait_s: Maximum wait in seconds; None for the opener's.
 
         Raises:
-            FlowControlError: The rate limiter did not let them out in time.
+            FlowControlError: The rate limiter did not allow the rows in time.
         """
         with self._pacer.sampling(n, wait_s) as drawn:
             session = SamplingSession(self.uses)
@@ -59,7 +59,7 @@ class SamplingSessions:
             drawn(session.n_rows)
 
     def undo(self, n_rows: int, batch_id: int | None) -> None:
-        """Undo what was paced and logged of a batch that is not handed out."""
+        """Undo the counts and the log entry of a batch that is not returned."""
         self._pacer.give_back(n_rows)
         if batch_id is not None:
             forget(self.uses, batch_id)

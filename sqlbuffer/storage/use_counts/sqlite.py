@@ -1,4 +1,4 @@
-"""Counts uses of rows on SQLite."""
+"""Count uses of rows on SQLite."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from sqlbuffer.storage.database.wal import checkpoint_rarely
 def claim_uses(
     connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
 ) -> set[int]:
-    """Count a use of each of different rows that has fewer than `max_use`; return which."""
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows."""
     statement = (
         "INSERT INTO uses (buffer_id, seq, n_uses) "
         "SELECT ?, value, 1 FROM json_each(?) WHERE true "
@@ -34,7 +34,7 @@ def return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> 
 
 
 def add_uses(connection: Connection, buffer_id: int, counts: Mapping[int, int]) -> dict[int, int]:
-    """Add uses to rows, {seq: uses}; return how many each row has now."""
+    """Add uses to rows, {seq: uses}; return the current uses of each row."""
     statement = (
         "INSERT INTO uses (buffer_id, seq, n_uses) "
         "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?) "
@@ -46,7 +46,7 @@ def add_uses(connection: Connection, buffer_id: int, counts: Mapping[int, int]) 
 
 
 def uses_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
-    """Return the uses of those of the rows that have any."""
+    """Return the uses of the given rows that have any."""
     statement = (
         "SELECT u.seq, u.n_uses FROM json_each(?) j "
         "CROSS JOIN uses u ON u.buffer_id = ? AND u.seq = j.value"

@@ -5,7 +5,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# A row for each batch that was sampled, where the buffer notes them.
+# A row for each sampled batch, if the buffer logs them.
 samples = Table(
     "samples",
     metadata,
@@ -16,9 +16,9 @@ samples = Table(
     Column("seed", Text, comment="its seed"),
     Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
     Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
-    Column("probabilities", REALS, comment="the probability of each, where it is known"),
+    Column("probabilities", REALS, comment="the probability of each, if it is known"),
     Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
-    # No number is given twice, whatever was forgotten.
+    # Numbers are unique, also after entries were deleted.
     sqlite_autoincrement=True,
 )
 Index(None, samples.c.buffer_id, samples.c.clock)

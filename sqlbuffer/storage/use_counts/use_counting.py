@@ -1,4 +1,4 @@
-"""Count and log what is drawn from a buffer."""
+"""Count and log the rows drawn from a buffer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass
 class Housekeeping:
-    """When this process cleaned up last.
+    """The last clean-up by this process.
 
     Attributes:
-        cleaned_to: No use counts are left up to this number.
-        samples_cleaned_at: When the sample log was cleaned, by the monotonic clock.
+        cleaned_to: Number up to which no use counts are left.
+        samples_cleaned_at: Time of the last clean-up of the sample log, on the monotonic clock.
     """
 
     cleaned_to: int = 0
@@ -27,14 +27,14 @@ class Housekeeping:
 
 
 class UseCounting:
-    """Counts and logs what is drawn from a buffer.
+    """Counts and logs the rows drawn from a buffer.
 
     Args:
         buffer: The buffer.
-        restrictions: What the buffer requires of rows before they may be sampled.
+        restrictions: Requirements that rows must meet before they may be sampled.
 
     Attributes:
-        housekeeping: When this process cleaned up last.
+        housekeeping: The last clean-up by this process.
     """
 
     def __init__(self, buffer: OpenBuffer, restrictions: Restrictions) -> None:
@@ -43,7 +43,7 @@ class UseCounting:
 
     @property
     def is_on(self) -> bool:
-        """Whether sampling writes."""
+        """True if sampling writes to the database."""
         sampling = self.buffer.info.config.sampling
         return sampling.max_use is not None or sampling.track_samples
 
@@ -51,7 +51,8 @@ class UseCounting:
         """Return the result of work in a transaction that sampling needs.
 
         Raises:
-            StorageReadOnlyError: The database or the role may not write; names the option.
+            StorageReadOnlyError: The database or the role may not write; the message names the
+                option.
         """
         try:
             return self.buffer.write(work)

@@ -12,7 +12,7 @@ return_uses = by_database(sqlite=sqlite.return_uses, postgresql=postgresql.retur
 add_uses = by_database(sqlite=sqlite.add_uses, postgresql=postgresql.add_uses)
 uses_of = by_database(sqlite=sqlite.uses_of, postgresql=postgresql.uses_of)
 
-# Counts below the window are deleted when it has moved on by that many.
+# Counts below the window are deleted when it has moved by this many numbers.
 CLEANED_AT_ONCE = 8_192
 
 
@@ -22,17 +22,16 @@ def is_cleaning_due(cleaned_to: int, low: int) -> bool:
 
 
 def clean_uses(connection: Connection, buffer_id: int, cleaned_to: int, low: int) -> int:
-    """Delete the counts of rows that have left the window, which eviction leaves behind; return up
-    to where none is left.
+    """Delete the use counts of rows that have left the window; return the number up to which.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        cleaned_to: Up to where none was left at the last call.
-        low: Rows up to here have left.
+        cleaned_to: Number up to which none was left at the last call.
+        low: Number up to which rows have left.
     """
     own = uses.c
-    # From a while below what was cleaned: a slow learner may have counted there since.
+    # Starts below the cleaned numbers: a slow learner may have counted there since.
     above = cleaned_to - CLEANED_AT_ONCE
     gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= low)
     some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()

@@ -1,1 +1,1 @@
-"""Watermarks: no row can appear at or below such a number any more."""
+"""Watermarks: numbers at or below which no row can appear any more."""

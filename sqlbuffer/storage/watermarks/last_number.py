@@ -20,7 +20,7 @@ class last_number(FunctionElement[int]):
 def _pg_last_number(element: last_number, compiler: Any, **kw: Any) -> str:
     (buffer_id,) = processed(element, compiler, kw)
     last = f"pg_sequence_last_value(to_regclass('sqlbuffer_seq_' || {buffer_id}))"
-    # A standby is told of 32 numbers ahead.
+    # A standby sees up to 32 numbers ahead.
     newest = (
         f"(SELECT e.seq FROM experiences AS e WHERE e.buffer_id = {buffer_id} "
         "ORDER BY e.seq DESC LIMIT 1)"
@@ -30,7 +30,7 @@ def _pg_last_number(element: last_number, compiler: Any, **kw: Any) -> str:
 
 
 class is_standby(FunctionElement[bool]):
-    """Whether the server is a standby, which takes no writes."""
+    """True if the server is a standby, which accepts no writes."""
 
     inherit_cache = True
     type = Boolean()

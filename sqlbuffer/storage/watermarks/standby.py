@@ -1,13 +1,13 @@
-"""Which rows of a buffer are settled, as a PostgreSQL standby can tell."""
+"""Find the settled rows of a buffer on a PostgreSQL standby."""
 
 import psycopg
 
-# How much older a row must be than the last replayed transaction.
+# Seconds that a row must be older than the last replayed transaction.
 STANDBY_AGE_S = 2.0
 
-# The last row, or last step of a chunk, that is old enough, found by halving: they are written
-# about in the order of their numbers. The standby may have replayed no transaction since it was
-# started.
+# The last row, or last step of a chunk, that is old enough, found by bisection: rows are written
+# approximately in the order of their numbers. The standby may have replayed no transaction since it
+# was started.
 _LAST_OLD = """
 WITH RECURSIVE newest AS (
     SELECT n.seq, greatest(n.inserted_at, pg_last_xact_replay_timestamp())
@@ -44,10 +44,13 @@ _OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 class StandbyWatermark:
     """Finds a number up to which no row can appear any more, without the locks of the primary.
 
-    A standby knows a transaction once that has written something. A writer does so right after it
-    has drawn its numbers, long before a row is `STANDBY_AGE_S` old. So the transactions that may
-    still write below an old row are known, and have ids below the snapshot's xmax: a later
-    transaction has ended since. Once no transaction below that xmax runs, they have all ended.
+    A standby knows a transaction after its first write. A writer writes right after it has reserved
+    its
+    numbers, long before a row is `STANDBY_AGE_S` old. So the transactions that may still write
+    below an
+    old row are known, and have ids below the snapshot's xmax: a later transaction has ended since.
+    Once
+    no transaction below that xmax runs, they have all ended.
 
     Attributes:
         settled: No row up to this number can appear any more.
@@ -59,7 +62,7 @@ class StandbyWatermark:
         self._later_id: int | None = None
 
     def look(self, driver: psycopg.Connection, buffer_id: int) -> int:
-        """Look once, and return `settled`. Each statement needs a snapshot of its own."""
+        """Read the server once, and return `settled`. Each statement needs its own snapshot."""
         if self._later_id is None:
             parameters = {"age_s": STANDBY_AGE_S, "id": buffer_id, "settled": self.settled}
             found = driver.execute(_LAST_OLD, parameters).fetchone()

@@ -1,23 +1,23 @@
-"""What one opener of a buffer knows of its settled rows, on PostgreSQL."""
+"""Settled rows of a buffer on PostgreSQL, as one opener knows them."""
 
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.watermarks.standby import StandbyWatermark
 
-_PREPARED = "-1/"  # how the names of prepared transactions begin
+_PREPARED = "-1/"  # prefix of the names of prepared transactions
 
 
 class Watermark:
-    """Up to which number the rows of a buffer are settled: no row below can appear any more.
+    """The number up to which the rows of a buffer are settled: no row below can appear any more.
 
     Args:
         buffer_id: The buffer.
 
     Attributes:
-        mutex: Held by a thread that looks at the server and notes what it found.
+        mutex: Held by a thread that reads the server and stores the result.
         settled: No row up to this number can appear any more.
-        pending: The same will be true of this number when `writers` have ended.
+        pending: Next value of `settled`, after all `writers` have ended.
         writers: The transactions that may still write rows up to `pending`, by the server's names.
-        on_standby: What is known instead if the server is a standby.
+        on_standby: The watermark of a standby, if the server is one.
     """
 
     def __init__(self, buffer_id: int) -> None:
@@ -32,17 +32,18 @@ class Watermark:
         self.on_standby = StandbyWatermark()
 
     def begin(self, epoch: int) -> None:
-        """Forget what is known of another epoch of the server: after a crash it may give numbers
-        and names of transactions that it gave before.
+        """Start again in another epoch of the server.
+
+        After a crash it may give the same numbers and names of transactions again.
         """
         if epoch != self._epoch:
             self._epoch = epoch
             self._forget()
 
     def note(self, last_value: int, running: frozenset[str]) -> None:
-        """Note a look at the sequence, and the writers that a later look found."""
+        """Store a read of the sequence, and the writers that a later read found."""
         if any(not name.startswith(_PREPARED) for name in self.writers - running):
-            # It may have been prepared: then it goes on under another name.
+            # It may have been prepared: then it continues under another name.
             prepared = {name for name in running if name.startswith(_PREPARED)}
             self.writers = self.writers | prepared
         self.writers = self.writers & running

@@ -1,1 +1,1 @@
-"""How steps reach the database."""
+"""Write steps to the database."""

@@ -1,4 +1,4 @@
-"""A batch of chunks as it is handed to the database."""
+"""A batch of chunks in the form in which it is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from sqlbuffer.storage.episodes.keys import EpisodeKey
 
 @dataclass(frozen=True)
 class ChunkBatch:
-    """A batch of chunks as it is handed to the database.
+    """A batch of chunks in the form in which it is stored.
 
     Attributes:
         chunks: The chunks, in the order in which they are numbered.
-        order: For each step in that order its place in what the user gave; None: the same.
-        endings: How episodes end with it.
-        metas: JSON of what the user says of episodes that may begin with it.
-        whole: The episode that it is, under an id of the user's: stored whole or not at all.
+        order: For each step in that order its place in the user's order; None if they are the same.
+        endings: Ends of episodes in the batch.
+        metas: The user's JSON of episodes that may begin with it.
+        whole: Id of the user's for an episode that is stored whole or not at all.
     """
 
     chunks: Sequence[PackedChunk]
@@ -31,10 +31,10 @@ class ChunkBatch:
 
     @property
     def n_steps(self) -> int:
-        """How many steps they have."""
+        """Number of their steps."""
         return sum(chunk.n_steps for chunk in self.chunks)
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes of fields and arrays they have."""
+        """Size of their fields and arrays in bytes."""
         return sum(len(c.records) + len(c.payload_arrays or b"") for c in self.chunks)

@@ -432,7 +432,7 @@ COMMENT ON COLUMN samples.sampler IS 'name of the sampler';
 COMMENT ON COLUMN samples.seed IS 'its seed';
 COMMENT ON COLUMN samples.n_rows IS 'rows of the batch';
 COMMENT ON COLUMN samples.seqs IS 'the rows, in the order of the batch';
-COMMENT ON COLUMN samples.probabilities IS 'the probability of each, where it is known';
+COMMENT ON COLUMN samples.probabilities IS 'the probability of each, if it is known';
 COMMENT ON COLUMN samples.sampled_at IS 'when';
 
 CREATE TABLE flow (
@@ -883,9 +883,9 @@ CREATE TABLE maintenance (
     leased_until TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_maintenance PRIMARY KEY (task)
 );
-COMMENT ON COLUMN maintenance.task IS 'what one process at a time does';
-COMMENT ON COLUMN maintenance.holder IS 'the process that did it last';
-COMMENT ON COLUMN maintenance.leased_until IS 'no other process begins it before';
+COMMENT ON COLUMN maintenance.task IS 'task that one process at a time runs';
+COMMENT ON COLUMN maintenance.holder IS 'the process that ran it last';
+COMMENT ON COLUMN maintenance.leased_until IS 'no other process starts it before this time';
 
 -- Arrays do not compress; EXTERNAL also lets a part of them be read.
 ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;

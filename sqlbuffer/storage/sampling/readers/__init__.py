@@ -1,1 +1,1 @@
-"""How drawn steps are read with their neighbours: one reader for each kind of batch item."""
+"""Read drawn steps with their neighbours: one reader for each kind of batch item."""

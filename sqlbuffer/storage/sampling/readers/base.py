@@ -1,4 +1,4 @@
-"""What every reader of batches offers."""
+"""The interface of all readers of batches."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,32 +12,34 @@ from sqlbuffer.storage.sampling.strategy import RowStrategy
 
 
 class BatchReader(Protocol):
-    """Makes batches of one kind of thing: steps, transitions, windows or episodes.
+    """Makes batches of one kind of item: steps, transitions, windows or episodes.
 
-    Each is known by a key: the seq of its first step; for windows, of the step that they are laid
-    at.
+    Each item has a key: the seq of its first step; for windows, of the step at which they are
+    placed.
     """
 
     @property
     def columns(self) -> Any:
-        """What is fetched for each key; `BufferStore.draw` takes it."""
+        """The columns that are read for each key; an argument of `BufferStore.draw`."""
 
     @property
     def counted_at_once(self) -> int:
-        """How many keys `count` is given at most, which bounds the memory that it takes."""
+        """Maximum number of keys in a call of `count`, which bounds its memory."""
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
-        """Return n of them, drawn by a sampler; fewer where too few can be made."""
+        """Return n items drawn by a sampler, or fewer if too few can be made."""
 
     def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """Return those of the keys that are things of this kind, can be made and match, in the
-        order of the keys; one statement.
+        """Return the items of the given keys, in their order, with one statement.
+
+        Keys are left out if they are not of this kind, cannot be made, or do not match.
         """
 
     def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
-        """Return how many of the keys `read` would return; each is one of a row that matches."""
+        """Return how many of the keys `read` would return; each is the key of a matching row."""
 
     def keys(self, candidates: Candidates) -> NDArray[np.int64] | None:
-        """Return every key at this moment in ascending order, or None: any number of the window
-        may be one. Reads keys only.
+        """Return every current key in ascending order, reading keys only.
+
+        None means that any number of the window may be a key.
         """

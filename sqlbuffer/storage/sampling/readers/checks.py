@@ -1,4 +1,4 @@
-"""What may be asked of a reader, checked before anything is read."""
+"""Checks of the arguments of a reader, before any row is read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ MOST_STEPS = 1_000_000
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
-    """Return how many frames are stacked, by field.
+    """Return the number of stacked frames, by field.
 
     Raises:
         FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
@@ -42,7 +42,7 @@ def checked_names(what: str, names: Sequence[str] | None) -> list[str] | None:
 
 
 def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
-    """Return the field that tells which steps are terminal.
+    """Return the field that marks terminal steps.
 
     Raises:
         FieldError: Not a declared number or boolean.
@@ -74,8 +74,7 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
 def checked_step_names(
     fields: Fields, names: Sequence[str] | None, things: str
 ) -> tuple[list[str], list[str]]:
-    """Return the declared fields and the built-in ones that are asked for; all where nothing is
-    said.
+    """Return the requested declared fields and built-in ones; all by default.
 
     Raises:
         FieldError: Not a list of names, or an unknown one.
@@ -94,7 +93,7 @@ def checked_step_names(
 
 
 def check_window(length: int, burn_in: int, stride: int) -> None:
-    """Raise ValueError unless these are a length and a stride from 1 on and a burn-in from 0 on."""
+    """Raise ValueError unless length and stride are at least 1 and the burn-in at least 0."""
     given = (("length", length, 1), ("burn_in", burn_in, 0), ("stride", stride, 1))
     for name, value, least in given:
         if (

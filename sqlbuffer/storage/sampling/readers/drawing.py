@@ -1,4 +1,4 @@
-"""Draw things by a sampler of rows, where only reading tells which rows are such things."""
+"""Draw items by a sampler of rows, if only reading shows which rows have such items."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DrawPlan:
-    """What is made of rows.
+    """The items that can be made of rows.
 
     Attributes:
         rows: The rows, in the order of the batch.
-        accepted: Which of them something can be made of.
+        accepted: Indexes of the rows that an item can be made of.
     """
 
     rows: Sequence[Row]
@@ -41,12 +41,14 @@ def draw_plan(
     n: int,
     plan: Callable[[Sequence[Row]], P],
 ) -> P:
-    """Return the plan of n rows that something can be made of, in the order that a sampler gives
-    them; fewer where there are too few.
+    """Return the plan of n rows that items can be made of, in the order of a sampler.
 
-    A sampler that draws with replacement is asked for what is missing, round by round. One that
-    does not would give the same rows again: it is asked for more each time, and its last answer
-    counts. Both are uniform over what is accepted if the sampler is over the rows.
+    It has fewer rows if there are too few. A sampler that draws with replacement is called for the
+    missing ones, round by round. One that draws without replacement would return the same rows
+    again,
+    so each call requests more, and its last result counts. Both are uniform over the accepted rows
+    if
+    the sampler is uniform over the rows.
     """
     adds_up = bool(getattr(sampler, "replace", False))
     most = MOST_AT_ONCE if adds_up else max(n, MOST_AT_ONCE)
@@ -75,27 +77,27 @@ def draw_plan(
 
 
 class PlanReader(Generic[P]):
-    """What readers share whose keys are steps, and tell by reading what can be made of them."""
+    """Base of readers that must read a step to know if an item can be made of it."""
 
     counted_at_once = 4_096
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
-        """Return n things made of steps that a sampler draws; fewer where too few can be made.
+        """Return n items made of steps that a sampler draws, or fewer if too few can be made.
 
         Raises:
-            FieldError: A row cannot be read as the reader wants.
+            FieldError: A row cannot be read in the form of the reader.
         """
         return self._batch(
             draw_plan(candidates, sampler, n, lambda rows: self._plan(candidates, rows))
         )
 
     def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """Return what can be made of the keys, in their order."""
+        """Return the items that can be made of the keys, in their order."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
 
     def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
-        """Return of how many of the keys something can be made."""
+        """Return the number of keys that an item can be made of."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return int(np.count_nonzero(self._plan(candidates, rows).accepted))
 
@@ -110,7 +112,7 @@ class PlanReader(Generic[P]):
 
 
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:
-    """Return how many rows to ask for, by the share accepted so far."""
+    """Return the number of rows to request, by the share accepted so far."""
     return math.ceil(1.1 * missing * (n_asked + 1) / (n_accepted + 1)) + 8
 
 

@@ -36,12 +36,12 @@ Row = tuple[Any, ...]
 
 
 class StepReader:
-    """Makes batches of rows as they are; see `Reader`.
+    """Makes batches of single rows; see `Reader`.
 
     Args:
         fields: The typed fields.
-        names: Which of them; all by default.
-        compression: How the bytes of arrays are compressed.
+        names: Names of the fields to read; all by default.
+        compression: Compression of the bytes of arrays.
     """
 
     columns = _OWN_ROWS
@@ -56,11 +56,11 @@ class StepReader:
         self._layout, self._names = Layout(fields.specs, compression), names
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
-        """Return n rows, or fewer where the sampler finds fewer."""
+        """Return n rows, or fewer if the sampler finds fewer."""
         return self._batch(candidates.rows(sampler.choose(candidates, n)) if n else [])
 
     def read(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """Return the rows of the keys that match."""
+        """Return the matching rows of the keys."""
         return self._batch(candidates.rows(np.asarray(keys, np.int64).tolist()))
 
     def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
@@ -75,13 +75,13 @@ class StepReader:
 
 
 def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
-    """Return the steps of rows and those that were read along with them."""
+    """Return the steps of rows, and the neighbours that were read with them."""
     near = candidates.steps
     if candidates.slices and candidates.chunks is not None:
         sliced = steps_of_slices(
             candidates.chunks, candidates.slices, candidates.window_low, candidates.late_rewards
         )
-        # Slices have the steps of episodes that they are near to, but not all that labels say.
+        # Slices have the neighbours in episodes, but not all values of labels.
         alone = [row for row in rows if candidates.has_labels or row[PLACE] < 0]
         if not alone:
             return EpisodeSteps(
@@ -111,7 +111,7 @@ def steps_of(candidates: Candidates, rows: Sequence[Row]) -> EpisodeSteps:
 
 
 def _joined(layout: Layout, own: Sequence[Any], sliced: Any) -> Any:
-    """Return the bytes of rows and those of slices, as records if all are of one size."""
+    """Return the bytes of rows and those of slices, as records if all have one fixed size."""
     if not isinstance(sliced, np.ndarray):
         return [*own, *sliced]
     if all(blob is not None and len(blob) == layout.size_bytes for blob in own):
@@ -126,7 +126,7 @@ def table_of(rows: Sequence[Row], ineligible: Sequence[bool] | None = None) -> E
 
 
 def table_columns(rows: Sequence[Row]) -> tuple[Any, ...]:
-    """Return what `EpisodeSteps` takes of rows that were read with their places."""
+    """Return the arguments of `EpisodeSteps` for rows that were read with their places."""
     columns: Any = list(zip(*rows, strict=True)) if rows else [()] * (T + 1)
     return (
         np.array(columns[PLACE], np.int64),
@@ -140,8 +140,9 @@ def table_columns(rows: Sequence[Row]) -> tuple[Any, ...]:
 
 
 def places_of(rows: Sequence[Row]) -> tuple[NDArray[np.int64], ...]:
-    """Return of each row the number of its episode, its step there, and the episode's steps: -1
-    while it is open. Rows of no episode have a negative number.
+    """Return for each row the number of its episode, its step there, and the episode's length.
+
+    The length is -1 while the episode is open. Rows without an episode have a negative number.
     """
     places = np.array([row[PLACE] for row in rows], np.int64)
     ts = np.array([row[T] for row in rows], np.int64)
@@ -155,7 +156,7 @@ def gather(
     """Return fields of the steps at the indexes, each decoded once; zeros at -1.
 
     Returns:
-        Arrays of shape (*index.shape, *shape); with the lengths of those that vary.
+        Arrays of shape (*index.shape, *shape); fields of varying length also have their lengths.
     """
     if isinstance(table.blobs, np.ndarray):
         wanted_names = layout.wanted(names)
@@ -188,7 +189,7 @@ def _taken(values: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return rewards as batches have them; those too large are infinite."""
+    """Return rewards in the dtype of batches; those too large are infinite."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 

@@ -49,7 +49,7 @@ Integers = NDArray[np.int64]
 @remembered
 def _reading(include_partial: bool) -> RowSelection:
     columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
-    # No index serves: it would lure SQLite from the one of the numbers.
+    # Without an index, which would keep SQLite from using that of the numbers.
     t = unindexed(experiences.c.t)
     is_complete = ends.c.status == "complete"
     is_readable = ends.c.status != "aborted" if include_partial else is_complete
@@ -66,7 +66,7 @@ class Trajectories(DrawPlan):
     Attributes:
         table: The steps.
         first: Index of the first step of each.
-        lens: How many of its steps follow each other from there on.
+        lens: Number of its consecutive steps from there on.
         reaches_end: The last of them is the last of the episode.
     """
 
@@ -79,21 +79,22 @@ class Trajectories(DrawPlan):
 class TrajectoryReader:
     """Makes padded batches of episodes; see `Reader`. Their key is the seq of their first step.
 
-    Those that are complete and have all their steps; or with `include_partial` those too that are
-    open or have lost steps, from the first step that they have to the first that they lack. Aborted
-    episodes never. A condition is on the first step.
+    The episodes are complete and have all their steps. With `include_partial` there are also
+    episodes
+    that are open or have lost steps, from their first remaining step to the next gap. Aborted
+    episodes are never included. A condition applies to the first step.
 
     Args:
         fields: The typed fields.
-        names: Which of them, `reward`, `terminated` and `truncated`; all by default.
-        include_partial: Also episodes that are open or have lost steps.
-        compression: How the bytes of arrays are compressed.
+        names: Names among these, `reward`, `terminated` and `truncated`; all by default.
+        include_partial: Include episodes that are open or have lost steps.
+        compression: Compression of the bytes of arrays.
 
     Attributes:
-        form: What the trajectories are made of.
+        form: Form of the trajectories.
 
     Raises:
-        FieldError: An unknown field, or one that is called as a final observation.
+        FieldError: An unknown field, or one with the name of a final observation.
     """
 
     counted_at_once = 64
@@ -113,12 +114,12 @@ class TrajectoryReader:
         self.columns = _reading(include_partial)
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
-        """Return n episodes that a sampler draws, or fewer where there are too few."""
+        """Return n episodes that a sampler draws, or fewer if there are too few."""
         episodes = self._episodes(candidates)
         return self._batch(draw_plan(episodes, sampler, n, lambda rows: self._plan(episodes, rows)))
 
     def read(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Batch:
-        """Return the episodes of the keys, of those that can be read."""
+        """Return the episodes of the keys that can be read."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
 
@@ -162,7 +163,7 @@ class TrajectoryReader:
     def _final(
         self, rows: Sequence[Row], reaches_end: NDArray[np.bool_]
     ) -> dict[str, NDArray[Any]]:
-        """Return the final observations, zeros where there is none, and which there are."""
+        """Return the final observations, zeros if there is none, and flags of those that exist."""
         if not self.form.finals:
             return {}
         ends_at = reaches_end.tolist()

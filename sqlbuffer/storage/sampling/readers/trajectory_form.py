@@ -1,4 +1,4 @@
-"""What trajectories are made of."""
+"""The form of trajectories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ FINAL_PREFIX = "final_"
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryForm:
-    """What trajectories are made of; made with `of`.
+    """The form of trajectories; made with `of`.
 
     Attributes:
         names: The declared fields of each step.
-        built_in: Which of `reward`, `terminated` and `truncated`.
-        finals: The observations that come as final ones as well.
-        include_partial: Also episodes that are open or have lost steps.
+        built_in: Names among `reward`, `terminated` and `truncated`.
+        finals: The observations that are also returned as final ones.
+        include_partial: Include episodes that are open or have lost steps.
     """
 
     names: Sequence[str]
@@ -34,11 +34,11 @@ class TrajectoryForm:
 
         Args:
             fields: The typed fields of the buffer.
-            names: Which of them, `reward`, `terminated` and `truncated`; all by default.
-            include_partial: Also episodes that are open or have lost steps.
+            names: Names among these, `reward`, `terminated` and `truncated`; all by default.
+            include_partial: Include episodes that are open or have lost steps.
 
         Raises:
-            FieldError: An unknown field, or one that is called as a final observation.
+            FieldError: An unknown field, or one with the name of a final observation.
         """
         own, built_in = checked_step_names(fields, names, "trajectories")
         finals = [name for name in fields.observations if name in own]

@@ -1,4 +1,4 @@
-"""What transitions are made of."""
+"""The form of transitions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ _BUILT_IN = ("reward", "discount", "terminated", "truncated")
 
 @dataclass(frozen=True, eq=False)
 class TransitionForm:
-    """What transitions are made of; made with `of`.
+    """The form of transitions; made with `of`.
 
     Attributes:
         fields: The typed fields of the buffer.
-        n_step: How many steps a transition spans at most.
+        n_step: Maximum number of steps in a transition.
         gamma: Discount of one step.
-        stack: How many frames are stacked, by field.
-        terminal_field: The field that tells that the episode terminated.
+        stack: Number of stacked frames, by field.
+        terminal_field: The field that marks a terminated episode.
         sequence_fields: The fields that are given for each step of a transition.
         own: The fields of the first step.
         following: The observations after, without their prefix.
-        with_truncated: Whether `truncated` was asked for.
+        with_truncated: `truncated` is requested.
     """
 
     fields: Fields
@@ -51,17 +51,17 @@ class TransitionForm:
 
     @cached_property
     def has_next(self) -> bool:
-        """Whether the observations after steps are fields."""
+        """True if the observations after steps are fields."""
         return all(NEXT + name in self.fields.specs for name in self.fields.observations)
 
     @cached_property
     def n_before(self) -> int:
-        """How many steps before the first one are needed."""
+        """Number of steps that are needed before the first one."""
         return max(self.stack.values(), default=1) - 1
 
     @cached_property
     def needs_all_fields(self) -> bool:
-        """Whether the fields of all steps are needed, and not of the first and the last alone."""
+        """True if the fields of all steps are needed, not only of the first and the last one."""
         return self.terminal_field is not None or bool({*self.sequence_fields} - {"reward"})
 
     @classmethod
@@ -80,11 +80,11 @@ class TransitionForm:
 
         Args:
             fields: The typed fields of the buffer.
-            n_step: How many steps a transition spans at most.
+            n_step: Maximum number of steps in a transition.
             gamma: Discount of one step.
-            names: Which fields; all by default.
-            stack: How many frames are stacked, by field.
-            terminal_field: The field that tells that the episode terminated.
+            names: Names of the fields to return; all by default.
+            stack: Number of stacked frames, by field.
+            terminal_field: The field that marks a terminated episode.
             sequence_fields: The fields that are given for each step of a transition.
 
         Raises:
@@ -101,9 +101,7 @@ class TransitionForm:
 
 
 def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], bool]:
-    """Return the fields of the first step, the observations after, and whether `truncated` was
-    asked for.
-    """
+    """Return the fields of the first step, the observations after, and True for `truncated`."""
     names, observations = checked_names("fields", given), fields.observations
     following = [NEXT + name for name in observations]
     own = [name for name in fields.specs if name not in following]

@@ -1,4 +1,4 @@
-"""Steps with what follows them: the transitions that off-policy learners train on."""
+"""Steps with their next steps: the transitions that off-policy learners train on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ Flags = NDArray[np.bool_]
 
 @remembered
 def _reading(n_step: int, declared: bool, n_before: int, all_arrays: bool) -> RowSelection:
-    """Return what is read of a first step.
+    """Return the columns and neighbours to read of a first step.
 
     Args:
-        n_step: How many steps a transition spans.
+        n_step: Number of steps in a transition.
         declared: The observations after steps are fields.
-        n_before: How many steps before it are needed, with their arrays.
+        n_before: Number of steps before it that are needed, with their arrays.
         all_arrays: The arrays of all its steps are needed.
     """
 
@@ -78,13 +78,13 @@ class Transitions(DrawPlan):
         table: The steps.
         ts: Step of each first step in its episode.
         places: Number of its episode.
-        steps: Index of each step, shape (b, n), -1 where it is missing.
+        steps: Index of each step, shape (b, n), -1 if it is missing.
         returns: Their returns.
-        after: Index of the step that has the observation after each; -1: the final observation of
-            the episode, or zeros.
-        is_final: Whether it is the final observation.
+        after: Index of the step that has the observation after each; -1 for the final observation
+            of the episode, or zeros.
+        is_final: True if it is the final observation.
         frames: Index of the steps before each first step and of itself, the oldest first.
-        next_frames: Index of those before the step after.
+        next_frames: Index of the steps before the step after.
     """
 
     table: EpisodeSteps
@@ -102,8 +102,8 @@ class TransitionReader(PlanReader[Transitions]):
     """Makes transitions of first steps; see `Reader`.
 
     Args:
-        form: What they are made of.
-        compression: How the bytes of arrays are compressed.
+        form: Form of the transitions.
+        compression: Compression of the bytes of arrays.
     """
 
     def __init__(self, form: TransitionForm, compression: str | None = None) -> None:
@@ -162,9 +162,7 @@ class TransitionReader(PlanReader[Transitions]):
         steps: Integers,
         returns: Returns,
     ) -> tuple[Integers, Flags]:
-        """Return where the observations after are: the index of a step, -1 where it is none, and
-        whether it is the final one of the episode.
-        """
+        """Return the observations after: the index of a step, or -1, and True for a final one."""
         if self._form.has_next:
             last = table.with_arrays(steps[np.arange(len(rows)), returns.m - 1])
             return last, np.zeros(len(rows), bool)
@@ -235,14 +233,14 @@ class TransitionReader(PlanReader[Transitions]):
         self, plan: Transitions, chosen: Integers, name: str, k: int, newest: NDArray[Any]
     ) -> NDArray[Any]:
         index = plan.next_frames[chosen, self._form.n_before + 1 - k :]
-        # What follows a terminal step without an observation is zeros throughout.
+        # Zeros follow a terminal step without an observation.
         is_zero = (plan.after[chosen] < 0) & ~plan.is_final[chosen]
         index = np.where(is_zero[:, None], -1, index)
         older = gather(plan.table, self._layout, index, [name])[name]
         return np.concatenate([older, newest[:, None]], axis=1)
 
     def _sequenced(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:
-        """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""
+        """Return fields of each step, of shape (b, n, *shape), zeros after the last."""
         within = np.arange(self._form.n_step) < plan.returns.m[chosen][:, None]
         index = np.where(within, plan.steps[chosen], -1)
         found = {}

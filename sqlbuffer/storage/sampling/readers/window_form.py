@@ -1,4 +1,4 @@
-"""What windows are made of."""
+"""The form of windows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from sqlbuffer.storage.sampling.readers.checks import (
 
 @dataclass(frozen=True, eq=False)
 class WindowForm:
-    """What windows are made of; made with `of`.
+    """The form of windows; made with `of`.
 
     Attributes:
         length: Steps to learn from.
         burn_in: Steps before them.
-        stride: From one window of an episode to the next.
+        stride: Distance in steps between two windows of an episode.
         names: The declared fields of each step.
-        built_in: Which of `reward`, `terminated` and `truncated`.
-        stack: How many frames are stacked, by field.
+        built_in: Names among `reward`, `terminated` and `truncated`.
+        stack: Number of stacked frames, by field.
     """
 
     length: int
@@ -34,12 +34,12 @@ class WindowForm:
 
     @cached_property
     def n_frames(self) -> int:
-        """How many frames are needed of each step at most."""
+        """Maximum number of frames that are needed of each step."""
         return max(self.stack.values(), default=1)
 
     @cached_property
     def n_before(self) -> int:
-        """How many steps before the first one to learn from are needed."""
+        """Number of steps that are needed before the first one to learn from."""
         return self.burn_in + self.n_frames - 1
 
     @classmethod
@@ -59,9 +59,9 @@ class WindowForm:
             fields: The typed fields of the buffer.
             length: Steps to learn from.
             burn_in: Steps before them.
-            stride: From one window of an episode to the next.
-            names: Which fields, `reward`, `terminated` and `truncated`; all by default.
-            stack: How many frames are stacked, by field.
+            stride: Distance in steps between two windows of an episode.
+            names: Names among the fields, `reward`, `terminated` and `truncated`; all by default.
+            stack: Number of stacked frames, by field.
 
         Raises:
             FieldError: An unknown field.

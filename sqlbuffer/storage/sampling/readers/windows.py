@@ -1,4 +1,4 @@
-"""Windows of fixed length over episodes, with steps before them to warm a recurrent state up."""
+"""Windows of fixed length over episodes, with steps before them to warm up a recurrent state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 @remembered
 def _reading(length: int, n_before: int, stride: int) -> RowSelection:
-    # No index serves: it would lure SQLite from the one of the numbers.
+    # Without an index, which would keep SQLite from using that of the numbers.
     is_key = unindexed(experiences.c.t) % stride == 0
     near = Neighbours(-n_before, length - 1) if n_before or length > 1 else None
     is_readable = ends.c.status != "aborted"
@@ -50,8 +50,8 @@ class Windows(DrawPlan):
     Attributes:
         table: The steps.
         places: Number of the episode of each.
-        ts: Its step there that the window is laid at.
-        index: Index of each step, of shape (b, burn_in + length); -1 where there is none.
+        ts: Step in the episode at which it is placed.
+        index: Index of each step, of shape (b, burn_in + length); -1 if there is none.
     """
 
     table: EpisodeSteps
@@ -63,22 +63,23 @@ class Windows(DrawPlan):
 class WindowReader(PlanReader[Windows]):
     """Makes windows of steps; see `Reader`. Their key is the seq of the first step to learn from.
 
-    They are laid at the steps t of an episode that are multiples of `stride`: `length` steps from
-    there on, fewer where the episode ends, and up to `burn_in` before it as far as they are stored
-    without a hole. In an open episode all `length` steps have to be stored. Aborted episodes have
-    none.
+    Windows are placed at the steps t of an episode that are multiples of `stride`. A window has
+    `length` steps from there on, fewer if the episode ends. Before them it has up to `burn_in`
+    steps,
+    as far as they are stored without a gap. In an open episode all `length` steps must be stored.
+    Aborted episodes have no windows.
 
     Args:
         fields: The typed fields.
         length: Steps to learn from.
         burn_in: Steps before them.
-        stride: From one window of an episode to the next.
-        names: Which fields, `reward`, `terminated` and `truncated`; all by default.
-        stack: How many frames are stacked, by field.
-        compression: How the bytes of arrays are compressed.
+        stride: Distance in steps between two windows of an episode.
+        names: Names among the fields, `reward`, `terminated` and `truncated`; all by default.
+        stack: Number of stacked frames, by field.
+        compression: Compression of the bytes of arrays.
 
     Attributes:
-        form: What the windows are made of.
+        form: Form of the windows.
 
     Raises:
         FieldError: An unknown field.
@@ -110,7 +111,7 @@ class WindowReader(PlanReader[Windows]):
         )
         usable = (index >= 0) & self._has_frames(table, places, ts[:, None] + offsets)
         learnt = usable[:, self.form.burn_in :]
-        # A burn-in reaches back to the nearest hole, or to an end inside the episode.
+        # A burn-in reaches back to the nearest gap, or to an end inside the episode.
         before: Flags = (usable & ~ends_here)[:, : self.form.burn_in]
         before &= _up_to_first(~before[:, ::-1])[:, ::-1]
         wanted = _up_to_first(ends_here[:, self.form.burn_in :])
@@ -166,6 +167,6 @@ class WindowReader(PlanReader[Windows]):
 
 
 def _up_to_first(flags: Flags) -> Flags:
-    """Return which places of each row are not behind its first flag."""
+    """Return True for the places of each row up to its first flag."""
     found: Flags = np.cumsum(flags, axis=1) - flags == 0
     return found
