@@ -1,4 +1,4 @@
-"""Run the migrations on the connection that the library hands over, or on SQLBUFFER_URL.
+"""Run the migrations on the connection that the library passes, or on SQLBUFFER_URL.
 
 Offline, print their SQL.
 """

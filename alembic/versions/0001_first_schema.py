@@ -1,7 +1,7 @@
-"""The whole schema of the first release.
+"""Create the whole schema of the first release.
 
 Its SQL is frozen text in the folder of this file's name: `tables.sql`, and one file for each view,
-function and trigger, with its version in its name. `common` has what both databases share.
+function and trigger, with its version in its name. `common` has the files for both databases.
 """
 
 import re
@@ -155,9 +155,9 @@ TRIGGER_TABLES = {
     "trg_deleted_": "deleted_steps",
     "trg_rollout_stats_": "rollout_stats",
 }
-# It is for every reader; the other functions write with their owner's rights.
+# This function is for every reader; the other functions write with their owner's rights.
 PUBLIC_FUNCTION = "sqlbuffer_number_v1"
-# A colon that `text` would take for the beginning of a parameter.
+# A colon that `text` would read as the beginning of a parameter.
 WORD_AFTER_COLON = re.compile(r"(?<![:\w\\]):(?=\w)")
 
 
@@ -166,7 +166,7 @@ def upgrade() -> None:
     for statement in statements_of_tables(dialect):
         execute(statement)
     if dialect == "postgresql":
-        # Functions are bound to the schema that is current now.
+        # Functions are bound to the current schema.
         execute(
             "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
         )
@@ -179,7 +179,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     dialect = op.get_bind().dialect.name
     if dialect == "postgresql":
-        execute("DELETE FROM buffers")  # each takes its sequence along
+        execute("DELETE FROM buffers")  # this drops the sequence of each
     for name in reversed(OBJECTS[dialect]):
         execute(f"DROP {dropped(dialect, name)}")
     created = re.findall(r"^CREATE TABLE (\w+)", sql_of(dialect, "tables"), re.MULTILINE)
@@ -198,7 +198,7 @@ def statements_of_tables(dialect: str) -> list[str]:
 
 def execute(statement: str) -> None:
     if context.is_offline_mode():
-        # Alembic's connection takes nothing else when it prints the SQL.
+        # Alembic's connection accepts nothing else when it prints the SQL.
         op.get_bind().execute(text(WORD_AFTER_COLON.sub(r"\:", statement.strip())))
     else:
         # The compiler would take as long as SQLite itself.

@@ -1,4 +1,4 @@
-"""Insert chunks: what is there already, their numbers, and races of writers."""
+"""Insert chunks: existing steps, numbers, and races of writers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,13 +52,13 @@ def insert_chunks(
         connection: The transaction.
         buffer: The buffer.
         batch: The batch.
-        once: Has the transaction take effect once, if the id of the write is to be stored here.
+        once: Makes the transaction take effect once, if the id of the write must be stored here.
 
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
     """
     if buffer.info.config.retention.evict_by == "episode":
-        # Before rows of episodes, as whoever evicts or annotates.
+        # Before rows of episodes, as in evictions and annotations.
         lock_as_writer(connection, buffer.info.id)
     return _Insertion(connection, buffer, batch).run(once)
 
@@ -73,7 +73,7 @@ class _Insertion:
         self._held = HeldSteps(connection, self._buffer_id)
 
     def run(self, once: WriteOnce[StoreResult] | None) -> StoreResult:
-        """Insert what is new; return what became of the steps."""
+        """Insert new steps; return the result of each step."""
         connection, batch, outcomes = self._connection, self._batch, self._outcomes
         if batch.whole is not None:
             known = lifecycle.free_episode(connection, self._buffer_id, *batch.whole)
@@ -121,14 +121,15 @@ class _Insertion:
                 insert_numbered(self._connection, self._buffer_id, numbered)
                 after_chunks(self._connection, self._buffer_id, numbered)
                 return
-            # Another writer committed some of the ids in the meantime. The numbers stay ours.
+            # Another writer has committed some of the ids since. The numbers stay reserved for this
+            # one.
             self._settle_ids()
 
     def _lock_appended(self) -> dict[int, int]:
-        """Return the next place of each episode that new steps are appended to, wherever it ends.
+        """Return the next place of each episode that new steps are appended to at its end.
 
         Raises:
-            EpisodeExistsError: It has ended.
+            EpisodeExistsError: The episode has ended.
         """
         found = {}
         own = {
@@ -150,7 +151,7 @@ class _Insertion:
         return found
 
     def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
-        """Give steps that are appended to episodes their places there, and advance the episodes."""
+        """Set the places of steps that are appended to episodes, and advance the episodes."""
         next_ts, found = dict(self._next_ts), []
         for own in numbered:
             t = None if own.episode_id is None else next_ts.get(own.episode_id)
@@ -209,7 +210,7 @@ class _Insertion:
         return bool(self._connection.execute(_HAS_STEP_IDS, own).scalar())
 
     def _settle_episodes(self) -> None:
-        """Advance the episodes of the chunks, and compare steps that they have already."""
+        """Advance the episodes of the chunks, and compare steps that they already have."""
         of_episodes: dict[int, list[int]] = {}
         for i, episode_id in enumerate(self._episode_ids):
             if episode_id is not None and self._chunks[i].t is not None:
@@ -221,18 +222,20 @@ class _Insertion:
             if firsts[1:] == ends[:-1]:
                 spans[episode_id] = firsts[0], ends[-1]
         advanced = lifecycle.advance(self._connection, spans) if spans else set()
-        # In one order: two writers may write the same ones.
+        # In one order: two writers may write the same episodes.
         for episode_id, own in sorted(of_episodes.items()):
             if episode_id not in advanced:
                 self._settle_episode(episode_id, own)
 
     def _settle_episode(self, episode_id: int, own: Sequence[int]) -> None:
-        """Settle chunks of an episode whose next step is not the first one of theirs.
+        """Compare chunks with their episode, whose next step is not their first one.
 
         Earlier steps are duplicates or conflicts; those that have left were stored once, and are
-        duplicates. Steps that follow others which the buffer never had are conflicts: another
-        writer has the same episode. But an episode without any step may have been deleted while it
-        was open, and goes on.
+        duplicates. Steps that follow steps which the buffer never had are conflicts: another writer
+        has
+        the same episode. But an episode without any step may have been deleted while it was open,
+        and
+        continues.
         """
         locked = _EPISODE.with_for_update(key_share=True)
         row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()
@@ -263,8 +266,8 @@ class _Insertion:
         Args:
             i: The chunk.
             episode_id: Its episode.
-            n: How many steps.
-            same: Steps that are no longer held are duplicates; else conflicts.
+            n: Number of steps.
+            same: Steps that are no longer held are duplicates; otherwise conflicts.
         """
         chunk = self._chunks[i]
         t = _first_t(chunk)
@@ -276,7 +279,7 @@ class _Insertion:
         """Return the result for a whole episode whose id the buffer holds.
 
         Raises:
-            EpisodeExistsError: It is open, or was aborted.
+            EpisodeExistsError: The episode is open, or was aborted.
         """
         if status != "complete":
             raise lifecycle.exists(*key, status)
@@ -294,7 +297,7 @@ class _Insertion:
             self._outcomes.refuse(i, self._outcomes.places(i))
 
     def _numbered(self, endings: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
-        """Fill in the numbers of first and last steps that are in the batch."""
+        """Return the ends of episodes with the numbers of first and last steps in the batch."""
         seqs: dict[tuple[str | None, str, int], int] = {}
         for i, chunk in enumerate(self._chunks if endings else ()):
             for place in (0, chunk.n_steps - 1):
@@ -320,7 +323,7 @@ def _first_t(chunk: PackedChunk) -> int:
 
 
 def _largest(chunks: Sequence[PackedChunk]) -> float | None:
-    """Return the largest priority that steps are given."""
+    """Return the largest given priority of the steps."""
     given = [chunk.initial_priority for chunk in chunks if chunk.initial_priority is not None]
     return max(
         (float(value) for values in given for value in values if value is not None), default=None

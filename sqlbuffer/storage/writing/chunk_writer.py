@@ -1,4 +1,4 @@
-"""Store chunks: all of a batch or none, over lost connections."""
+"""Store chunks: all of a batch or none, also over lost connections."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,12 +33,12 @@ class ChunkWriter:
         """Store the chunks that the buffer does not hold, all or none.
 
         Args:
-            batch: The chunks; may be none.
-            admitted: The rate limiter has let them in.
+            batch: The chunks; may be empty.
+            admitted: The rate limiter has already allowed them.
 
         Raises:
             EpisodeExistsError: The batch is an episode that is open, or was aborted.
-            FlowControlError: The rate limiter did not let them in in time.
+            FlowControlError: The rate limiter did not allow the steps in time.
         """
         buffer = self.buffer
         if not admitted:
@@ -54,16 +54,17 @@ class ChunkWriter:
     def store_within(
         self, n_steps: int, n_bytes: int, work: Callable[[Connection, InsertChunks], T]
     ) -> T:
-        """Return what `work` returns; it inserts chunks in one transaction with other changes.
+        """Return the result of `work`, which inserts chunks in one transaction with other changes.
 
         Args:
-            n_steps: How many steps they have.
-            n_bytes: How many bytes.
-            work: Called with the transaction and a function that inserts a batch there; called
-                again if the transaction was not committed.
+            n_steps: Number of steps in the chunks.
+            n_bytes: Size of the chunks in bytes.
+            work: Function called with the transaction and a function that inserts a batch there. It
+                is
+                called again if the transaction was not committed.
 
         Raises:
-            FlowControlError: The rate limiter did not let the steps in in time.
+            FlowControlError: The rate limiter did not allow the steps in time.
         """
         buffer = self.buffer
         self._pacer.before_insert(n_steps)

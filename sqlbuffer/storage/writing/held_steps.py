@@ -1,4 +1,4 @@
-"""The steps of a batch of chunks that a buffer holds already."""
+"""The steps of a batch of chunks that a buffer already holds."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +18,7 @@ from sqlbuffer.storage.writing.stored_chunks import StoredChunk, stored_chunks
 
 held_ids = by_database(sqlite=chunks_sqlite.held_ids, postgresql=chunks_postgresql.held_ids)
 
-# The id of a step that was given none: that of its episode or chunk, and its place there.
+# The id of a step without a given one: that of its episode or chunk, and its place there.
 _MADE_ID = re.compile(r"(.+)/(0|[1-9]\d{0,17})", re.DOTALL)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_RANGES = 50  # in one statement
@@ -33,7 +33,7 @@ class HeldStep(NamedTuple):
 
 
 class HeldSteps:
-    """Looks for steps that a buffer holds, in a transaction.
+    """Finds steps that a buffer holds, in a transaction.
 
     Steps that have left the window or were deleted are not held.
 
@@ -46,7 +46,7 @@ class HeldSteps:
         self._connection, self._buffer_id = connection, buffer_id
 
     def numbers_of(self, ids: Collection[str]) -> dict[str, int]:
-        """Return the number of each id that a step has, given by a user or made by the library."""
+        """Return the number of each id of a step, given by a user or made by the library."""
         if not ids:
             return {}
         found = dict(held_ids(self._connection, self._buffer_id, list(ids)))
@@ -61,7 +61,7 @@ class HeldSteps:
     def at(self, seqs: Iterable[int]) -> dict[int, HeldStep]:
         """Return the steps that have these numbers, by number."""
         numbers = sorted(set(seqs))
-        # Those that follow each other are in one range.
+        # Consecutive numbers are in one range.
         runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
         near = [[seq for _, seq in run] for _, run in runs]
         ranges = [chunks.c.first_seq.between(own[0] - MOST_STEPS + 1, own[-1]) for own in near]
@@ -90,7 +90,7 @@ class HeldSteps:
         return {t: step for t, step in found.items() if first_t <= t < after_t and step.seq in held}
 
     def _held(self, seqs: Iterable[int]) -> set[int]:
-        """Return which numbers are inside the window, and were not deleted."""
+        """Return the numbers that are inside the window, and were not deleted."""
         numbers = set(seqs)
         if not numbers:
             return numbers
@@ -103,7 +103,7 @@ class HeldSteps:
         return {seq for seq in numbers if seq > low}
 
     def _made_ids(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the number of each id that the library made of an episode or a chunk."""
+        """Return the number of each id that the library made from an episode or a chunk."""
         parts = {id_: match.groups() for id_ in ids if (match := _MADE_ID.fullmatch(id_))}
         if not parts:
             return {}

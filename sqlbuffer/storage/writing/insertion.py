@@ -1,4 +1,4 @@
-"""Insert a batch: ids that are there already, and races of writers."""
+"""Insert a batch: existing ids, and races of writers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,10 +43,10 @@ def insert_batch(
     Args:
         connection: The transaction.
         buffer: The buffer.
-        payloads: Writes and reads what rows have elsewhere.
+        payloads: Writes and reads the parts of rows.
         batch: The batch; may be empty.
-        once: Has the transaction take effect once, if the id of the write is to be stored here.
-        guarded: Another writer may commit one of the ids in the meantime.
+        once: Makes the transaction take effect once, if the id of the write must be stored here.
+        guarded: Another writer may commit one of the ids during the insert.
 
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
@@ -89,7 +89,8 @@ def insert_batch(
         except ProgramLimitExceeded as error:
             raise too_large(error, [record.id for record in new]) from error
         except UniqueViolation:
-            # Another writer committed some of the ids in the meantime. The numbers stay ours.
+            # Another writer has committed some of the ids since. The numbers stay reserved for this
+            # one.
             found = rows_of({record.id for record in new}) if guarded else {}
             if not found:
                 raise
@@ -116,7 +117,7 @@ def _held_length(connection: Connection, buffer_id: int, whole: EpisodeKey | Non
     """Return the length of the episode if the buffer holds it.
 
     Raises:
-        EpisodeExistsError: It is open, or was aborted.
+        EpisodeExistsError: The episode is open, or was aborted.
     """
     held = None if whole is None else lifecycle.free_episode(connection, buffer_id, *whole)
     if whole is None or held is None:
@@ -131,7 +132,7 @@ def _end_episodes(
     connection: Connection, buffer: OpenBuffer, batch: WriteBatch, seqs: Mapping[str, int]
 ) -> None:
     if buffer.info.config.retention.evict_by == "episode":
-        # First, as whoever evicts or annotates: an episode that ends may be one too many.
+        # First, as in evictions and annotations: an episode that ends may exceed the limit.
         lock_as_writer(connection, buffer.info.id)
     lifecycle.end(connection, buffer.info.id, batch.endings, seqs)
 
@@ -145,15 +146,15 @@ def _compared(
     *,
     refused: bool,
 ) -> StoreResult:
-    """Return what became of the rows: those that were not inserted are compared with those held.
+    """Return the results of the rows; rows that were not inserted are compared with the held ones.
 
     Args:
         buffer: The buffer.
         batch: The batch.
         of_ids: Its first row of each id.
         numbers: The number of each id that was inserted.
-        stored: The rows that the buffer held of the others, by id.
-        refused: The batch is a whole episode, and another one has its id.
+        stored: The held rows of the other ids, by id.
+        refused: The batch is a whole episode, and another episode has its id.
     """
     known = {**_seqs(stored), **numbers}
     seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)

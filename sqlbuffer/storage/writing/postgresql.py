@@ -1,4 +1,4 @@
-"""Inserts batches on PostgreSQL."""
+"""Insert batches on PostgreSQL."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -62,10 +62,11 @@ def reserve_steps(
     largest: float | None = None,
     note: WriteId | None = None,
 ) -> tuple[int, float | None]:
-    """Reserve n consecutive numbers, at least one; return the first, and the priority of steps that
-    are given none. Note the largest priority that they are given, and store the id of the write.
+    """Reserve n consecutive numbers, at least one; return the first, and a default priority.
 
-    Writers of the buffer wait for each other only inside this statement.
+    Steps without a given priority get the default. The largest given priority and the id of the
+    write
+    are stored. Writers of the buffer wait for each other only inside this statement.
     """
     write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
     ((first_seq, priority),) = driver_of(connection).execute(
@@ -85,8 +86,9 @@ def reserve_seqs(
     priorities: Sequence[float | None] | None = None,
     note: WriteId | None = None,
 ) -> ReservedSeqs:
-    """Return which ids the buffer holds, and consecutive numbers for the others. Note the largest
-    priority that they are given, and store the id of the write if there is one to store.
+    """Return the ids that the buffer holds, and consecutive numbers for the others.
+
+    The largest given priority is stored, and the id of the write if there is one to store.
     """
     reals = None if priorities is None else real_array(priorities)
     write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
@@ -108,11 +110,11 @@ def insert_records(
     *,
     guarded: bool = True,
 ) -> None:
-    """Write records under their numbers; `priority` is for those that were given none.
+    """Write records under their numbers; `priority` is for records without a given one.
 
     Raises:
         UniqueViolation: Another writer has committed one of the ids. If the insert was guarded, the
-            transaction goes on.
+            transaction continues.
     """
     rows = copied_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
     with (

@@ -1,4 +1,4 @@
-"""The numbers that a write gets before it inserts."""
+"""The numbers that are reserved for a write before it inserts."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class ReservedSeqs:
     Attributes:
         held: The ids that the buffer holds.
         seqs: Consecutive numbers for the others.
-        priority: Initial priority of rows that were given none; None if the buffer has no
+        priority: Initial priority of rows without a given one; None if the buffer has no
             priorities.
     """
 

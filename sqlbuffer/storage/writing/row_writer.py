@@ -1,4 +1,4 @@
-"""Store rows: all of a batch or none, over lost connections."""
+"""Store rows: all of a batch or none, also over lost connections."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ class RowWriter:
 
     Args:
         buffer: The buffer.
-        payloads: Writes and reads what rows have elsewhere.
+        payloads: Writes and reads the parts of rows.
         pacer: The buffer's rate limiter.
     """
 
@@ -37,18 +37,18 @@ class RowWriter:
         """Store the rows whose ids the buffer does not hold, all or none.
 
         Args:
-            batch: The rows; may be none.
-            admitted: The rate limiter has let them in.
+            batch: The rows; may be empty.
+            admitted: The rate limiter has already allowed them.
 
         Raises:
             EpisodeExistsError: The batch is an episode that is open, or was aborted.
-            FlowControlError: The rate limiter did not let them in in time.
+            FlowControlError: The rate limiter did not allow the rows in time.
         """
         buffer = self.buffer
         if not admitted:
             self._pacer.before_insert(len({record.id for record in batch.records}))
         once, durability = buffer.once(), buffer.options.durability
-        # What draws the numbers stores the id of the write as well, for a third of the time.
+        # The reservation of the numbers stores the id of the write as well, in a third of the time.
         notes = batch.whole is None
         insert = partial(
             insert_batch, buffer=buffer, payloads=self._payloads, batch=batch, once=once
@@ -60,15 +60,16 @@ class RowWriter:
         return result
 
     def store_within(self, batch: WriteBatch, work: Callable[[Connection, Insert], T]) -> T:
-        """Return what `work` returns; it inserts rows in one transaction with other changes.
+        """Return the result of `work`, which inserts rows in one transaction with other changes.
 
         Args:
-            batch: The rows, as far as they are known before.
-            work: Called with the transaction and a function that inserts a batch there; called
-                again if the transaction was not committed.
+            batch: The rows that are known before.
+            work: Function called with the transaction and a function that inserts a batch there. It
+                is
+                called again if the transaction was not committed.
 
         Raises:
-            FlowControlError: The rate limiter did not let the rows in in time.
+            FlowControlError: The rate limiter did not allow the rows in time.
         """
         self._pacer.before_insert(len({record.id for record in batch.records}))
 
@@ -90,7 +91,7 @@ class RowWriter:
         def work(connection: Connection) -> None:
             known = lifecycle.free_episode(connection, self.buffer.info.id, key, task)
             if known is not None or not lifecycle.begin(connection, self.buffer.info.id, beginning):
-                # Where there was none, another process has begun it meanwhile.
+                # If there was none before, another process has begun it since.
                 raise lifecycle.exists(key, task, "open" if known is None else known[0])
 
         self.buffer.write(work)

@@ -1,4 +1,4 @@
-"""Inserts batches on SQLite."""
+"""Insert batches on SQLite."""
 
 import json
 import sqlite3
@@ -38,8 +38,9 @@ def reserve_steps(
     largest: float | None = None,
     note: WriteId | None = None,
 ) -> tuple[int, float | None]:
-    """Reserve n consecutive numbers, at least one; return the first, and the priority of steps that
-    are given none. Note the largest priority that they are given.
+    """Reserve n consecutive numbers, at least one; return the first, and a default priority.
+
+    Steps without a given priority get the default. The largest given priority is stored.
     """
     found = connection.exec_driver_sql(
         _RESERVE, {"n": n, "given": largest, "id": buffer_id}
@@ -52,9 +53,7 @@ def reserve_steps(
 
 
 def after_chunks(connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]) -> None:
-    """Evict what a write of chunks has pushed out, count the blocks that it has filled, and add its
-    steps to their rollouts.
-    """
+    """Evict rows after a write of chunks, count full blocks, and add steps to their rollouts."""
     evict(connection, buffer_id)
     first, last = numbered[0], numbered[-1]
     seqs = range(first.first_seq, last.first_seq + last.chunk.n_steps)
@@ -69,8 +68,9 @@ def reserve_seqs(
     priorities: Sequence[float | None] | None = None,
     note: WriteId | None = None,
 ) -> ReservedSeqs:
-    """Return which ids the buffer holds, and numbers for the others. Note the largest priority that
-    they are given.
+    """Return the ids that the buffer holds, and numbers for the others.
+
+    The largest given priority is stored.
     """
     low = connection.exec_driver_sql(
         "SELECT low_seq FROM v_windows WHERE buffer_id = ?", (buffer_id,)
@@ -98,7 +98,7 @@ def reserve_seqs(
 
 
 def _free_ids(connection: Connection, buffer_id: int, left: Sequence[int]) -> None:
-    """Make the ids of rows free that have left the window: rows that are held lose them."""
+    """Make the ids of rows that have left the window free: held rows lose their ids."""
     if not left:
         return
     held = held_low(connection, buffer_id)
@@ -134,10 +134,10 @@ def insert_records(
     *,
     guarded: bool = True,
 ) -> None:
-    """Write records under their numbers; `priority` is for those that were given none.
+    """Write records under their numbers; `priority` is for records without a given one.
 
-    Without a savepoint: inside one each row's trigger walks the journal in memory from its
-    start, and 10,000 rows at capacity take six times as long.
+    There is no savepoint: inside one each row's trigger reads the journal in memory from its start,
+    and 10,000 rows in a full buffer take six times as long.
     """
     given = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
     columns: dict[str, Sequence[Any]] = {

@@ -1,4 +1,4 @@
-"""What becomes of each step of a batch of chunks."""
+"""The result of each step of a batch of chunks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ Places = NDArray[np.int64]
 
 
 class StepOutcomes:
-    """What becomes of each step of a batch: it is stored, a duplicate, or a conflict.
+    """The result of each step of a batch: stored, a duplicate, or a conflict.
 
     Steps are counted in the order in which they are numbered. At first all are new.
 
@@ -27,7 +27,7 @@ class StepOutcomes:
 
     Attributes:
         starts: The first step of each chunk, and the number of steps.
-        is_new: Which steps are to be stored; bool of shape (n,).
+        is_new: True for steps to be stored; bool of shape (n,).
         seqs: Their numbers, stored now or held before; -1 without one. int64 of shape (n,).
     """
 
@@ -45,12 +45,12 @@ class StepOutcomes:
         return np.flatnonzero(self.is_new[self.starts[i] : self.starts[i + 1]])
 
     def refuse(self, i: int, places: Sequence[int] | Places, *, same: bool = False) -> None:
-        """Take steps of a chunk for conflicts, or for duplicates."""
+        """Mark steps of a chunk as conflicts, or as duplicates."""
         at = self.starts[i] + np.asarray(places, np.int64)
         self.is_new[at], self._is_same[at] = False, same
 
     def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
-        """Compare steps of a chunk, by place, with those that the buffer holds in their stead."""
+        """Compare steps of a chunk, by place, with the steps that the buffer holds there."""
         by_chunk: dict[int, list[int]] = {}
         for place, step in held.items():
             by_chunk.setdefault(step.stored.first_seq, []).append(place)
@@ -63,8 +63,9 @@ class StepOutcomes:
             self.seqs[at] = [held[place].seq for place in places]
 
     def repeat(self, first: tuple[int, int], again: tuple[int, int]) -> None:
-        """Compare a step with an earlier one of the batch that has the same id; both as (chunk,
-        place).
+        """Compare a step with an earlier one of the batch that has the same id.
+
+        Both are given as (chunk, place).
         """
         (i, place), (j, other) = first, again
         chunks = self._chunks
@@ -73,7 +74,7 @@ class StepOutcomes:
         self._twins.append((self.starts[i] + place, self.starts[j] + other))
 
     def pieces(self) -> list[tuple[int, PackedChunk]]:
-        """Return the new steps as chunks in their order, each with the chunk that it is of."""
+        """Return the new steps as chunks in order, each with the index of its original chunk."""
         if self.is_new.all():
             return list(enumerate(self._chunks))
         found = []
@@ -93,14 +94,14 @@ class StepOutcomes:
         return found
 
     def number(self, first_seq: int) -> None:
-        """Give the new steps consecutive numbers."""
+        """Set consecutive numbers for the new steps."""
         self.seqs[self.is_new] = first_seq + np.arange(self.is_new.sum())
 
     def result(self, order: Places | None) -> StoreResult:
         """Return the result of the write.
 
         Args:
-            order: For each step its place in what the user gave; None: the same.
+            order: For each step its place in the user's order; None if they are the same.
         """
         n = len(self.is_new)
         for first, again in self._twins:

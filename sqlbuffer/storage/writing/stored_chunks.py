@@ -1,4 +1,4 @@
-"""Chunks read back whole, as they were packed."""
+"""Read stored chunks back in packed form."""
 
 import json
 from typing import Any, NamedTuple
@@ -39,8 +39,9 @@ _CHUNKS = (
 
 
 class StoredChunk(NamedTuple):
-    """A chunk that a buffer holds, without the values of its steps that nothing is compared with:
-    priorities, values that conditions compare, and ids.
+    """A chunk that a buffer holds, with the values of its steps that are compared.
+
+    It has no priorities, no values for conditions, and no ids.
     """
 
     first_seq: int
@@ -73,5 +74,5 @@ def _chunk(row: RowMapping) -> PackedChunk:
 
 
 def _listed(values: Any) -> Any:
-    """Return a list, which SQLite has as JSON."""
+    """Return a list, which is JSON on SQLite."""
     return json.loads(values) if isinstance(values, str) else values

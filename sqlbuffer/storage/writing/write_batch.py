@@ -1,4 +1,4 @@
-"""A batch as it is handed to the database."""
+"""A batch in the form in which it is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 
-# A time that the library made is no content: it makes no conflict.
+# A time that the library made is not content: it never makes a conflict.
 MADE_TIME = frozenset(("execute_time",))
 
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """A batch as it is handed to the database: checked, encoded and compressed.
+    """A batch in the form in which it is stored: checked, encoded and compressed.
 
     Attributes:
         records: The rows; see `payload_parts.prepared`.
-        ignore: Fields that do not make a conflict when they differ from the stored row.
-        endings: How episodes end with it.
-        metas: JSON of what the user says of episodes that may begin with it.
-        whole: The episode that it is, under an id of the user's: stored whole or not at all.
+        ignore: Fields that make no conflict if they differ from the stored row.
+        endings: Ends of episodes in the batch.
+        metas: The user's JSON of episodes that may begin with it.
+        whole: Id of the user's for an episode that is stored whole or not at all.
     """
 
     records: Sequence[Record]

@@ -1,4 +1,4 @@
-"""Steps of open episodes on their way to the database."""
+"""Steps of open episodes that wait to be stored."""
 
 import logging
 import os
@@ -19,18 +19,18 @@ from sqlbuffer.waits import held
 
 logger = logging.getLogger("sqlbuffer")
 
-# A thread with nothing to do stays for so long.
+# Seconds after which a thread without work ends.
 IDLE_S = 1.0
-# How often a reader looks whether the thread that stores waits for the rate limiter.
+# Interval at which a reader checks if the storing thread waits for the rate limiter.
 _LOOK_S = 0.01
-# A batch is stored when it has so many steps or bytes.
+# A batch is stored when it has this many steps or bytes.
 FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
-# So much may wait behind a slow database; then `add` waits as well.
+# This many rows or bytes may wait for a slow database; then `add` waits as well.
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
 
 
 class QueuedStep(Protocol):
-    """A step of an episode: a row, or a step on its way to a chunk."""
+    """A step of an episode: a row, or a step that will be part of a chunk."""
 
     @property
     def episode_key(self) -> str | None:
@@ -46,22 +46,22 @@ class QueuedStep(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that wait with it."""
+        """Size of the waiting bytes of the step."""
 
 
 S = TypeVar("S", bound=QueuedStep)
 B = TypeVar("B")
 
-# Makes a batch of steps, of endings, and of what the user says of episodes.
+# Makes a batch of steps, of endings, and of the metadata of episodes.
 Pack = Callable[[Sequence[S], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], B]
 # Stores a batch in one transaction; returns the numbers of its steps in their order.
 Write = Callable[[B], StoreResult]
-# Waits until some of so many rows may be stored; returns how many.
+# Waits until some of n rows may be stored; returns how many.
 Admit = Callable[[int], int]
 
 
 def admit_all(n: int) -> int:
-    """Let all rows in."""
+    """Allow all rows."""
     return n
 
 
@@ -75,18 +75,22 @@ class _Frozen(Generic[S, B]):
 
 
 class WriteQueue(Generic[S, B]):
-    """Gathers steps and stores them in batches, in the order in which they came: when there are
-    enough, and never later than `flush_s` after the first, from a thread that ends with the work.
+    """Collects steps and stores them in batches, in the order in which they were added.
 
-    What could not be stored stays here and is tried again. A batch that was packed is sent as it is
-    until the database has acknowledged it, so it is stored once; later steps go into later batches.
+    A batch is stored when there are enough steps, and never later than `flush_s` after the first
+    one,
+    from a thread that ends with the work. Steps that could not be stored stay here and are tried
+    again.
+    A packed batch is sent unchanged until the database has acknowledged it, so it is stored once;
+    later
+    steps are in later batches.
 
     Args:
-        pack: Makes a batch of steps that may be stored now.
-        write: Stores a batch.
-        flush_s: How long a step waits at most, unless a rate limiter keeps it waiting.
+        pack: Function that makes a batch of steps that may be stored now.
+        write: Function that stores a batch.
+        flush_s: Maximum wait of a step in seconds, unless a rate limiter blocks it.
         admit: The buffer's rate limiter.
-        admit_now: The same without a wait.
+        admit_now: The same limiter without a wait.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class WriteQueue(Generic[S, B]):
         _queues.add(self)
 
     def forget(self) -> None:
-        """Be empty: in a forked child, whose parent stores what it has itself."""
+        """Empty the queue, in a forked child: the parent stores its own steps."""
         self._mutex = threading.Condition()
         self._writing = threading.Lock()
         self._steps: list[S] = []
@@ -116,42 +120,42 @@ class WriteQueue(Generic[S, B]):
         self._due, self._not_before = float("inf"), 0.0
         self._thread: threading.Thread | None = None
         self._error: SQLBufferError | None = None
-        self._is_held_back = False  # the rate limiter lets nothing through now
+        self._is_held_back = False  # the rate limiter allows no rows now
 
     @property
     def n_waiting(self) -> int:
-        """How many steps wait."""
+        """Number of waiting steps."""
         frozen = self._frozen
         return len(self._steps) + (0 if frozen is None else len(frozen.steps))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """True if no step or ending waits."""
         return not (self._steps or self._endings or self._frozen)
 
     def add(self, step: S, meta: str | None = None) -> None:
-        """Take a step; waits for the database when too many are waiting.
+        """Add a step; wait for the database if too many are waiting.
 
         Args:
             step: The step.
-            meta: With the first step of an episode without a row, what the user says of it.
+            meta: The user's metadata of an episode without a row, with its first step.
 
         Raises:
             SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
-                this one was not taken.
+                this one was not added.
         """
         if self.take(step, meta):
             self.flush()
 
     def take(self, step: S, meta: str | None = None) -> bool:
-        """Take a step, and return True if too many are waiting: then `flush` is to be called.
+        """Add a step, and return True if too many are waiting: then call `flush`.
 
         Args:
             step: The step.
             meta: See `add`.
 
         Raises:
-            SQLBufferError: As `add`; this step was not taken.
+            SQLBufferError: As in `add`; this step was not added.
         """
         with self._mutex:
             if self._error is not None:
@@ -165,8 +169,9 @@ class WriteQueue(Generic[S, B]):
         return self.n_waiting >= MAX_ROWS or size_bytes + self._frozen_bytes >= MAX_BYTES
 
     def end(self, ending: EpisodeEnd, last: S | None = None, meta: str | None = None) -> None:
-        """Take the end of an episode, with its last step unless that was added; nothing of the
-        database keeps it from being taken.
+        """Add the end of an episode, with its last step unless that was added.
+
+        Errors of the database do not prevent this.
         """
         with self._mutex:
             if last is not None:
@@ -181,23 +186,26 @@ class WriteQueue(Generic[S, B]):
             self._metas[step.episode_key, step.task_id] = meta
 
     def flush(self, admit: Admit | None = None) -> None:
-        """Store all that waits.
+        """Store all waiting steps.
 
         Args:
-            admit: Used instead of the buffer's rate limiter.
+            admit: Limiter to use instead of the buffer's rate limiter.
 
         Raises:
-            SQLBufferError: It could not be stored, and waits.
-            EpisodeExistsError: Another writer has stored steps under the same ids; those of this
+            SQLBufferError: The steps could not be stored, and still wait.
+            EpisodeExistsError: Another writer has stored steps under the same ids; the steps of
+                this
                 one are dropped.
         """
         with held(self._writing):
             self._flush(admit or self._admit)
 
     def store_now(self) -> None:
-        """Store what waits, as far as the rate limiter lets it through at once.
+        """Store the waiting steps that the rate limiter allows without a wait.
 
-        A reader calls this: what cannot be stored waits on, and the next call of a writer raises.
+        Readers call this: steps that cannot be stored continue to wait, and the next call of a
+        writer
+        raises the error.
         """
         while not self._writing.acquire(timeout=_LOOK_S):
             if self._is_held_back:
@@ -212,7 +220,7 @@ class WriteQueue(Generic[S, B]):
             self._writing.release()
 
     def _flush(self, admit: Admit) -> None:
-        """Store all that waits. (The caller holds the lock of the writing.)"""
+        """Store all waiting steps. (The caller holds the lock of the writing.)"""
         with self._mutex:
             steps, endings = self._steps, self._endings
             size_bytes, self._size_bytes = self._size_bytes, 0
@@ -240,7 +248,7 @@ class WriteQueue(Generic[S, B]):
             )
 
     def _admitted(self, admit: Admit, n: int) -> int:
-        """Return how many of n steps the rate limiter lets through."""
+        """Return how many of n steps the rate limiter allows."""
         self._is_held_back = True
         try:
             return admit(n)
@@ -248,7 +256,7 @@ class WriteQueue(Generic[S, B]):
             self._is_held_back = False
 
     def _freeze(self, steps: Sequence[S], endings: Sequence[EpisodeEnd]) -> int:
-        """Pack steps, which are sent like this until they are stored; return their bytes."""
+        """Pack steps, which are sent in this form until they are stored; return their bytes."""
         with self._mutex:
             metas = dict(self._metas)
         batch = self._pack(steps, [self._resolved(ending) for ending in endings], metas)
@@ -257,7 +265,7 @@ class WriteQueue(Generic[S, B]):
         return self._frozen_bytes
 
     def _store_frozen(self) -> Sequence[str]:
-        """Store the batch that is packed; return the ids of steps that never will be stored."""
+        """Store the packed batch; return the ids of steps that will never be stored."""
         frozen = self._frozen
         if frozen is None:
             return ()
@@ -273,7 +281,7 @@ class WriteQueue(Generic[S, B]):
         for ending in frozen.endings:
             self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
-            self._mutex.notify()  # the thread waited for what is stored now
+            self._mutex.notify()  # the thread waited for steps that are stored now
         return written.conflicting_ids
 
     def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
@@ -283,7 +291,7 @@ class WriteQueue(Generic[S, B]):
         return replace(ending, first=first, last=last)
 
     def _ensure_thread(self) -> None:
-        """Have a thread store what waits in time. (The caller holds the mutex.)"""
+        """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
         if self._due == float("inf"):
             self._due = time.monotonic() + self._flush_s
         if self._thread is None:
@@ -291,7 +299,7 @@ class WriteQueue(Generic[S, B]):
             self._thread = threading.Thread(target=self._run, name="sqlbuffer-writer", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # the process ends: it flushes by itself
+            except RuntimeError:  # the process ends: it flushes at its end
                 self._thread = None
 
     def _run(self) -> None:
@@ -306,14 +314,14 @@ class WriteQueue(Generic[S, B]):
                 raise
 
     def _note(self, error: SQLBufferError) -> None:
-        """Tell of what could not be stored, here and in the next call of a writer."""
+        """Log an error, and keep it for the next call of a writer."""
         logger.warning("%d steps could not be stored yet: %s", self.n_waiting, error)
         with self._mutex:
             self._error = error
             self._not_before = time.monotonic() + self._flush_s
 
     def _wait(self) -> bool:
-        """Wait until it is time to store; False when there has been nothing for a while."""
+        """Wait until it is time to store; return False after a while without work."""
         with self._mutex:
             idle_until = time.monotonic() + IDLE_S
             while True:
@@ -334,7 +342,7 @@ class WriteQueue(Generic[S, B]):
 def _ends(steps: Sequence[QueuedStep], seqs: Sequence[int]) -> dict[EpisodeKey, tuple[int, int]]:
     """Return for each episode the places of the first and the last step that have a number."""
     found: dict[EpisodeKey, tuple[int, int]] = {}
-    # A buffer that was dropped has no numbers.
+    # A buffer that was dropped gives no numbers.
     for i, (step, seq) in enumerate(zip(steps, seqs, strict=False)):
         if seq >= 0 and step.episode_key is not None:
             key = (step.episode_key, step.task_id)
@@ -349,7 +357,7 @@ def _flush_all() -> None:
     let_in_at_end()  # a thread that waits for a limiter holds a queue
     for queue in list(_queues):
         try:
-            # Nobody comes back for what a limiter keeps out now.
+            # The process ends, so no later call stores the steps that a limiter blocks now.
             queue.flush(admit_all)
         except SQLBufferError as error:
             logger.error("lost at the end: %d waiting step(s): %s", queue.n_waiting, error)

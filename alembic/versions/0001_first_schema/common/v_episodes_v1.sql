@@ -1,4 +1,4 @@
--- Outlives the steps: the learning curve stays whole.
+-- Rows stay here after their steps have left, so that the learning curve is complete.
 CREATE VIEW v_episodes AS
 SELECT b.name AS buffer, p.key AS episode_id, p.task_id, p.agent_id, s.status, p.length,
     CASE WHEN p.status <> 'open' THEN p."return" END AS episode_return, p.reward,

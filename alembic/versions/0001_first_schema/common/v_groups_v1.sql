@@ -1,4 +1,4 @@
--- A rollout is an episode of the task, or the whole task where its rows name none.
+-- A rollout is an episode of the task, or the whole task if its rows have no episode.
 CREATE VIEW v_groups AS
 WITH rollouts AS (
     SELECT buffer, task_id, episode_id, sum(n_steps) AS steps, sum(total_reward) AS return_

@@ -1,5 +1,5 @@
--- The steps of chunks, with the columns of experiences; those that have left the window too. A query on some of them bounds
--- first_seq as well as seq: no index knows seq.
+-- The steps of chunks, with the columns of experiences, also those that have left the window. A
+-- query on some of them bounds first_seq as well as seq: no index knows seq.
 CREATE VIEW chunk_steps AS
 SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     coalesce(
@@ -34,7 +34,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     END AS block,
     CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
 FROM chunks c
--- Chunk by chunk, or the server reads all deleted steps of the buffer.
+-- Chunk by chunk: otherwise the server reads all deleted steps of the buffer.
 CROSS JOIN LATERAL (
     SELECT array_agg(g.seq) AS seqs FROM deleted_steps g
     WHERE g.buffer_id = c.buffer_id AND g.seq >= c.first_seq AND g.seq < c.first_seq + c.n_steps

@@ -1,5 +1,6 @@
--- The status of each episode, with those that are abandoned: open, and without a write for the time that the buffer
--- allows. Asked when it matters, instead of kept: a writer that was slow only goes on.
+-- The status of each episode, including abandoned ones: open, and without a write for the time that
+-- the buffer allows. It is computed when it is read and not stored, so a writer that was only slow
+-- can continue.
 CREATE VIEW episode_states AS
 SELECT p.id, p.buffer_id, p.n_rows,
     CASE WHEN p.status = 'open' AND coalesce(

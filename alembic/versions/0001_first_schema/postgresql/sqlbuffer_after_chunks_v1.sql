@@ -1,4 +1,4 @@
--- What sqlbuffer_after_insert_v1 does for rows: counts, queues and evicts.
+-- Counts, queues and evicts steps of chunks, as sqlbuffer_after_insert_v1 does for rows.
 CREATE FUNCTION sqlbuffer_after_chunks_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -30,7 +30,7 @@ BEGIN
             FROM new_chunks n CROSS JOIN LATERAL generate_series(0, n.n_steps - 1) AS g WHERE n.buffer_id = written.buffer_id;
         END IF;
         IF b.evict_unit = 'task' THEN
-            -- One writer at a time: which task is oldest depends on all of them.
+            -- One writer at a time: the oldest task depends on all of them.
             PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
             INSERT INTO tasks AS t (buffer_id, task_id, n_rows, last_seq)
             SELECT buffer_id, task_id, sum(n_steps), max(first_seq + n_steps - 1) FROM new_chunks
@@ -56,7 +56,7 @@ BEGIN
             IF b.has_holds THEN
                 held := sqlbuffer_held_v1(written.buffer_id);
                 IF held IS NULL THEN
-                    -- What a hold has kept is far below.
+                    -- Steps that a hold has kept are far below.
                     n_gone := sqlbuffer_evict_chunks_v1(written.buffer_id, -1, bound, 4 * written.n_chunks + 256);
                     -- Steps are counted, and there are no more chunks than steps.
                     IF n_gone < 4 * written.n_chunks + 256 THEN
@@ -68,12 +68,13 @@ BEGIN
             n_gone := sqlbuffer_evict_chunks_v1(
                 written.buffer_id, bound - 8 * written.n - 1024, bound, 2 * written.n_chunks + 16);
             IF n_gone > 0 OR written.n >= 64 THEN
-                -- Whoever cleans up goes by the count of dead rows, which would come a second late.
+                -- Clean-up depends on the count of dead rows, which would otherwise be a second
+                -- late.
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
-        -- No writer waits for another one here: of a task without episodes that several write at once, each has a part. Later
-        -- transactions add to any part that is free.
+        -- Writers never wait for each other here: if several write one task without episodes at the
+        -- same time, each has a part. Later transactions add to any part that is free.
         INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq)
         SELECT written.buffer_id, g.task_id, g.episode_id, CASE WHEN g.episode_id = 0 THEN coalesce(f.part, g.first_seq) ELSE 0 END,
             g.n, nullif(g.total, 'NaN'), g.first_seq, g.last_seq

@@ -1,5 +1,6 @@
--- A DELETE or TRUNCATE typed by hand: count what buffers that evict by task or episode hold once more, and have
--- the blocks of priorities added up anew; forget what the narrow tables hold of rows that are gone.
+-- After a DELETE or TRUNCATE of plain SQL: counts the rows again for buffers that evict by task or
+-- episode, removes the sums of the blocks of priorities so that they are computed again, and
+-- deletes the rows of deleted steps in the narrow tables.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

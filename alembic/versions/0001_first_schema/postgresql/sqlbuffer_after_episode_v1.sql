@@ -1,5 +1,6 @@
--- An episode that ends may be one too many. One that begins may make the list of those whose steps have left too long:
--- looked at as much less often as the list is longer, so that it costs the same.
+-- An episode that ends may exceed the limit of episodes. An episode that begins may make the list
+-- of episodes without steps too long. The list is checked less often the longer it is, so that the
+-- cost stays the same.
 CREATE FUNCTION sqlbuffer_after_episode_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

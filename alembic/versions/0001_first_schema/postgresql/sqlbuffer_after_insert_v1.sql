@@ -1,6 +1,7 @@
--- First in, first out. Two bounds: without the lower one the scan crawls over dead index entries behind an open
--- snapshot; with a plain DELETE .. WHERE seq <= bound the planner scans the table. Without bitmaps, which read all between
--- the bounds and sort it, the index gives the oldest rows first and stops.
+-- First in, first out. Two bounds: without the lower one the scan reads many dead index entries
+-- behind an open snapshot; with a plain DELETE .. WHERE seq <= bound the planner scans the table.
+-- Without bitmaps, which read and sort all rows between the bounds, the index returns the oldest
+-- rows first and stops.
 CREATE FUNCTION sqlbuffer_after_insert_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off AS $$
 DECLARE
@@ -32,7 +33,7 @@ BEGIN
             FROM new_rows n WHERE n.buffer_id = written.buffer_id;
         END IF;
         IF b.evict_unit = 'task' THEN
-            -- One writer at a time: which task is oldest depends on all of them.
+            -- One writer at a time: the oldest task depends on all of them.
             PERFORM 1 FROM buffers WHERE id = written.buffer_id FOR NO KEY UPDATE;
             INSERT INTO tasks AS t (buffer_id, task_id, n_rows, last_seq)
             SELECT buffer_id, task_id, count(*), max(seq) FROM new_rows
@@ -61,7 +62,7 @@ BEGIN
                 bound := least(bound, held);
                 n_most := 16 * written.n + 4096;
             END IF;
-            -- What a hold has kept is far below.
+            -- Rows that a hold has kept are far below.
             below := CASE WHEN b.has_holds AND held IS NULL THEN -1 ELSE bound - 8 * written.n - 1024 END;
             IF b.has_queue THEN
                 n_gone := sqlbuffer_remove_v1(written.buffer_id, sqlbuffer_evictable_v1(
@@ -76,12 +77,13 @@ BEGIN
                 PERFORM sqlbuffer_end_holds_v1(written.buffer_id);
             END IF;
             IF written.n >= 64 THEN
-                -- Whoever cleans up goes by the count of dead rows, which would come a second late.
+                -- Clean-up depends on the count of dead rows, which would otherwise be a second
+                -- late.
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
-        -- No writer waits for another one here: of a task without episodes that several write at once, each has a part. Later
-        -- transactions add to any part that is free.
+        -- Writers never wait for each other here: if several write one task without episodes at the
+        -- same time, each has a part. Later transactions add to any part that is free.
         INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq)
         SELECT written.buffer_id, g.task_id, g.episode_id, CASE WHEN g.episode_id = 0 THEN coalesce(f.part, g.first_seq) ELSE 0 END,
             g.n, nullif(g.total, 'NaN'), g.first_seq, g.last_seq

@@ -1,5 +1,6 @@
--- Keeps the groups of episodes, or leaves its changes to the next transaction that does. A task without episodes may make the list
--- of those whose steps have left too long: looked at as sqlbuffer_after_episode_v1 does.
+-- Updates the groups of episodes, or leaves the changes to the next transaction that does. A task
+-- without episodes may make the list of rollouts without steps too long; it is checked as in
+-- sqlbuffer_after_episode_v1.
 CREATE FUNCTION sqlbuffer_after_rollouts_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

@@ -1,6 +1,7 @@
--- Puts returns into groups and takes others out: Chan's formula for count, mean and sum of squares of two sets. Returns without
--- an end (infinities, and what would overflow when squared) are not counted. Its caller is the only one that changes groups of
--- the buffer. Group by group: joined in one statement, planners without statistics compare each with each.
+-- Adds returns to groups and subtracts others: Chan's formula for count, mean and sum of squares of
+-- two sets. Returns that are infinite, or that would overflow when squared, are not counted. The
+-- caller is the only transaction that changes groups of the buffer. Group by group: in one
+-- statement, planners without statistics compare each with each.
 CREATE FUNCTION sqlbuffer_change_groups_v1(
     p_buffer_id integer, p_tasks text[], p_rollouts integer[], p_was double precision[], p_now double precision[]
 ) RETURNS void
@@ -42,7 +43,7 @@ BEGIN
             g.m2 := CASE WHEN n > 0 THEN greatest(0, g.m2 - c.m2_out - (c.mean_out - g.mean) ^ 2 * g.n_returns * c.n_out / n) ELSE 0 END;
             g.mean := CASE WHEN n > 0 THEN g.mean + (g.mean - c.mean_out) * c.n_out / n END;
             g.n_returns := n;
-            -- Compared as rows, so that no other index gives the order that is wanted.
+            -- Compared as rows, so that no other index gives the required order.
             g.min := (
                 SELECT r."return" FROM rollout_stats r
                 WHERE (r.buffer_id, r.task_id, r."return") > (p_buffer_id, c.task_id, -1e100)

@@ -1,5 +1,6 @@
--- Counts the rows of the next blocks of a buffer that no row can come to; returns how many blocks it counted.
--- Few at a time: whoever deletes rows of the buffer waits until this transaction ends.
+-- Counts the rows of the next blocks of a buffer that can get no more rows; returns the number of
+-- blocks. Only a few at a time: transactions that delete rows of the buffer wait until this one
+-- ends.
 CREATE FUNCTION sqlbuffer_count_rows_v1(p_buffer_id integer, p_settled bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -7,12 +8,12 @@ DECLARE
     next_block bigint;
     n_counted bigint;
 BEGIN
-    -- Another process is counting, or somebody deletes: the next call will do.
+    -- Another process is counting or deleting: the next call counts.
     PERFORM 1 FROM buffers WHERE id = p_buffer_id AND evict_unit = 'row' FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    -- Statements of their own: they see what others did who held the lock.
+    -- Separate statements: they see the changes of earlier holders of the lock.
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     SELECT greatest(low / 4096 + 1, coalesce(max(k.block) + 1, 0)) INTO next_block FROM row_blocks k WHERE k.buffer_id = p_buffer_id;
     INSERT INTO row_blocks (buffer_id, block, n_rows)

@@ -1,5 +1,5 @@
--- Deletes a step by what the view shows of it, a row or a step of a chunk. The triggers of the statement count. What another
--- transaction has deleted meanwhile is passed over.
+-- Deletes a step by its columns in the view, a row or a step of a chunk. The triggers of the
+-- statement count. Steps that another transaction has deleted since are skipped.
 CREATE FUNCTION sqlbuffer_delete_by_name_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

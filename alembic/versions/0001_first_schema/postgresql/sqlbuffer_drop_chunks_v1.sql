@@ -1,4 +1,5 @@
--- Deletes whole chunks, with their bytes and the ids and deletions of their steps; counts nothing.
+-- Deletes whole chunks, with their bytes and the ids and deletions of their steps, without
+-- counting.
 CREATE FUNCTION sqlbuffer_drop_chunks_v1(p_buffer_id integer, p_first_seqs bigint[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE

@@ -1,4 +1,5 @@
--- Forgets holds that have ended, once what they kept is evicted. Whoever takes a hold locks the row of the buffer as well.
+-- Deletes holds that have ended, after their steps are evicted. Transactions that take a hold lock
+-- the row of the buffer as well.
 CREATE FUNCTION sqlbuffer_end_holds_v1(p_buffer_id integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

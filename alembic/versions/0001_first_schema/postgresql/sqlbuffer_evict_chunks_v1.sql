@@ -1,4 +1,4 @@
--- Deletes chunks that have left the window as a whole; returns how many steps they had.
+-- Deletes chunks that have left the window as a whole; returns the number of their steps.
 CREATE FUNCTION sqlbuffer_evict_chunks_v1(p_buffer_id integer, p_low bigint, p_high bigint, p_limit bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off AS $$
 DECLARE
@@ -12,8 +12,9 @@ BEGIN
         p_high := least(p_high, sqlbuffer_held_v1(p_buffer_id));
     END IF;
     IF b.has_queue THEN
-        -- One stays with a step that somebody holds, whether by a lease or by a claim that is not committed yet: its row of
-        -- the queue is locked. In the order that claims lock in: the rows of the queue first.
+        -- A chunk stays if one of its steps is leased, or claimed by a transaction that is not
+        -- committed yet: its row of the queue is locked. In the order in which claims lock: the
+        -- rows of the queue first.
         unheld := ARRAY(
             SELECT q.seq FROM queue_items q
             WHERE q.buffer_id = p_buffer_id AND q.seq > p_low AND q.seq <= p_high

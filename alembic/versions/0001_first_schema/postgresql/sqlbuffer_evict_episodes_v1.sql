@@ -1,6 +1,6 @@
--- Evicts whole ended episodes, first begun first, until the buffer holds no more than it may; then the oldest rows, until
--- they fit. Open episodes stay, so that a buffer may hold more than it should of those.
--- The caller holds the lock on the row of the buffer.
+-- Evicts whole ended episodes, the one that began first before others, until the buffer is within
+-- its limit; then the oldest rows, until they fit. Open episodes stay, so a buffer may hold too
+-- many of those. The caller holds the lock on the row of the buffer.
 CREATE FUNCTION sqlbuffer_evict_episodes_v1(p_buffer_id integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -19,12 +19,14 @@ BEGIN
         SELECT s.id INTO victim FROM episode_states s
         WHERE s.buffer_id = p_buffer_id AND s.n_rows > 0 AND s.status <> 'open' ORDER BY s.id LIMIT 1;
         EXIT WHEN NOT FOUND;
-        -- One table or the other: of the one that was empty when it was analyzed the planner would read all.
+        -- One table or the other: the planner would read all rows of a table that was empty when it
+        -- was analyzed.
         IF sqlbuffer_remove_v1(p_buffer_id, CASE WHEN b.has_chunks THEN ARRAY(
             SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND episode_id = victim) ELSE ARRAY(
             SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND episode_id = victim) END, true) = 0
         THEN
-            -- Its rows were removed behind the triggers' back; without this the loop would not end.
+            -- Its rows were removed without the triggers; without this update the loop would not
+            -- end.
             UPDATE episodes SET n_rows = 0 WHERE id = victim;
             UPDATE buffers SET live_episodes = live_episodes - 1 WHERE id = p_buffer_id;
         END IF;

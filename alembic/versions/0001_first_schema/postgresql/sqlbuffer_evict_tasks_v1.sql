@@ -1,5 +1,5 @@
--- Evicts whole tasks, oldest last write first, until the buffer fits; a lone task loses its own oldest rows.
--- The caller holds the lock on the row of the buffer.
+-- Evicts whole tasks, oldest last write first, until the buffer fits; a single task loses its own
+-- oldest rows. The caller holds the lock on the row of the buffer.
 CREATE FUNCTION sqlbuffer_evict_tasks_v1(p_buffer_id integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -24,12 +24,14 @@ BEGIN
                 SELECT seq FROM sqlbuffer_oldest_v1(p_buffer_id, surplus) AS o(seq)), true);
             EXIT;
         END IF;
-        -- One table or the other: of the one that was empty when it was analyzed the planner would read all.
+        -- One table or the other: the planner would read all rows of a table that was empty when it
+        -- was analyzed.
         IF sqlbuffer_remove_v1(p_buffer_id, CASE WHEN in_chunks THEN ARRAY(
             SELECT seq FROM step_numbers WHERE buffer_id = p_buffer_id AND task_id = victims[1]) ELSE ARRAY(
             SELECT seq FROM experiences WHERE buffer_id = p_buffer_id AND task_id = victims[1]) END, true) = 0
         THEN
-            -- Its rows were removed behind the triggers' back; without this the loop would not end.
+            -- Its rows were removed without the triggers; without this delete the loop would not
+            -- end.
             DELETE FROM tasks WHERE buffer_id = p_buffer_id AND task_id = victims[1];
         END IF;
     END LOOP;

@@ -1,5 +1,6 @@
--- Locks and returns rows of a buffer that leases between two numbers, without those that somebody holds, whether the lease
--- or its claim that is not committed yet. In the order that claims lock in: the row of the queue first.
+-- Locks and returns rows between two numbers, in a buffer with leases. Rows are left out if they
+-- are leased, or claimed by a transaction that is not committed yet. In the order in which claims
+-- lock: the row of the queue first.
 CREATE FUNCTION sqlbuffer_evictable_v1(p_buffer_id integer, p_low bigint, p_high bigint, p_limit bigint) RETURNS bigint[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

@@ -1,5 +1,6 @@
--- Applies to groups what transactions have left that found this lock taken; returns false where it is taken again. It is held to
--- the end of the transaction: one that changed a group could not be seen by the next one before.
+-- Applies the changes of groups that other transactions have left because this lock was taken;
+-- returns false if it is taken now. The lock is held until the transaction ends: the next holder
+-- could not see an uncommitted change of a group.
 CREATE FUNCTION sqlbuffer_fold_groups_v1(p_buffer_id integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
@@ -8,7 +9,7 @@ DECLARE
     returns_was double precision[];
     returns_now double precision[];
 BEGIN
-    -- An older snapshot would not see what its last holder did.
+    -- An older snapshot would not show the changes of the last holder.
     IF current_setting('transaction_isolation') <> 'read committed' OR NOT pg_try_advisory_xact_lock(1397836868, p_buffer_id) THEN
         RETURN false;
     END IF;

@@ -1,6 +1,7 @@
--- Deletes what the narrow tables hold of rows or steps that are gone. What leaves first in, first out is below the window:
--- its priorities and uses are left to sqlbuffer_summarize_v1 and to whoever samples, so that writers do not wait for
--- learners. p_inside: some were inside the window, or there is no such window.
+-- Deletes the rows of deleted rows or steps in the narrow tables. Rows that leave first in, first
+-- out are below the window: their priorities and uses are deleted later by sqlbuffer_summarize_v1
+-- and by samplers, so that writers do not wait for learners. p_inside: some were inside the window,
+-- or there is no such window.
 CREATE FUNCTION sqlbuffer_forget_v1(p_buffer_id integer, p_seqs bigint[], p_inside boolean) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -11,7 +12,7 @@ BEGIN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
         DELETE FROM priority_blocks WHERE buffer_id = p_buffer_id
           AND block = ANY (ARRAY(SELECT DISTINCT g.seq / b.block_size FROM unnest(p_seqs) AS g(seq)));
-        -- Locked in the order that claims lock them in.
+        -- Locked in the order in which claims lock them.
         PERFORM 1 FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
         DELETE FROM uses WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
@@ -19,7 +20,7 @@ BEGIN
         DELETE FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);
     END IF;
     IF b.has_labels THEN
-        -- Locked in the order that annotations lock them in.
+        -- Locked in the order in which annotations lock them.
         PERFORM 1 FROM (SELECT g.seq FROM unnest(p_seqs) AS g(seq) ORDER BY g.seq) AS s
         CROSS JOIN LATERAL (SELECT FROM labels l WHERE l.buffer_id = p_buffer_id AND l.seq = s.seq FOR UPDATE) AS l;
         DELETE FROM labels WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs);

@@ -1,4 +1,4 @@
--- Deletes the ids of writes that no call asks for any more; returns how many.
+-- Deletes the ids of writes that no call looks for any more; returns how many.
 CREATE FUNCTION sqlbuffer_forget_writes_v1() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

@@ -1,4 +1,5 @@
--- Makes the id of an ended episode free whose steps have all left; returns the status and length of one that is not free.
+-- Makes the id of an ended episode free if all its steps have left; returns the status and length
+-- of an episode that keeps its id.
 CREATE FUNCTION sqlbuffer_free_episode_v1(p_buffer_id integer, p_key text, p_task_id text, OUT status text, OUT length integer)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

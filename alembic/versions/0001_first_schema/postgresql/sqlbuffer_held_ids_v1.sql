@@ -1,5 +1,6 @@
--- Returns which of the ids steps of chunks have, with their numbers. The id of a step that has left the window, or was
--- deleted, is free again. Notes that the buffer has such ids: whoever asks stores some.
+-- Returns the ids that steps of chunks have already, with their numbers. The id of a step that has
+-- left the window, or was deleted, is free again. Notes that the buffer has such ids: the caller
+-- stores some.
 CREATE FUNCTION sqlbuffer_held_ids_v1(p_buffer_id integer, p_ids text[], OUT id text, OUT seq bigint) RETURNS SETOF record
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -7,7 +8,8 @@ DECLARE
 BEGIN
     UPDATE buffers b SET has_step_ids = true WHERE b.id = p_buffer_id AND NOT b.has_step_ids;
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
-    -- A range of one id, in order: only the index of ids gives that, whatever the session thinks of the size of the table.
+    -- A range of one id, in order: only the index of ids gives that, for any size of the table that
+    -- the session expects.
     DELETE FROM step_ids d WHERE d.buffer_id = p_buffer_id AND d.seq = ANY (ARRAY(
         SELECT s.seq FROM unnest(p_ids) AS g(id) CROSS JOIN LATERAL (
             SELECT x.seq FROM step_ids x

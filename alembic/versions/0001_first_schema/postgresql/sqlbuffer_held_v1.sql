@@ -1,4 +1,4 @@
--- Returns the number above which no step of a buffer may be evicted now; null: any may.
+-- Returns the number above which no step of a buffer may be evicted now; null if any may be.
 CREATE FUNCTION sqlbuffer_held_v1(p_buffer_id integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,5 +1,5 @@
--- Returns those of rows that the buffer still holds, and has them stay until the transaction ends. Whoever evicts passes
--- them over, and whoever deletes them waits, so that nothing is written of rows that are gone.
+-- Returns the rows that the buffer still holds, and keeps them until the transaction ends.
+-- Evictions skip them, and deletions wait, so that nothing is written for rows that are gone.
 CREATE FUNCTION sqlbuffer_hold_v1(p_buffer_id integer, p_seqs bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -11,7 +11,7 @@ BEGIN
             WHERE s < c.first_seq + c.n_steps
               AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = s OFFSET 0));
     END IF;
-    -- One by one: without statistics it would rather read all rows of the buffer.
+    -- One by one: without statistics the server would rather read all rows of the buffer.
     RETURN ARRAY(
         SELECT e.seq FROM unnest(p_seqs) AS s CROSS JOIN LATERAL (
             SELECT x.seq FROM experiences x WHERE x.buffer_id = p_buffer_id AND x.seq = s FOR KEY SHARE) AS e);

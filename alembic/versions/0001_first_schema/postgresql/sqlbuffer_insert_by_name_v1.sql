@@ -1,4 +1,5 @@
--- The way in by the name of the buffer. The columns that are refused are looked up or made by the database.
+-- Inserts rows by the name of the buffer. The refused columns are looked up or made by the
+-- database.
 CREATE FUNCTION sqlbuffer_insert_by_name_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

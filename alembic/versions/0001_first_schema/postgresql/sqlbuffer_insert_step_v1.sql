@@ -7,7 +7,7 @@ DECLARE
 BEGIN
     number := sqlbuffer_reserve_v1(p_row.buffer_id, 1);
     IF p_row.id IS NOT NULL THEN
-        -- Before any chunk is locked: who deletes steps holds the row of the buffer first.
+        -- Before any chunk is locked: deletions of steps lock the row of the buffer first.
         UPDATE buffers SET has_step_ids = true WHERE id = p_row.buffer_id AND NOT has_step_ids;
         INSERT INTO step_ids (buffer_id, seq, id) VALUES (p_row.buffer_id, number, p_row.id);
     END IF;

@@ -1,4 +1,5 @@
--- Takes a task of maintenance for so many seconds by the server's clock, or has its holder say how long it stays taken.
+-- Takes a maintenance task for some seconds by the server's clock, or sets how long its holder
+-- keeps it.
 CREATE FUNCTION sqlbuffer_lease_v1(p_task text, p_holder text, p_lease_s double precision, p_renew boolean) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,4 +1,5 @@
--- Numbers rows of plain SQL, and gives them the largest priority ever set. Where steps are in chunks, each is stored as one.
+-- Numbers rows of plain SQL, and sets their priority to the largest ever set. If steps are in
+-- chunks, each row is stored as one.
 CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -11,7 +12,8 @@ BEGIN
     END IF;
     NEW.seq := sqlbuffer_reserve_v1(NEW.buffer_id, 1);
     IF NEW.initial_priority IS NULL AND b.has_priorities THEN
-        -- A statement of its own: another one may have raised it while this one waited for its number.
+        -- A separate statement: another transaction may have raised it while this one waited for
+        -- its number.
         SELECT coalesce(max_priority, 1.0) INTO NEW.initial_priority FROM buffers WHERE id = NEW.buffer_id;
     END IF;
     RETURN NEW;

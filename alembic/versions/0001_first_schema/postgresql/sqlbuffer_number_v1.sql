@@ -1,4 +1,4 @@
--- The number that a JSON value stands for, or null: true is 1, and large or special floats are tagged.
+-- Returns the number of a JSON value, or null: true is 1, and large or special floats are tagged.
 CREATE FUNCTION sqlbuffer_number_v1(p_value jsonb) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE jsonb_typeof(p_value)
     WHEN 'number' THEN (p_value #>> '{}')::numeric

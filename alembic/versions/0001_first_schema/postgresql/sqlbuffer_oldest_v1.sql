@@ -3,7 +3,8 @@ CREATE FUNCTION sqlbuffer_oldest_v1(p_buffer_id integer, p_n bigint) RETURNS SET
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM buffers WHERE id = p_buffer_id AND has_chunks) THEN
-        -- Chunk by chunk, in the order of the primary key: the numbers of all would be sorted first.
+        -- Chunk by chunk, in the order of the primary key: otherwise all numbers would be sorted
+        -- first.
         RETURN QUERY SELECT c.first_seq + g.place FROM (
             SELECT x.first_seq, x.n_steps FROM chunks x WHERE x.buffer_id = p_buffer_id ORDER BY x.first_seq LIMIT p_n
         ) AS c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) AS g(place)

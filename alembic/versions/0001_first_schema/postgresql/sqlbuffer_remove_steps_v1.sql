@@ -1,6 +1,7 @@
--- Deletes steps of chunks by number, with what the narrow tables hold of them; returns how many there were. Chunks are not
--- rewritten: one that has no step left goes as a whole, the steps of others are noted in deleted_steps. Whoever deletes
--- steps inside the window holds the lock on the row of the buffer. p_left: none of them is inside.
+-- Deletes steps of chunks by number, with their rows in the narrow tables; returns how many
+-- existed. Chunks are not rewritten: a chunk without steps left is deleted as a whole, and deleted
+-- steps of others are noted in deleted_steps. Transactions that delete steps inside the window hold
+-- the lock on the row of the buffer. p_left: none of the steps is inside.
 CREATE FUNCTION sqlbuffer_remove_steps_v1(p_buffer_id integer, p_seqs bigint[], p_left boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -18,7 +19,7 @@ BEGIN
     END IF;
     SELECT * INTO b FROM buffers WHERE id = p_buffer_id;
     IF b.has_queue THEN
-        -- First, and in one order, as claims lock them.
+        -- First, and in one order, as in claims.
         PERFORM 1 FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
     END IF;
     IF b.evict_unit <> 'row' THEN

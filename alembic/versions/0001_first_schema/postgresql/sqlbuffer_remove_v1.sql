@@ -1,8 +1,9 @@
--- Deletes rows by key, with what the narrow tables hold of them, and logs that; returns how many. Whoever deletes rows
--- inside the window holds the lock on the row of the buffer.
--- p_evicted: they leave because the buffer is full. By row none of them is inside the window then, and there is no need to
--- look, nor to log it. Tasks and episodes leave from the middle: that is logged for followers alone.
--- With the numbers at hand, and no statistics, the planner reads the whole buffer for 100 of them: 40 ms instead of one.
+-- Deletes rows by key, with their rows in the narrow tables, and logs that; returns how many.
+-- Transactions that delete rows inside the window hold the lock on the row of the buffer.
+-- p_evicted: they leave because the buffer is full. If eviction is by row, none of them is inside
+-- the window then, and neither a check nor a log entry is needed. Tasks and episodes leave from the
+-- middle: that is logged for followers alone. The plan is generic: if it knew the numbers, without
+-- statistics, the planner would read the whole buffer for 100 of them, in 40 ms instead of one.
 CREATE FUNCTION sqlbuffer_remove_v1(
     p_buffer_id integer, p_seqs bigint[], p_evicted boolean DEFAULT false, p_origin uuid DEFAULT NULL
 ) RETURNS bigint
@@ -29,7 +30,7 @@ BEGIN
         BEGIN
             INSERT INTO change_log (buffer_id, kind, seqs, origin) VALUES (p_buffer_id, 'deleted', inside, p_origin);
         EXCEPTION WHEN disk_full THEN
-            -- Rows are deleted to free the disk. Who follows must not miss it.
+            -- Rows are deleted to free the disk. Followers must not miss it.
             IF b.has_followers THEN
                 RAISE;
             END IF;
@@ -38,10 +39,10 @@ BEGIN
     IF b.has_chunks THEN
         RETURN sqlbuffer_remove_steps_v1(p_buffer_id, p_seqs, p_evicted AND b.evict_unit = 'row');
     END IF;
-    -- Not in the head of the function: there it takes a superuser.
+    -- Not in the head of the function: there it needs a superuser.
     PERFORM set_config('sqlbuffer.internal', 'on', true);
     IF b.has_queue THEN
-        -- First, and in one order, as claims lock them.
+        -- First, and in one order, as in claims.
         PERFORM 1 FROM queue_items WHERE buffer_id = p_buffer_id AND seq = ANY (p_seqs) ORDER BY seq FOR UPDATE;
     END IF;
     IF b.evict_unit = 'task' THEN

@@ -1,5 +1,5 @@
--- Changes what steps hold, and notes that in payload_changes. Chunks are not rewritten: what their steps hold from now on is
--- in replaced_steps. Steps that the buffer does not have any more are left out.
+-- Changes values of steps, and records that in payload_changes. Chunks are not rewritten: the new
+-- values of their steps are in replaced_steps. Steps that the buffer no longer has are left out.
 CREATE FUNCTION sqlbuffer_replace_v1(
     p_buffer_id integer, p_seqs bigint[], p_arrays bytea[], p_fields text[], p_rewards double precision[],
     p_terminated boolean[], p_truncated boolean[], p_names text
@@ -9,7 +9,7 @@ DECLARE
     seqs bigint[];
 BEGIN
     UPDATE buffers SET has_changes = true WHERE id = p_buffer_id AND NOT has_changes;
-    -- Locked, or one that is deleted at the same time would leave its new values behind.
+    -- Locked: otherwise a step that is deleted at the same time would leave its new values behind.
     PERFORM 1 FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (ARRAY(
         SELECT DISTINCT f.first_seq FROM unnest(p_seqs) AS g(seq) CROSS JOIN LATERAL (
             SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256

@@ -1,5 +1,5 @@
--- Reserves consecutive numbers for the steps of chunks. Notes the largest priority that they are given, returns the one of
--- steps that are given none, and stores the id of the write where one is given.
+-- Reserves consecutive numbers for the steps of chunks. Stores the largest given priority, returns
+-- the priority of steps without a given one, and stores the id of the write if one is given.
 CREATE FUNCTION sqlbuffer_reserve_steps_v1(
     p_buffer_id integer, p_n bigint, p_largest double precision DEFAULT NULL,
     p_write_id uuid DEFAULT NULL, p_keep_s double precision DEFAULT NULL,

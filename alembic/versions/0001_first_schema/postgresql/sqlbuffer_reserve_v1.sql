@@ -1,6 +1,7 @@
 -- Reserves consecutive numbers of a buffer, and returns the first one. All numbers come from here.
--- Holds the buffer as a writer until the transaction ends, from before there is a number: a reader that looks at the
--- sequence first, and then at those who hold this lock, knows which numbers are settled.
+-- Locks the buffer as a writer until the transaction ends, before the number is taken. A reader
+-- that reads the sequence first, and then the holders of this lock, knows which numbers are
+-- settled.
 CREATE FUNCTION sqlbuffer_reserve_v1(p_buffer_id integer, p_n bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -15,8 +16,9 @@ BEGIN
     IF numbers IS NULL THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';
     END IF;
-    -- One transaction at a time, from the first number to the last. What is undone with the block is its lock alone,
-    -- never a sequence. A session's own lock would outlive a statement that is cancelled at the wrong moment.
+    -- One transaction at a time, from the first number to the last. The exception at the end undoes
+    -- only the lock of this block, never a sequence. A lock of the session would outlive a
+    -- statement that is cancelled at the wrong moment.
     BEGIN
         PERFORM pg_advisory_xact_lock(1397836867, p_buffer_id);
         first_seq := nextval(numbers);

@@ -1,5 +1,5 @@
--- Adds up those of the given blocks of priorities that no row can come to and that lie in the window; deletes what has
--- left it. Returns how many blocks were added up.
+-- Adds up the given blocks of priorities that can get no more rows and are in the window; deletes
+-- rows that have left it. Returns how many blocks were added up.
 CREATE FUNCTION sqlbuffer_summarize_v1(p_buffer_id integer, p_blocks bigint[], p_settled bigint, p_n_cleaned bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -12,9 +12,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    -- A statement of its own: it sees what others did who held the lock.
+    -- A separate statement: it sees the changes of earlier holders of the lock.
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
-    -- Up to the end of a block, and between two bounds: from the oldest on it would crawl over dead index entries.
+    -- Up to the end of a block, and between two bounds: from the oldest row on it would read many
+    -- dead index entries.
     cleaned := least(low + 1, b.clean_seq + p_n_cleaned, CASE WHEN b.has_holds THEN sqlbuffer_held_v1(p_buffer_id) + 1 END) / b.block_size * b.block_size - 1;
     IF cleaned > b.clean_seq THEN
         DELETE FROM priorities WHERE buffer_id = p_buffer_id AND seq >= b.clean_seq AND seq <= cleaned;
@@ -29,7 +30,8 @@ BEGIN
         SELECT count(*) AS n_rows, coalesce(sum(power(nullif(r.p, 0), b.alpha)), 0) AS weight_sum,
             coalesce(max(r.p), 0) AS max_priority, min(nullif(r.p, 0)) AS min_priority
         FROM (
-            -- Two ranges laid on each other: a join could be planned without statistics as a scan of all.
+            -- Two ranges joined by union: a join could be planned without statistics as a scan of
+            -- all rows.
             SELECT coalesce(max(u.priority), max(u.initial_priority)) AS p
             FROM (
                 SELECT e.seq, coalesce(e.initial_priority, 1.0) AS initial_priority, NULL::double precision AS priority

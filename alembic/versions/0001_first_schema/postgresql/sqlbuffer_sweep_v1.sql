@@ -1,4 +1,4 @@
--- Deletes rows far below the window, which the insert trigger does not look for; returns how many.
+-- Deletes rows far below the window, where the insert trigger does not search; returns how many.
 CREATE FUNCTION sqlbuffer_sweep_v1() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
@@ -21,7 +21,7 @@ BEGIN
                 ORDER BY e.seq LIMIT 10000 FOR UPDATE SKIP LOCKED), true);
         END IF;
         IF w.has_labels THEN
-            -- Of rows that left while they were annotated.
+            -- Labels of rows that left while they were annotated.
             DELETE FROM labels n WHERE n.buffer_id = w.buffer_id AND n.seq <= w.low_seq
               AND NOT EXISTS (SELECT 1 FROM step_numbers e WHERE e.buffer_id = n.buffer_id AND e.seq = n.seq
                   AND e.first_seq BETWEEN n.seq - 255 AND n.seq);

@@ -1,7 +1,8 @@
--- Forgets followers that are gone, and deletes entries of the change log: those that everybody could see five minutes ago,
--- and those before the last 10,000 of a buffer. Returns how many entries.
--- The time of an entry does not decide, but since when it can be seen: a transaction may commit long after it wrote. So a
--- snapshot is noted, and what it shows is deleted later. A follower that has not seen all of that starts again.
+-- Deletes followers that are gone, and entries of the change log: those that were visible to all
+-- five minutes ago, and those before the last 10,000 of a buffer. Returns the number of entries.
+-- The deciding time is when an entry became visible, and not its own time: a transaction may commit
+-- long after it wrote. So a snapshot is stored, and the entries that it shows are deleted later. A
+-- follower that has not seen all of them starts again.
 CREATE FUNCTION sqlbuffer_trim_changes_v1() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -17,7 +18,7 @@ BEGIN
         WHERE has_followers AND NOT EXISTS (SELECT 1 FROM followers f WHERE f.buffer_id = b.id)
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
     LOOP
-        -- A statement of its own: it sees who has registered before the lock was taken.
+        -- A separate statement: it sees followers that registered before the lock was taken.
         UPDATE buffers b SET has_followers = false
         WHERE id = followed AND NOT EXISTS (SELECT 1 FROM followers f WHERE f.buffer_id = b.id);
     END LOOP;

@@ -1,5 +1,5 @@
--- Sets the priorities of those of the given rows that the buffer holds, each given once; returns how many. Logs them if
--- the buffer is followed.
+-- Sets the priorities of the given rows that the buffer holds, each given once; returns how many.
+-- Logs them if the buffer has followers.
 CREATE FUNCTION sqlbuffer_update_priorities_v1(
     p_buffer_id integer, p_seqs bigint[], p_priorities double precision[], p_origin uuid DEFAULT NULL
 ) RETURNS bigint
@@ -15,11 +15,11 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', p_buffer_id USING ERRCODE = 'foreign_key_violation';
     END IF;
-    -- A statement of its own: it sees what others did who held the lock.
+    -- A separate statement: it sees the changes of earlier holders of the lock.
     SELECT w.low_seq INTO low FROM v_windows w WHERE w.buffer_id = p_buffer_id;
     WITH given AS MATERIALIZED (
-        -- Each is looked up alone, a join would be planned without statistics as a scan of all; and first where updates
-        -- are: who has a row there is held.
+        -- Each row is looked up alone: a join would be planned without statistics as a scan of all.
+        -- Updated priorities are searched first: a row with one is held.
         SELECT g.seq, g.priority AS new, p.place, coalesce(p.priority, e.priority) AS old
         FROM unnest(p_seqs, p_priorities) AS g(seq, priority)
         LEFT JOIN LATERAL (
@@ -40,7 +40,7 @@ BEGIN
         ) e ON true
         WHERE g.seq > low AND coalesce(p.priority, e.priority) IS NOT NULL
     ), written AS (
-        -- By its place, which nobody changes who does not hold the lock.
+        -- By its location, which changes only under this lock.
         UPDATE priorities p SET priority = g.new FROM given g WHERE p.ctid = g.place
     ), added AS (
         INSERT INTO priorities (buffer_id, seq, priority)
@@ -68,7 +68,7 @@ BEGIN
         SELECT k.block FROM blocks k WHERE k.max_is_upper_bound AND 4 * k.weight_sum < power(nullif(k.max_priority, 0), b.alpha))
     INTO n_updated, largest, lost;
     IF lost <> '{}' THEN
-        -- A sum that has become so small is what rounding left of larger ones.
+        -- A sum that has become this small is only a rounding error.
         DELETE FROM priority_blocks WHERE buffer_id = p_buffer_id AND block = ANY (lost);
     END IF;
     IF largest > coalesce(b.max_priority, -1) THEN

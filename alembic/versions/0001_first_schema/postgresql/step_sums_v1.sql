@@ -1,5 +1,5 @@
--- What the steps in the window add up to: of each row, and of each chunk. The values of a chunk are added up together where
--- all of its steps count as they were stored.
+-- The sums over the steps in the window, one for each row and each chunk. The values of a chunk are
+-- added up together if all of its steps still have their stored values.
 CREATE VIEW step_sums AS
 (
 WITH w AS MATERIALIZED (SELECT buffer_id, buffer, low_seq, has_labels FROM v_windows)

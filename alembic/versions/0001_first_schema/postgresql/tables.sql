@@ -887,7 +887,7 @@ COMMENT ON COLUMN maintenance.task IS 'task that one process at a time runs';
 COMMENT ON COLUMN maintenance.holder IS 'the process that ran it last';
 COMMENT ON COLUMN maintenance.leased_until IS 'no other process starts it before this time';
 
--- Arrays do not compress; EXTERNAL also lets a part of them be read.
+-- Arrays do not compress; with EXTERNAL a part of them can be read.
 ALTER TABLE experiences ALTER COLUMN arrays SET STORAGE EXTERNAL;
 ALTER TABLE payload_parts ALTER COLUMN bytes SET STORAGE EXTERNAL;
 ALTER TABLE chunk_data ALTER COLUMN rewards SET STORAGE EXTERNAL;
@@ -898,14 +898,15 @@ ALTER TABLE chunks ALTER COLUMN reward_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN adv_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN v_t SET STORAGE EXTERNAL;
 ALTER TABLE chunks ALTER COLUMN initial_priority SET STORAGE EXTERNAL;
--- A row of 2,048 bytes of rewards keeps them: a batch reads one value less for each step.
+-- With 4,080 bytes a row of 2,048 bytes of rewards keeps them: a batch reads one value less for
+-- each step.
 ALTER TABLE chunk_data SET (toast_tuple_target = 4080);
 
--- A claim and its acknowledgement find room for the row's new versions on its page.
+-- A claim and its acknowledgement find space for the row's new versions on its page.
 ALTER TABLE queue_items SET (fillfactor = 50);
 ALTER TABLE leases SET (fillfactor = 50);
 
--- Where no writer may VACUUM; see sqlbuffer/storage/database/vacuum.py.
+-- For roles without the right to VACUUM; see sqlbuffer/storage/database/vacuum.py.
 ALTER TABLE experiences SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
@@ -919,8 +920,8 @@ ALTER TABLE chunk_data SET (
     autovacuum_analyze_scale_factor = 0.02, vacuum_truncate = off
 );
 
--- A new buffer is not in the statistics yet. With them the planner expects one row of it from any index, and
--- reads all its rows to find a few. Without them it expects some of each buffer.
+-- A new buffer is not in the statistics yet. With them the planner expects one of its rows from any
+-- index, and reads all its rows to find a few. Without them it expects some rows of each buffer.
 ALTER TABLE experiences ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE chunks ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE chunk_data ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -1,6 +1,7 @@
--- Each column is a look-up of its own: a query pays for those that it selects. `rows` adds up counted blocks, and counts
--- the block that the lower end cuts and what is newer than all of them. Between two bounds: with one the planner, which
--- does not know the number, would rather read the whole table.
+-- Each column is a separate lookup: a query pays only for the columns that it selects. `rows` adds
+-- up counted blocks, and counts the block that the lower end cuts and the rows that are newer than
+-- all of them. It uses two bounds: with one the planner, which does not know the number, would
+-- rather read the whole table.
 CREATE VIEW v_buffers AS
 SELECT buffer, buffer_id, rows, capacity, rows::double precision / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
     expired, used_up, other_session, partial, leased, quarantined, clock, max_staleness, max_use, min_size, alpha

@@ -1,4 +1,5 @@
--- Values of labels are looked up where a buffer has any: joined, they take twice the time of the whole query.
+-- Values of labels are looked up if a buffer has any: a join takes twice the time of the whole
+-- query.
 CREATE VIEW v_experiences AS
 (
 WITH w AS MATERIALIZED (SELECT buffer_id, buffer, low_seq, has_labels FROM v_windows)
@@ -60,7 +61,8 @@ JOIN chunks c ON c.buffer_id = w.buffer_id AND c.first_seq > w.low_seq - 256
 LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id
 LEFT JOIN sessions s ON s.id = c.session_id
 LEFT JOIN chunk_data d ON d.buffer_id = c.buffer_id AND d.first_seq = c.first_seq
--- That the numbers name the window has chunks looked up for the window, not the window for chunks.
+-- The numbers refer to the window, so that chunks are looked up for the window, not the window for
+-- chunks.
 CROSS JOIN LATERAL ROWS FROM (generate_series(0, c.n_steps - 1 + 0 * w.buffer_id), unnest(c.reward_t)) AS n(place, reward_t)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.has_replaced THEN (SELECT y FROM replaced_steps y WHERE y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n.place) END

@@ -6,7 +6,7 @@ SELECT buffer, policy, inserted, sampled, CASE WHEN inserted > 0 THEN sampled::d
     (SELECT count(*) FROM flow_waits w WHERE w.buffer_id = f.buffer_id AND w.role = 'sample' AND w.heartbeat_at > clock_timestamp() - interval '5 seconds') AS samples_waiting
 FROM (
     SELECT b.id AS buffer_id, b.name AS buffer, b.flow #>> '{limiter,type}' AS policy,
-        -- A standby is told of 32 numbers ahead.
+        -- A standby sees up to 32 numbers ahead.
         CASE WHEN pg_is_in_recovery()
             THEN coalesce(greatest(pg_sequence_last_value(s.oid) - 32, (SELECT e.seq FROM experiences e WHERE e.buffer_id = b.id ORDER BY e.seq DESC LIMIT 1)), 0)
             ELSE coalesce(pg_sequence_last_value(s.oid), 0) END - coalesce((b.flow ->> 'inserted_before')::bigint, 0) AS inserted,

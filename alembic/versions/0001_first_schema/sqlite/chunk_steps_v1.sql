@@ -1,6 +1,7 @@
--- The steps of chunks, with the columns of experiences; those that have left the window too. A query on some of them bounds
--- first_seq as well as seq: no index knows seq. Asked for two paths, json_extract returns a list whose text has each value
--- as it is stored: of one, a text would come without its quotes, and a number with other digits.
+-- The steps of chunks, with the columns of experiences, also those that have left the window. A
+-- query on some of them bounds first_seq as well as seq: no index knows seq. For two paths,
+-- json_extract returns a list whose text has each value as it is stored. For one path, a text would
+-- come without its quotes, and a number with other digits.
 CREATE VIEW chunk_steps AS
 SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     coalesce(

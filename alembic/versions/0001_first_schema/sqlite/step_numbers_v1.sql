@@ -1,5 +1,5 @@
--- The numbers of rows and of the steps of chunks, in and below the window. A query on some of them bounds first_seq as well
--- as seq: of chunks no index knows seq.
+-- The numbers of rows and of the steps of chunks, in and below the window. A query on some of them
+-- bounds first_seq as well as seq: no index knows the seq of chunks.
 CREATE VIEW step_numbers AS
 SELECT e.buffer_id, e.seq, e.seq AS first_seq, e.task_id, e.episode_id FROM experiences e
 UNION ALL

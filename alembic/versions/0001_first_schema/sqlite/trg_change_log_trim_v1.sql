@@ -1,6 +1,6 @@
--- Every 64 entries: forgets followers that are gone, and deletes entries that are older than five minutes or not among the
--- last 10,000. They are visible in the order of their numbers: a follower that has not seen the last one that was deleted
--- starts again.
+-- Every 64 entries: deletes followers that are gone, and entries that are older than five minutes
+-- or not among the last 10,000. Entries become visible in the order of their numbers: a follower
+-- that has not seen the last deleted one starts again.
 CREATE TRIGGER trg_change_log_trim_v1 AFTER INSERT ON change_log WHEN NEW.id % 64 = 0
 BEGIN
     DELETE FROM followers WHERE live_until < strftime('%Y-%m-%dT%H:%M:%fZ', 'now');

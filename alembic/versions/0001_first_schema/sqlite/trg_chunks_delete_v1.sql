@@ -1,6 +1,7 @@
--- Follows a deleted chunk into the narrow tables, and counts and logs it as trg_experiences_delete_v1 does a row. What was in
--- deleted_steps was counted before. What eviction by row leaves of priorities and uses lies below the window, and is deleted
--- later: where the other tables are empty, nothing is left to do.
+-- Deletes the narrow rows of a deleted chunk, and counts and logs it as trg_experiences_delete_v1
+-- does for a row. Steps in deleted_steps were counted before. Rows of priorities and uses that
+-- eviction by row leaves are below the window, and are deleted later: if the other tables are
+-- empty, there is nothing to delete.
 CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
 WHEN coalesce((
     SELECT evict_unit <> 'row' OR max_capacity IS NULL
@@ -8,7 +9,7 @@ WHEN coalesce((
         OR OLD.first_seq + OLD.n_steps - 1 > (SELECT low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id)
     FROM buffers WHERE id = OLD.buffer_id), true)
 BEGIN
-    -- First: what follows raises the lower end of the window.
+    -- First: the next statements raise the lower end of the window.
     INSERT INTO change_log (buffer_id, kind, seqs)
     SELECT OLD.buffer_id, 'deleted', (
         SELECT json_group_array(OLD.first_seq + n.place) FROM chunk_places n WHERE n.place < OLD.n_steps)
@@ -25,7 +26,7 @@ BEGIN
     SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     DELETE FROM uses WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps AND (
     SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
-    -- Counted anew by whoever counts next.
+    -- The next count counts these blocks again.
     DELETE FROM row_blocks WHERE buffer_id = OLD.buffer_id AND block >= OLD.first_seq / 4096 AND (
     SELECT evict_unit <> 'row' OR max_capacity IS NULL OR OLD.first_seq + OLD.n_steps - 1 > low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id);
     UPDATE buffers

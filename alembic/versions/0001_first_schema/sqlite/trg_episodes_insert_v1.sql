@@ -1,5 +1,5 @@
--- An episode that begins may make the list of those whose steps have left too long: looked at as much less often as the
--- list is longer, so that it costs the same.
+-- An episode that begins may make the list of episodes without steps too long. The list is checked
+-- less often the longer it is, so that the cost stays the same.
 CREATE TRIGGER trg_episodes_insert_v1 AFTER INSERT ON episodes
 WHEN (SELECT abs(random() % 1000000) * (keep_episodes / 1000000.0) < 100 FROM buffers WHERE id = NEW.buffer_id)
 BEGIN

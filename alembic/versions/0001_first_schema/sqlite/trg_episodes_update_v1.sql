@@ -1,4 +1,4 @@
--- An episode that ends may be one too many.
+-- An episode that ends may exceed the limit of episodes.
 CREATE TRIGGER trg_episodes_update_v1 AFTER UPDATE OF status ON episodes
 WHEN OLD.status = 'open' AND NEW.status <> 'open'
     AND (SELECT live_episodes > max_episodes FROM buffers WHERE id = NEW.buffer_id)

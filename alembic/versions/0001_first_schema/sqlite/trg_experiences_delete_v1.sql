@@ -1,6 +1,7 @@
--- Counts deletes that are no eviction (len() relies on the count), and logs those of plain SQL row by row. The library logs
--- what it deletes itself. Tasks and episodes that leave are no plain SQL either: they are logged for followers alone.
--- What eviction by row leaves of priorities and uses lies below the window, and is deleted later.
+-- Counts deletions that are not evictions (len() relies on the count), and logs those of plain SQL
+-- row by row. The library logs its own deletions. Evicted tasks and episodes are logged for
+-- followers alone. Rows of priorities and uses that eviction by row leaves are below the window,
+-- and are deleted later.
 CREATE TRIGGER trg_experiences_delete_v1 AFTER DELETE ON experiences
 WHEN (
     SELECT NOT has_chunks AND (evict_unit <> 'row' OR max_capacity IS NULL

@@ -1,6 +1,7 @@
--- First in, first out: what has left the window of its buffer is deleted. The library draws the numbers of a batch first and
--- evicts behind it, once for all of its rows; of a buffer that evicts by row the trigger then has nothing to do. A row of a
--- buffer with chunks becomes a chunk of one step.
+-- First in, first out: rows that have left the window of their buffer are deleted. The library
+-- reserves the numbers of a batch first and evicts after it, once for all of its rows; in a buffer
+-- that evicts by row the trigger then does nothing. A row of a buffer with chunks becomes a chunk
+-- of one step.
 CREATE TRIGGER trg_experiences_insert_v1 AFTER INSERT ON experiences
 WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue OR has_chunks OR is_copying FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN

@@ -1,5 +1,6 @@
--- The way in for plain SQL where steps are in chunks: a chunk of one step, without typed fields. Its JSON is checked: what is
--- none would spoil the chunk. Then what exceeds the limits of the buffer leaves, as behind a write of the library.
+-- Inserts rows of plain SQL if steps are in chunks: as a chunk of one step, without typed fields.
+-- Its JSON is checked, since invalid JSON would damage the chunk. Then rows that exceed the limits
+-- of the buffer leave, as after a write of the library.
 CREATE TRIGGER trg_new_experiences_chunk_v1 INSTEAD OF INSERT ON new_experiences
 WHEN (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id)
 BEGIN

@@ -1,4 +1,4 @@
--- The way in for plain SQL: numbers the row and gives it the largest priority ever set.
+-- Inserts rows of plain SQL: numbers the row and sets its priority to the largest ever set.
 CREATE TRIGGER trg_new_experiences_insert_v1 INSTEAD OF INSERT ON new_experiences
 WHEN (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id) IS NOT 1
 BEGIN

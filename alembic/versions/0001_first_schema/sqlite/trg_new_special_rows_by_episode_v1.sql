@@ -1,6 +1,7 @@
--- Where a number of episodes is the limit: the ended one that began first leaves whole; the oldest row leaves where there
--- are too many rows as well. Rows of a batch, whose later numbers are drawn already, wait for its last: a batch is one
--- write, and the library evicts the rest behind it. Open episodes stay.
+-- For buffers with a limit of episodes: the ended episode that began first leaves as a whole; the
+-- oldest row leaves if there are too many rows as well. Rows of a batch, whose later numbers are
+-- reserved already, wait for its last row: a batch is one write, and the library evicts the rest
+-- after it. Open episodes stay.
 CREATE TRIGGER trg_new_special_rows_by_episode_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT evict_unit = 'episode' FROM buffers WHERE id = NEW.buffer_id)
 BEGIN

@@ -1,6 +1,6 @@
--- Where eviction is by task: the task whose last write is oldest leaves whole; a lone task loses its own oldest row.
--- Rows of a batch, whose later numbers are drawn already, wait for its last: a batch is one write, and the library
--- evicts the rest behind it.
+-- For buffers that evict by task: the task with the oldest last write leaves as a whole; a single
+-- task loses its own oldest row. Rows of a batch, whose later numbers are reserved already, wait
+-- for its last row: a batch is one write, and the library evicts the rest after it.
 CREATE TRIGGER trg_new_special_rows_by_task_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT evict_unit = 'task' FROM buffers WHERE id = NEW.buffer_id)
 BEGIN

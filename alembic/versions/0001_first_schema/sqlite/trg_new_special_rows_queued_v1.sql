@@ -1,6 +1,6 @@
--- Where rows are handed out by leases: each has a row in the queue, and what has left the window of its buffer is deleted
--- unless somebody holds it. Only the last numbers are looked at: what was held when it left goes when it is given back, or
--- with the next batch.
+-- For buffers with leases: each row has a row in the queue, and rows that have left the window are
+-- deleted unless they are leased. Only the last numbers are checked: a row that was leased when it
+-- left is deleted when it is given back, or with the next batch.
 CREATE TRIGGER trg_new_special_rows_queued_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT has_queue FROM buffers WHERE id = NEW.buffer_id)
 BEGIN

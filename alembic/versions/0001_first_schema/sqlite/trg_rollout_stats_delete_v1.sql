@@ -1,4 +1,4 @@
--- Takes a rollout out of its group; see trg_rollout_stats_insert_v1.
+-- Subtracts a rollout from its group; see trg_rollout_stats_insert_v1.
 CREATE TRIGGER trg_rollout_stats_delete_v1 AFTER DELETE ON rollout_stats
 WHEN OLD.episode_id <> 0
 BEGIN

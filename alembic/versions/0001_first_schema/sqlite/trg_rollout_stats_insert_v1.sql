@@ -1,5 +1,5 @@
--- Keeps the group of an episode: Welford's update of count, mean and sum of squares. Returns without an end (infinities, and what
--- would overflow when squared) are not counted.
+-- Updates the group of an episode: Welford's update of count, mean and sum of squares. Returns that
+-- are infinite, or that would overflow when squared, are not counted.
 CREATE TRIGGER trg_rollout_stats_insert_v1 AFTER INSERT ON rollout_stats
 WHEN NEW.episode_id <> 0
 BEGIN

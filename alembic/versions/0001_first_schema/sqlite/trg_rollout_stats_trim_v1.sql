@@ -1,4 +1,5 @@
--- A task without episodes may make the list of those whose steps have left too long; see trg_episodes_insert_v1.
+-- A task without episodes may make the list of rollouts without steps too long; see
+-- trg_episodes_insert_v1.
 CREATE TRIGGER trg_rollout_stats_trim_v1 AFTER INSERT ON rollout_stats
 WHEN NEW.episode_id = 0
     AND (SELECT abs(random() % 1000000) * (keep_episodes / 1000000.0) < 100 FROM buffers WHERE id = NEW.buffer_id)

@@ -1,4 +1,4 @@
--- Takes the return before out of the group, and the one now in; see trg_rollout_stats_insert_v1.
+-- Subtracts the old return from the group, and adds the new one; see trg_rollout_stats_insert_v1.
 CREATE TRIGGER trg_rollout_stats_update_v1 AFTER UPDATE OF "return" ON rollout_stats
 WHEN NEW.episode_id <> 0 AND OLD."return" IS NOT NEW."return"
 BEGIN

@@ -1,4 +1,5 @@
--- Deletes a step by what the view shows of it, a row or a step of a chunk. The triggers of the tables count.
+-- Deletes a step by its columns in the view, a row or a step of a chunk. The triggers of the tables
+-- count.
 CREATE TRIGGER trg_v_experiences_delete_v1 INSTEAD OF DELETE ON v_experiences
 BEGIN
     DELETE FROM experiences

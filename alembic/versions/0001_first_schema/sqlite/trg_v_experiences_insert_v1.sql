@@ -1,4 +1,5 @@
--- The way in by the name of the buffer. The columns that are refused are looked up or made by the database.
+-- Inserts rows by the name of the buffer. The refused columns are looked up or made by the
+-- database.
 CREATE TRIGGER trg_v_experiences_insert_v1 INSTEAD OF INSERT ON v_experiences
 BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers')

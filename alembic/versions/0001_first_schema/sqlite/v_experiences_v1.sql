@@ -1,8 +1,10 @@
--- UNION ALL is the outermost level of what it selects from, and both parts have columns of the same affinity: else SQLite
--- would not run a query over each of them, with its indexes. Where a query groups, SQLite before 3.42 computes each column of
--- both parts: the parts have cheap ones alone, and the rest is looked up for the steps and columns that a query asks for.
--- Without statistics SQLite would bound `seq` by the window, whatever the query filters by. The likelihood leaves that to a
--- bound of the query, and a filter on a task finds its index by the third column, whose condition is always true.
+-- UNION ALL is at the outermost level of the subselect, and both parts have columns of the same
+-- affinity. Otherwise SQLite would not run a query over each of them, with its indexes. If a query
+-- groups, SQLite before 3.42 computes each column of both parts. So the parts have only cheap
+-- columns, and the rest is looked up for the steps and columns of a query. Without statistics
+-- SQLite would bound `seq` by the window for any filter of the query. The likelihood leaves that to
+-- a bound of the query, and a filter on a task finds its index by the third column, whose condition
+-- is always true.
 CREATE VIEW v_experiences AS
 SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s.pre_agent, s.episode_id, s.step,
     strftime('%Y-%m-%dT%H:%M:%fZ', s.execute_time, 'unixepoch') AS executed_at,
