@@ -1,6 +1,4 @@
-"""What messages say about installing: sqlbuffer is not on a package index, so they name its
-checkout.
-"""
+"""Commands for messages about installing; they name the checkout, since no index has sqlbuffer."""
 
 UPGRADE = "`git pull && pip install .` in the checkout of sqlbuffer"
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 
 class Alternatives(dict[str, str]):
-    """What to use instead of each name that this package does not have.
+    """A replacement for each name that this package does not have.
 
     Args:
-        library: The library that has the names.
-        instead: What to use instead, by name.
+        library: Library that has the names.
+        instead: Replacements, by name.
 
     Example:
         >>> alternatives = Alternatives("AWorld", {"RedisStorage": "ReplayBuffer(url=...)"})

@@ -74,13 +74,14 @@ class ReplayBuffer:
         """Draw whole tasks.
 
         Args:
-            sampler: Which tasks; `RandomTaskSample()` by default.
-            query_condition: A task can be drawn if one of its rows matches; all its rows come back.
-            converter: Called once for each task.
-            batch_size: How many tasks; all if there are no more.
+            sampler: Sampler that chooses the tasks; `RandomTaskSample()` by default.
+            query_condition: Condition that a row of a task must match; all rows of the task are
+                returned.
+            converter: Converter that is called once for each task.
+            batch_size: Number of tasks; if there are fewer, all are returned.
 
         Returns:
-            A list of tasks, each a list of rows in order, or what the converter makes of them.
+            A list of tasks, each a list of rows in order, or the converter's results.
         """
         sampler = RandomTaskSample() if sampler is None else sampler
         converter = DefaultConverter() if converter is None else converter
@@ -97,13 +98,13 @@ class ReplayBuffer:
         """Draw a batch.
 
         Args:
-            sampler: Which rows or tasks; `RandomTaskSample()` by default.
-            query_condition: Which rows, or with a task sampler which tasks, may be drawn.
-            converter: Called once, on the whole batch.
-            batch_size: How many rows, or tasks with a task sampler.
+            sampler: Sampler that chooses rows or tasks; `RandomTaskSample()` by default.
+            query_condition: Condition that rows must match, or with a task sampler the tasks.
+            converter: Converter that is called once, on the whole batch.
+            batch_size: Number of rows, or of tasks with a task sampler.
 
         Returns:
-            What the sampler found, a list of tasks by default, or what the converter makes of it.
+            The sampled items, a list of tasks by default, or the converter's result.
         """
         sampler = RandomTaskSample() if sampler is None else sampler
         converter = DefaultConverter() if converter is None else converter

@@ -12,7 +12,7 @@ from sqlbuffer.compat.ding.errors import ReplayConfigError
 
 # As near as this to a known key an unknown one is taken for a slip.
 SLIP = 0.9
-# Keys that DI-engine's configs have beside those of a buffer.
+# Keys of DI-engine's configs in addition to those of a buffer.
 _FOREIGN = frozenset({"cfg_type", "import_names", "replay_buffer_start_size", "replay_start_size"})
 
 
@@ -67,14 +67,14 @@ def attribute_dict(values: Mapping[str, Any]) -> Any:
 
 
 def filled(given: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return a config with what it lacks taken from the defaults.
+    """Return a config whose missing keys are taken from the defaults.
 
     Args:
-        given: A mapping; it stays as it is. Keys that are not known stay, and are not looked at.
-        defaults: Every key that is known, mappings inside them too.
+        given: A mapping, which is not changed. Unknown keys are kept and not checked.
+        defaults: All known keys, with nested mappings.
 
     Raises:
-        ReplayConfigError: It is no mapping, or an unknown key is nearly a known one.
+        ReplayConfigError: It is not a mapping, or an unknown key is nearly a known one.
     """
     return attribute_dict(_merged(given, defaults, "config"))
 
@@ -130,7 +130,7 @@ def checked_seed(value: Any) -> int | None:
     """Return a seed, or None.
 
     Raises:
-        ReplayConfigError: It is no whole number from 0 on.
+        ReplayConfigError: The seed is not an integer from 0 on.
     """
     return None if value is None else checked_count(value, "seed", 0)
 

@@ -47,10 +47,10 @@ class UsedDataRemover:
         self._thread.start()
 
     def add_used_data(self, data: Any) -> None:
-        """Have the file of an item deleted: by the thread, or when it is closed.
+        """Mark the file of an item for deletion, by the thread or by `close`.
 
         Raises:
-            AssertionError: It is no dict with a `data_id`.
+            AssertionError: The item is not a dict with a `data_id`.
         """
         if not isinstance(data, dict) or "data_id" not in data:
             raise AssertionError(f"a used item is a dict with 'data_id', got {data!r:.200}")

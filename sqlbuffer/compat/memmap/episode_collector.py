@@ -104,15 +104,15 @@ class EpisodeCollector:
         self.step_count += bool(found)
 
     def extend(self, **trajectories: Any) -> None:
-        """Add fields of all steps that were collected, such as advantages.
+        """Add fields to all collected steps, such as advantages.
 
         Args:
-            **trajectories: Of shape (steps, groups, *shape).
+            **trajectories: Values of shape (steps, groups, *shape).
 
         Raises:
             AssertionError: Another shape, another number of steps, or a field that it has already.
                 A ValueError as well.
-            KeyError: An unknown name.
+            KeyError: A name is unknown.
         """
         whole, meta = self._split(trajectories)
         found = {name: self._trajectory(name, value) for name, value in whole.items()}
@@ -231,21 +231,21 @@ class EpisodeCollector:
         device: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return a torch `DataLoader` over the steps of all groups, out of memory.
+        """Return a torch `DataLoader` over the steps of all groups, read from memory.
 
         Args:
             batch_size: Steps in a batch.
-            fields: All fields of steps that were collected, by default.
-            filter_fields: `{name: value}`: steps that have all these values only.
+            fields: Fields of steps; all collected ones by default.
+            filter_fields: `{name: value}`; only steps that have all these values.
             to_named_tuple: Names of the parts of a named tuple.
             shuffle: In random order. Otherwise by group, then by time.
             device: Move tensors there.
             **kwargs: For torch's `DataLoader`.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: A name is unknown.
             MissingExtraError: torch is not installed.
-            ValueError: Nothing was collected, or a filter by a field that is no single number.
+            ValueError: Nothing was collected, or a filter's field is not a single number.
         """
         from sqlbuffer.compat.memmap.datasets import loading
 

@@ -55,26 +55,28 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         folder: A folder, for a file `replay.sqlite` inside it, or a database URL.
         max_episodes: Number of slots.
         max_timesteps: Number of steps of a slot.
-        fields: What is stored of a step: `{name: T}`, `(T, shape)` or `(T, shape, default)`; T is
-            one of `int`, `float`, `bool`, `uint8`.
-        meta_fields: What is stored of an episode, declared likewise.
-        circular: When all slots are used, the oldest episode leaves.
-        overwrite: Delete an existing buffer. Omitted: True for a folder, False for a URL.
-        read_only: Open an existing buffer for reading; takes `overwrite=False`.
-        flush_every_store_step: 0: steps are stored when the episode ends, when something is read,
-            and on `flush`; any other number: at the latest a second after `store` as well. What an
-            ended episode has is always stored.
-        name: Which buffer of the database.
-        observation_fields: The fields that an observation is made of, for
+        fields: Fields of a step, `{name: declaration}` with the declarations `T`, `(T, shape)` or
+            `(T, shape, default)`; T is `int`, `float`, `bool` or `uint8`.
+        meta_fields: Fields of an episode, declared in the same way.
+        circular: Whether the oldest episode leaves when all slots are used.
+        overwrite: Whether to delete an existing buffer; by default True for a folder, False for a
+            URL.
+        read_only: Whether to open an existing buffer for reading only; needs `overwrite=False`.
+        flush_every_store_step: With 0, steps are stored when the episode ends, before a read, and
+            by `flush`. With any other number, they are also stored within a second after `store`.
+            The steps of an ended episode are always stored.
+        name: Name of the buffer in the database.
+        observation_fields: Names of the fields of an observation, for
             `sqlbuffer.ReplayBuffer.sample_transitions`; `obs` by default.
-        cache_bytes: Size of the cache of whole episodes in the memory of this process. Episodes in
-            it are read from the database again only after steps were changed.
-        **extra_config: Kept with the buffer, as JSON; compared when it is opened again.
+        cache_bytes: Size in bytes of the cache of whole episodes in the memory of this process. A
+            cached episode is read from the database again only after its steps were changed.
+        **extra_config: JSON values that are stored with the buffer, and compared when it is opened
+            again.
 
     Raises:
-        MemmapError: A malformed declaration or option; another configuration than the stored one
-            (`different config`); another process writes to what would be overwritten.
-        FieldError: Other observation fields than the stored ones.
+        MemmapError: A declaration or option is malformed; the stored configuration is different
+            (`different config`); or another process writes to the buffer that would be overwritten.
+        FieldError: The stored observation fields are different.
         StorageReadOnlyError: The role, or the file, may only be read.
 
     Example:
@@ -140,12 +142,12 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
 
         Args:
             folder: The folder or the URL.
-            read_only: Only read.
-            name: Which buffer of the database.
+            read_only: Whether to open it for reading only.
+            name: Name of the buffer in the database.
             cache_bytes: See the class.
 
         Raises:
-            MemmapError: There is none.
+            MemmapError: There is no such buffer.
         """
         check_options(False, read_only, 1, name, cache_bytes)
         store, config = open_existing(folder, name)

@@ -1,9 +1,9 @@
 """The calls of MineStudio's `minestudio.online.rollout.replay_buffer` on a SQL database.
 
-Change `from minestudio.online.rollout.replay_buffer import ReplayBufferInterface` to
-`from sqlbuffer.compat.minestudio import ReplayBufferInterface`. It needs no Ray, and works inside
-Ray's actors. What the buffer holds survives restarts, and its rules hold exactly, with any number
-of processes.
+Change `from minestudio.online.rollout.replay_buffer import ReplayBufferInterface` to `from
+sqlbuffer.compat.minestudio import ReplayBufferInterface`. It does not need Ray, and works inside
+Ray's actors. The contents of the buffer survive restarts, and its rules hold exactly, with any
+number of processes.
 """
 
 from typing import Any

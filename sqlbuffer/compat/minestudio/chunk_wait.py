@@ -71,7 +71,7 @@ class Wait:
         n, came = pool.rules.fragments_per_chunk, now.fragments - then.fragments
         return (
             f"fetch_fragments: have {pool.n_groups} of {self._k} chunks after {waited_s:.1f} s; "
-            f"meanwhile {came} fragments came in, {now.dropped - then.dropped} were dropped, and "
+            f"since then {came} fragments came in, {now.dropped - then.dropped} were dropped, and "
             f"these chunks left: {left or 'none'}. A chunk is {n} consecutive fragments of a "
             f"worker, of session {pool.session!r} and version {oldest_allowed(pool)} or later: see "
             f"that workers run and send such, wait longer (timeout), or ask for fewer"

@@ -15,11 +15,11 @@ logger = logging.getLogger("sqlbuffer")
 
 @dataclass(frozen=True)
 class FragmentIndex:
-    """Which fragment of which worker.
+    """The index of a fragment: its worker, and its number there.
 
     Attributes:
-        worker_uuid: The worker.
-        fid_in_worker: The number of the fragment there, counted from 0.
+        worker_uuid: Id of the worker.
+        fid_in_worker: Number of the fragment in that worker, counted from 0.
 
     Example:
         >>> FragmentIndex("w", 0) == FragmentIndex("w", 0)
@@ -92,7 +92,7 @@ class SampleFragment:
 
     @property
     def index(self) -> FragmentIndex:
-        """Which fragment it is."""
+        """Index of the fragment."""
         return FragmentIndex(self.worker_uuid, self.fid_in_worker)
 
     def follows(self, other: "SampleFragment") -> bool:
@@ -126,19 +126,19 @@ class SampleFragment:
 
 @dataclass
 class StepRecord:
-    """One step, as rollout workers gather them; the buffer itself takes fragments.
+    """One step as rollout workers collect it; the buffer itself stores fragments.
 
     Attributes:
-        worker_uuid: The worker.
-        obs: What it saw.
-        state: The recurrent state before.
-        action: What it did.
+        worker_uuid: Id of the worker.
+        obs: Observation.
+        state: Recurrent state before the step.
+        action: Action.
         last_reward: Reward of the step before.
-        last_terminated: The episode ended with the step before.
-        last_truncated: The episode was cut after the step before.
+        last_terminated: True if the episode ended with the step before.
+        last_truncated: True if the episode was cut after the step before.
         model_version: Version of the model.
-        episode_uuid: The episode.
-        session_id: The training session.
+        episode_uuid: Id of the episode.
+        session_id: Id of the training session.
 
     Example:
         >>> StepRecord("w", {}, None, {}, 0.0, False, False, 1, "e", "s").model_version

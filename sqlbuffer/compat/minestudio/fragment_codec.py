@@ -178,7 +178,7 @@ def _restore(found: dict[str, Any], path: Sequence[Any], kind: str) -> None:
     if not isinstance(place, np.ndarray):
         return
     value = _of_kind(place, kind)
-    # Tuples cannot be changed: whatever holds one is made anew.
+    # Tuples cannot be changed: each container that holds one is made again.
     for holder, step in zip(reversed(holders[:-1]), reversed(path), strict=True):
         if not isinstance(holder, tuple):
             holder[step] = value

@@ -88,12 +88,12 @@ class FragmentStore:
 
         Args:
             fragment_uuid: Its id.
-            fields: Which of its fields are read, by dotted names such as `["reward",
-                "obs.image"]`; the others are None. All by default.
+            fields: Fields to read, by dotted names such as `["reward", "obs.image"]`; the others
+                are None. All by default.
 
         Raises:
-            FragmentNotFoundError: There is none of that id.
-            FragmentError: An unknown field.
+            FragmentNotFoundError: There is no fragment with that id.
+            FragmentError: A field is unknown.
         """
         payloads, decoder = self._store.source.whole_rows, self._decoder
         if fields is not None:

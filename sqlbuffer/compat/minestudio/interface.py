@@ -33,8 +33,8 @@ from sqlbuffer.storage.writing.write_batch import WriteBatch
 
 logger = logging.getLogger("sqlbuffer")
 
-# Chunks that an add deletes: one leaves with it at most, and more where many left at once. A fetch
-# deletes twice what it prepares, and so many.
+# Number of chunks that an add deletes: usually one leaves with it, and sometimes many together. A
+# fetch deletes twice the number that it prepares, plus this number.
 DELETED_BY_ADD, DELETED_BY_FETCH = 8, 64
 
 Report = Callable[[dict[str, float]], None]
@@ -206,34 +206,36 @@ class ReplayBufferInterface:
 
         Args:
             fragment_id: Its id, as `fetch_fragments` returns it.
-            fields: Which of its fields are read; all by default.
+            fields: Fields to read; all by default.
 
         Raises:
-            FragmentNotFoundError: It has left the buffer.
+            FragmentNotFoundError: The fragment has left the buffer.
         """
         return self.store.get_fragment(fragment_id, fields)
 
     def fetch_fragments(
         self, num_fragments: int, *, timeout: float | None = None, consumer: str = ""
     ) -> list[tuple[FragmentIndex, str]]:
-        """Choose chunks by chance, each at most once, count a use of each, and prepare their
-        fragments in place of those that were prepared before.
+        """Draw random chunks, each at most once, count a use of each, and prepare their fragments.
 
-        Chunks are in the order in which they were drawn, and the fragments of each in theirs. They
-        can be loaded until the next fetch has completed, whatever becomes of their chunks.
+        The prepared fragments replace those of the fetch before. Chunks are in the order in which
+        they were drawn, and the fragments of each in their own order. They can be loaded until the
+        next fetch has completed, even if their chunks leave the buffer.
 
         Args:
             num_fragments: A multiple of `fragments_per_chunk`; 0 empties the prepared list.
-            timeout: How many seconds to wait for enough chunks at most; None: without end, saying
-                now and then what is missing.
-            consumer: Prepare a list of its own; uses are counted for all.
+            timeout: Largest number of seconds to wait for enough chunks. None waits without end,
+                and logs now and then which chunks are missing.
+            consumer: Name of a separate prepared list; uses are counted for all consumers together.
 
         Returns:
             Index and id of each fragment.
 
         Raises:
-            FragmentAssertionError: No multiple of `fragments_per_chunk`, or more than `max_chunks`.
-            FetchTimeoutError: There were too few chunks in time; says what became of the others.
+            FragmentAssertionError: The number is not a multiple of `fragments_per_chunk`, or needs
+                more than `max_chunks`.
+            FetchTimeoutError: There were too few chunks in time; the message says why the others
+                left.
         """
         wait_s, key = argument_checks.timeout(timeout), argument_checks.consumer(consumer)
         while True:
@@ -299,17 +301,17 @@ class ReplayBufferInterface:
         return n
 
     def update_model_version(self, session_id: str, model_version: int) -> None:
-        """Note the version of the trainer's model, and its session.
+        """Store the version of the trainer's model, and its session.
 
-        What is further behind than `max_staleness` leaves, wherever it stands, and with a new
-        session all that is of another one. What is prepared can be loaded still.
+        Fragments that are further behind than `max_staleness` leave. A new session removes all
+        fragments of other sessions. Prepared fragments can still be loaded.
 
         Args:
             session_id: The training session.
             model_version: The version; it may go back.
 
         Raises:
-            FragmentError: A session that is no text, or a version that is no integer.
+            FragmentError: The session is not text, or the version is not an integer.
         """
         session = argument_checks.session(session_id)
         version = argument_checks.version(model_version)

@@ -33,8 +33,8 @@ def open_or_make(config: Config, url: Any, name: str) -> tuple[BufferStore, pool
         raise FragmentError(
             f"Replay buffer already initialized at {store.shown_url} with another config:\n  "
             + "\n  ".join(lines)
-            + "\nGive the same, leave config out to go by what is stored, or set clear: true in "
-            "it to delete what the buffer holds."
+            + "\nGive the same config, omit config to use the stored one, or set clear: true in "
+            "it to delete the contents of the buffer."
         )
     if config.rules != stored:  # in what may differ
         store.write(lambda connection: pool.change_rules(connection, store, config.rules))
@@ -52,7 +52,7 @@ def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
         store = BufferStore.open(url, name, create=False)
     except (BufferNotFoundError, SchemaMissingError, StorageUnreachableError) as error:
         if not isinstance(error, StorageUnreachableError) or "cannot open" in str(error):
-            # What to do about it is said here, but for tables that an administrator makes.
+            # Give advice about the config here, except for tables that an administrator makes.
             said, _, advice = str(error).partition(";")
             if isinstance(error, SchemaMissingError):
                 said += f";{advice}"

@@ -152,7 +152,7 @@ def test_databases_are_read_together_and_what_is_overwritten_is_left_out(buffer_
     fill(writer, (1,), first=50)
     assert [item["r"].item() for item in dataset.__getitems__(range(6))] == [50, 3, 4, 5]
     assert [item["r"].item() for item in dataset.__getitems__([1, 6, 0, 5])] == [90, 50, 5]
-    with pytest.raises(InsufficientDataError, match="anew"):
+    with pytest.raises(InsufficientDataError, match="make a new dataset"):
         dataset.__getitems__([1, 2])
     assert np.array_equal(both.get_all_data(("r",))["r"].flatten(), [50, 3, 4, 5, 90])
     for buffer in (both, writer, other):

@@ -16,19 +16,19 @@ class MultiProcMemoryStorage(SQLStorage):
     """Rows that every process with the same `data_dict` shares.
 
     They are in a temporary SQLite file. It is removed when the process that holds the dict ends:
-    the manager's for a proxy of `multiprocessing.Manager()`, this one for a plain dict; child
-    processes never remove it.
+    the manager's process for a proxy of `multiprocessing.Manager()`, this process for a plain dict.
+    Child processes never remove it.
 
     Args:
-        data_dict: Names the file. Whoever comes first with an empty one makes it; any storage made
-            with the same dict, in any process, has the same rows.
-        fifo_queue: Not used: the database knows which rows are the oldest.
-        lock: Held while the file is found or made, and not afterwards: the database lets writers in
-            one at a time. Need not be reentrant.
-        max_capacity: Rows held at most; the oldest leave first. The same in every process.
+        data_dict: Dict that names the file. The first storage that gets it empty makes the file.
+            All storages of the same dict, in any process, have the same rows.
+        fifo_queue: Not used: the database itself orders rows by age.
+        lock: Lock that is held while the file is found or made. Later the database admits one
+            writer at a time. It need not be reentrant.
+        max_capacity: Largest number of rows, the same in every process; the oldest leave first.
 
     Raises:
-        BufferConfigError: The rows are already held with another capacity.
+        BufferConfigError: The rows are already stored with another capacity.
 
     Example:
         >>> import threading
@@ -70,6 +70,7 @@ class _Keeper:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Set by `multiprocessing.managers` in a server; whoever only looks into the dict is none.
+        # `multiprocessing.managers` sets it in a server; a process that only reads the dict has
+        # none.
         if getattr(current_process(), "_manager_server", None) is not None:
             temporary.remove_with(None, self._directory)

@@ -82,12 +82,12 @@ class SQLStorage(Storage):
         """Return one page of the rows that match, in insert order.
 
         Args:
-            page: From 1; a page past the end is empty.
-            page_size: Rows a page.
-            query_condition: Which rows.
+            page: Number of the page, from 1; a page after the last one is empty.
+            page_size: Number of rows in a page.
+            query_condition: Condition that rows must match.
 
         Raises:
-            ValueError: A page or page size below 1.
+            ValueError: The page or the page size is below 1.
         """
         return self.buffer.get_paginated(page, page_size, query_condition or None)
 

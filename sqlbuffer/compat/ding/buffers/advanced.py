@@ -168,24 +168,24 @@ class AdvancedReplayBuffer(RingBuffer):
 
     @property
     def _beta_step(self) -> float:
-        """What a sample adds to beta."""
+        """Number that each sample adds to beta."""
         return (1 - self._first_beta) / self._anneal_step if self._anneal_step else 0.0
 
     def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
-        """Put in a dict, or each of a list: all or none. The oldest leave where there are too many.
+        """Store a dict, or each of a list: all or none. If there are too many, the oldest leave.
 
-        What `check_list` refuses is left out. Each dict is given its `replay_unique_id`,
-        `replay_buffer_idx` and, where it has none, `priority`, unless the config says `deepcopy`.
-        Under a rate limit a push may be refused, which is logged: its items are thrown away.
+        Items that `check_list` refuses are left out. Each dict gets its `replay_unique_id`, its
+        `replay_buffer_idx` and, if it has none, a `priority`, unless the config sets `deepcopy`. A
+        push that a rate limit refuses is logged and discarded.
 
         Args:
-            data: A dict, or a list of them. Its `priority` is the largest that was set by `update`
-                (1.0 before) where it has none; `collect_iter`, an integer or a list of them, tells
-                how old it is.
-            cur_collector_envstep: The collector's step; kept as the column `step`.
+            data: A dict, or a list of dicts. A dict without `priority` gets the largest that
+                `update` has set (1.0 before). Its age follows from `collect_iter`, an integer or a
+                list of integers.
+            cur_collector_envstep: The collector's step; stored as the column `step`.
 
         Raises:
-            ItemError: An item cannot be stored; names the place in it.
+            ItemError: An item cannot be stored; the message names the place in it.
         """
         items = self._checked_items(data)
         if not items:
@@ -228,20 +228,20 @@ class AdvancedReplayBuffer(RingBuffer):
         """Draw items by priority, one from each of `size` equal parts of all weights.
 
         Args:
-            size: How many.
-            cur_learner_iter: The learner's iteration, which staleness goes by.
-            sample_range: Which items by age, 0 being the oldest: `slice(-10, None)` are the newest
-                ten. Importance weights stay those of the whole buffer.
+            size: Number of items.
+            cur_learner_iter: The learner's iteration, from which staleness is counted.
+            sample_range: Range of items by age, 0 is the oldest: `slice(-10, None)` is the newest
+                ten. Importance weights are still those of the whole buffer.
 
         Returns:
-            A list of `size` dicts, each a copy, with `replay_unique_id`, `replay_buffer_idx` (its
-            place in the ring), `priority`, `use` (how often it was sampled, itself included),
-            `staleness` (-1 without `collect_iter`) and `IS`, (least weight / its weight)^beta; or
-            None where there are fewer than size * `sample_min_limit_ratio` items, the rate limit
-            refuses it, or all are used up.
+            A list of `size` dicts, each a copy, with `replay_unique_id`, `replay_buffer_idx` (place
+            in the ring), `priority`, `use` (number of samples, with this one), `staleness` (-1
+            without `collect_iter`) and `IS`, (least weight / its weight)^beta. None if fewer than
+            size * `sample_min_limit_ratio` items are there, all are used up, or the rate limit
+            refuses.
 
         Raises:
-            ReplayError: A negative size, or a range without items.
+            ReplayError: The size is negative, or the range has no items.
         """
         size, iteration = checked_size(size), checked_iteration(cur_learner_iter)
         if size == 0:
@@ -312,19 +312,19 @@ class AdvancedReplayBuffer(RingBuffer):
                     self._tb_logger.add_scalar(tag, value, x)
 
     def update(self, info: Any) -> None:
-        """Set the priorities of items, to p + 1e-5 each; the largest p is what new items have.
+        """Set the priorities of items to p + 1e-5 each; new items get the largest p.
 
-        Items that are no longer where they were are skipped. Without a key `priority` nothing is
-        done.
+        Items that are not at their place any more are skipped. Without a key `priority`, nothing
+        happens.
 
         Args:
-            info: Lists `replay_unique_id`, `replay_buffer_idx` and `priority`, as sampled items
-                have them; the shortest decides. Of equal items the last counts.
+            info: Lists `replay_unique_id`, `replay_buffer_idx` and `priority`, as in sampled items;
+                the shortest decides. The last of equal items counts.
 
         Raises:
-            MissingListError: It has `priority`, and lacks one of the others; a KeyError.
-            TypeError: It is no dict, or one of them no list.
-            PriorityError: A priority that is negative or no number; none is set.
+            MissingListError: It has `priority`, but not one of the others; a KeyError.
+            TypeError: It is not a dict, or one of the values is not a list.
+            PriorityError: A priority is negative or not a number; none is set.
         """
         given = new_priorities(info)
         if not given:
@@ -348,16 +348,17 @@ class AdvancedReplayBuffer(RingBuffer):
         return to_state_dict(held, self._size, self._first_beta, self._anneal_step)
 
     def load_state_dict(self, _state_dict: Mapping[str, Any], deepcopy: bool = False) -> None:
-        """Hold what `state_dict` returned, instead of what there is; for every process that shares
-        it. Of a larger buffer the newest items are kept.
+        """Replace the contents of the shared buffer by the result of `state_dict`.
+
+        From a larger buffer, the newest items are kept.
 
         Args:
-            _state_dict: The state; with `data` alone its items are pushed, but for None.
-            deepcopy: Without effect: what it holds is a copy always.
+            _state_dict: The state. If it has `data` alone, its items except None are pushed.
+            deepcopy: No effect: the buffer always stores copies.
 
         Raises:
-            MissingDataError: It lacks `data`.
-            ReplayError: What it says does not fit together.
+            MissingDataError: The state has no `data`.
+            ReplayError: The parts of the state do not fit together.
         """
         found = from_state_dict(_state_dict, self._size)
         if found is None:

@@ -40,7 +40,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         for length in self._ring.lengths():
             if length is None:
                 raise TypeError(
-                    f"{self._instance_name}: item {len(found)} is no episode; push episodes as "
+                    f"{self._instance_name}: item {len(found)} is not an episode; push episodes as "
                     "lists of steps: push([episode], ...)"
                 )
             found.append(length)

@@ -40,17 +40,17 @@ class NaiveReplayBuffer(RingBuffer):
         """Draw items uniformly, in random order.
 
         Args:
-            size: How many.
+            size: Number of items.
             cur_learner_iter: The learner's iteration; not used.
-            sample_range: Which items by age, 0 being the oldest: `slice(-10, None)` are the newest
+            sample_range: Range of items by age, 0 is the oldest: `slice(-10, None)` is the newest
                 ten.
-            replace: An item may be drawn several times.
+            replace: Whether an item may be drawn several times.
 
         Returns:
-            A list of `size` items, each a copy; None where there are too few.
+            A list of `size` items, each a copy; None if there are too few.
 
         Raises:
-            ReplayError: A negative size, or a range with too few items.
+            ReplayError: The size is negative, or the range has too few items.
         """
         size = checked_size(size)
         if size == 0:

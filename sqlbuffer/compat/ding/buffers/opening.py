@@ -22,18 +22,18 @@ def opened_ring(
     config: BufferConfig = DEFAULT_CONFIG,
     options: Connection = DEFAULT_CONNECTION,
 ) -> ItemRing:
-    """Return the ring at a URL, made where there is none.
+    """Return the ring at a URL; a missing one is made.
 
     Args:
-        url: Where.
-        name: Its name there.
-        kind: What it is used as.
-        size: How many items it holds.
-        config: How else it is made.
-        options: What the opener chooses for itself.
+        url: URL of the database.
+        name: Name of the ring in the database.
+        kind: Kind of buffer that uses it.
+        size: Largest number of items.
+        config: Other stored settings.
+        options: Settings of this process.
 
     Raises:
-        ReplayConfigError: It was made otherwise.
+        ReplayConfigError: It was made with other settings.
     """
     wanted = config.replace({"max_capacity": size})
     try:

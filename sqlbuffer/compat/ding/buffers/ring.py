@@ -37,7 +37,7 @@ from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 logger = logging.getLogger("sqlbuffer")
 
-# What every buffer here has beside DI-engine's keys.
+# Keys of every buffer here, in addition to DI-engine's keys.
 OWN_CONFIG: Mapping[str, Any] = {"url": None, "name": None, "seed": None}
 NAIVE_CONFIG: Mapping[str, Any] = {
     "type": "naive",
@@ -99,7 +99,7 @@ class RingBuffer(IBuffer):
     def _made_throughput(self) -> PeriodicThruputMonitor:
         cfg = {"seconds": self._periodic_seconds()}
         tb_logger = self._tb_logger if is_first_rank() else None
-        # The monitor's thread must not keep a buffer alive that nobody else uses.
+        # The monitor's thread must not keep a buffer alive that the program no longer uses.
         buffer = weakref.ref(self)
 
         def gauge() -> int | None:
@@ -169,11 +169,10 @@ class RingBuffer(IBuffer):
             self._remover.start()
 
     def close(self) -> None:
-        """Close the buffer: a private one is cleared, and one at a URL stays as it is, for others
-        and for later.
+        """Close the buffer. A private one is cleared; the contents of one at a URL stay.
 
-        Closing it again does nothing. A later call opens it again: a private one empty. What was
-        written to the `tb_logger` is flushed; that itself is the caller's, and stays open.
+        Closing it again does nothing. A later call opens it again; a private one is then empty. The
+        `tb_logger` is flushed, and stays open because it belongs to the caller.
         """
         with self._mutex:
             ring, self._ring_ = self._ring_, None
@@ -184,13 +183,13 @@ class RingBuffer(IBuffer):
                 self._used(ring.clear(track=True).items)
             ring.close()
         self._stop()
-        # Whatever has add_scalar() will do.
+        # Any object with add_scalar() is accepted.
         flush = getattr(self._tb_logger, "flush", None)
         if flush is not None:
             flush()
 
     def _stop(self) -> None:
-        """End the threads that run beside it; more than once does nothing more."""
+        """End the buffer's threads; a second call does nothing."""
         if self._remover is not None:
             self._remover.close()
         if self._throughput is not None:
@@ -232,7 +231,7 @@ class RingBuffer(IBuffer):
         left = self._ring.push(kept, len(items), cur_collector_envstep, track=self._tracks)
         skipped = items[: len(items) - len(kept)]
         self._noted(pushed=len(items), removed=left.n + len(skipped))
-        # What the buffer never held is used as well.
+        # Items that never entered the buffer count as used too.
         self._used([*left.items, *skipped])
 
     @property
@@ -252,7 +251,9 @@ class RingBuffer(IBuffer):
         )
 
     def clear(self) -> None:
-        """Remove all items, and count what is pushed anew; for every process that shares it."""
+        """Remove all items and restart the count of pushes, for every process that shares the
+        buffer.
+        """
         left = self._ring.clear(track=self._tracks)
         self._noted(removed=left.n)
         self._used(left.items)
@@ -263,7 +264,7 @@ class RingBuffer(IBuffer):
 
     def _warn_of_few(self, size: int) -> None:
         logger.warning(
-            "%s: there are fewer items than the %d that sample() was asked for",
+            "%s: there are fewer items than the %d that sample() should return",
             self._instance_name,
             size,
         )
@@ -281,15 +282,16 @@ class RingBuffer(IBuffer):
         }
 
     def load_state_dict(self, _state_dict: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` returned, instead of what there is; for every process that shares
-        it. Of a larger buffer the newest items are kept.
+        """Replace the contents of the shared buffer by the result of `state_dict`.
+
+        From a larger buffer, the newest items are kept.
 
         Args:
-            _state_dict: The state; with `data` alone its items are pushed, but for None.
+            _state_dict: The state. If it has `data` alone, its items except None are pushed.
 
         Raises:
-            MissingDataError: It lacks `data`.
-            ReplayError: What it says does not fit together.
+            MissingDataError: The state has no `data`.
+            ReplayError: The parts of the state do not fit together.
         """
         found = ring_state(_state_dict, self._size)
         if found.push_count is None or found.tail is None:
@@ -313,13 +315,14 @@ class RingBuffer(IBuffer):
         return items, head
 
     def load_data(self, file_name: Any) -> None:
-        """Hold what `save_data` wrote, instead of what there is; for every process that shares it.
-        Of a larger buffer the newest items are kept. An advanced buffer pushes the items of another
-        kind's file.
+        """Replace the contents by a file of `save_data`, for every process that shares the buffer.
+
+        From a larger buffer, the newest items are kept. If the file is of another kind of buffer,
+        an advanced buffer pushes its items.
 
         Raises:
-            FileNotFoundError: No such file.
-            ReplayError: Another kind of file, or a damaged one.
+            FileNotFoundError: There is no such file.
+            ReplayError: The file is of another kind, or damaged.
         """
         self._hold_file(*read_file(file_name))
 
@@ -344,11 +347,11 @@ def _name(value: Any, key: str) -> str:
 
 
 def checked_size(size: Any) -> int:
-    """Return how many items are asked for.
+    """Return a number of items, checked.
 
     Raises:
-        ReplayError: A negative number.
-        TypeError: No number.
+        ReplayError: The number is negative.
+        TypeError: The value is not an integer.
     """
     if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
         raise TypeError(f"size is a number of items, got {size!r}")

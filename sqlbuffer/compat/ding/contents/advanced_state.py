@@ -24,9 +24,9 @@ class AdvancedState:
         items: The items.
         ids: Their ids.
         priorities: Their priorities.
-        uses: How often each was used.
+        uses: Number of uses of each item.
         counts: The counters.
-        ledger: What is kept beside them.
+        ledger: Other counters that are kept.
         anneal_step: Number of samples in which beta rises to 1; None: unknown.
     """
 
@@ -75,12 +75,13 @@ def to_state_dict(held: AdvancedState, size: int, beta: float, anneal_step: int)
 
 
 def from_state_dict(state: Any, size: int) -> AdvancedState | None:
-    """Return what a state of a buffer says, as far as one of this size can hold it; None where it
-    has items only.
+    """Return the contents of a state, as far as a buffer of this size can hold them.
+
+    The result is None if the state has items only.
 
     Raises:
-        MissingDataError: It lacks `data`.
-        ReplayError: What it says does not fit together.
+        MissingDataError: The state has no `data`.
+        ReplayError: The parts of the state do not fit together.
     """
     data = data_of(state)
     if not all(key in state for key in KEYS):

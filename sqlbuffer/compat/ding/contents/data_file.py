@@ -19,12 +19,12 @@ _FORMAT = "sqlbuffer.compat.ding 1"
 
 
 def write_file(file_name: Any, items: Sequence[Encoded], head: Mapping[str, Any]) -> None:
-    """Write encoded items to a file, in place of what there is, whole or not at all.
+    """Write encoded items to a file; an existing file is replaced, as a whole or not at all.
 
     Args:
         file_name: Any name; folders are made.
         items: The items, the oldest first.
-        head: What else belongs to them: JSON.
+        head: Other data of the items, as JSON.
     """
     path = _path(file_name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def write_file(file_name: Any, items: Sequence[Encoded], head: Mapping[str, Any]
         _TEXTS: b"".join(texts),
         _ARRAYS: b"".join(blobs),
     }
-    # Beside it, since only there it can be moved at once.
+    # In the same folder, because only there it can be renamed in one step.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with beside.open("xb") as file:
@@ -72,8 +72,8 @@ def read_file(file_name: Any) -> tuple[list[Encoded], dict[str, Any]]:
         return list(items[: head["n_items"]]), head
     except Exception as error:
         raise ReplayError(
-            f"{path} is no file of save_data(), or is damaged ({type(error).__name__}); a file of "
-            "DI-engine itself is loaded there, and its items are pushed here"
+            f"{path} is not a file of save_data(), or is damaged ({type(error).__name__}); load a "
+            "file of DI-engine itself there, and push its items here"
         ) from None
 
 

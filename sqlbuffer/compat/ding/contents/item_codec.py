@@ -75,8 +75,9 @@ class _Plan(NamedTuple):
     cached by text.
 
     Attributes:
-        plain: Every key, in order, with the values that are no arrays.
-        arrays: Key, dtype, shape, where the bytes begin and end, and what makes a tensor of it.
+        plain: Every key, in order, with the values that are not arrays.
+        arrays: Key, dtype, shape, start and end of the bytes, and the function that makes a tensor
+            of it.
     """
 
     plain: dict[str, Any]

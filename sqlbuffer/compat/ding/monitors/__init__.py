@@ -1,1 +1,1 @@
-"""What is logged of a buffer, and what limits its throughput."""
+"""The logged figures of a buffer, and the limit of its throughput."""

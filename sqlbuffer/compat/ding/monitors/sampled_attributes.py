@@ -46,17 +46,17 @@ class SampledDataAttrMonitor:
     """The uses, priorities and staleness of the last sampled batches.
 
     For each batch set the attributes `use_max`, `use_avg`, `priority_max`, `priority_avg`,
-    `priority_min`, `staleness_max` and `staleness_avg`, then move the clock. `avg['use']()` and the
-    like return a figure over the newest expire + 1 batches. Batches of the current moment do not
-    count yet. Without batches a figure is 0.
+    `priority_min`, `staleness_max` and `staleness_avg`, then move the clock. `avg['use']()` and
+    similar calls return a figure over the newest expire + 1 batches. Batches of the current moment
+    do not count yet. Without batches a figure is 0.
 
     Args:
-        time_: What has `time()`, such as a `TickTime`.
+        time_: Object with `time()`, such as a `TickTime`.
         expire: Length of the window.
 
     Raises:
-        AttributeError: `time_` does not tell the time.
-        TypeError: `expire` is no number; or, when it is set, another type than the attribute has.
+        AttributeError: `time_` has no `time()`.
+        TypeError: `expire` is not a number; or an attribute is set to a value of another type.
         ValueError: `expire` is not above 0.
 
     Example:
@@ -108,7 +108,7 @@ class SampledDataAttrMonitor:
 
     @property
     def time(self) -> Time:
-        """What tells the time."""
+        """The clock of the monitor."""
         return self._time
 
     @property

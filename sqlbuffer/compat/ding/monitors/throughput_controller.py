@@ -61,7 +61,7 @@ class ThruputController:
 
     @property
     def history_push_count(self) -> float:
-        """What is left of the items pushed."""
+        """The decayed number of pushed items."""
         with self._mutex:
             self._decay()
             return self._pushed
@@ -74,7 +74,7 @@ class ThruputController:
 
     @property
     def history_sample_count(self) -> float:
-        """What is left of the items sampled."""
+        """The decayed number of sampled items."""
         with self._mutex:
             self._decay()
             return self._sampled

@@ -13,9 +13,9 @@ from sqlbuffer.storage.database.fork_lock import ForkLock
 
 
 class PeriodicThruputMonitor:
-    """Logs how many items were pushed, sampled and removed in each period, and how many there are.
+    """Logs the numbers of pushed, sampled and removed items of each period, and of all items.
 
-    `count` is exact with any number of threads; `monitor.push_data_count += 1` is so with one.
+    `count` is exact with any number of threads; `monitor.push_data_count += 1` only with one.
 
     Attributes:
         seconds: The length of a period.
@@ -24,10 +24,10 @@ class PeriodicThruputMonitor:
         name: Name of the buffer: tags of TensorBoard are `<name>_sec/<figure>`, their x the number
             of the period.
         cfg: `seconds`, the length of a period.
-        logger: What has `info(text)`; None: nothing is logged as text.
-        tb_logger: What has `add_scalar(tag, value, x)`; None: nothing is written to TensorBoard.
-        gauge: Returns how many items there are now, or None where that is unknown. It is called
-            each time the figures are written. Without it, set `valid_count`.
+        logger: Object with `info(text)`; None: nothing is logged as text.
+        tb_logger: Object with `add_scalar(tag, value, x)`; None: nothing is written to TensorBoard.
+        gauge: Function that returns the number of items now, or None if that is unknown. It is
+            called each time the figures are written. Without it, set `valid_count`.
 
     Example:
         >>> monitor = PeriodicThruputMonitor("buffer", {"seconds": 60}, None, None)

@@ -1,1 +1,1 @@
-"""What holds the items of a buffer: the memory of this process, or a database."""
+"""The rings that hold the items of a buffer, in the memory of this process or in a database."""

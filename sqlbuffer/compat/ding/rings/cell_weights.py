@@ -45,14 +45,14 @@ class CellWeights:
         return float(self._leasts.min())
 
     def draw(self, key: int, low: int, end: int, n: int, among: Integers | None = None) -> Integers:
-        """Draw one number from each of n equal parts of the sum of all weights, in order; none if
-        all weights are 0.
+        """Draw one number from each of n equal parts of the sum of all weights, in order; no number
+        if all weights are 0.
 
         Args:
-            key: What decides the draw.
+            key: Seed of the draw.
             low: The first number; the cell of number i is i modulo the number of cells.
             end: The number after the last.
-            n: How many are drawn.
+            n: Number of draws.
             among: The numbers that may be drawn, in order; None: all.
         """
         blocks = np.arange(low // BLOCK, (end - 1) // BLOCK + 1 if end > low else 0)

@@ -38,9 +38,9 @@ class PrivatePrioritizedRing(PrivateRing):
     """The items of one buffer, with priorities and counts of uses; see `PrioritizedRing`.
 
     Args:
-        size: How many items it holds.
+        size: Largest number of items.
         alpha: Exponent of the priorities.
-        limit: What keeps pushes and draws in proportion; None: nothing.
+        limit: Limit that keeps pushes and draws in proportion; None: no limit.
     """
 
     def __init__(self, size: int, alpha: float, limit: RatioWindow | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a buffer asks of the ring that holds its items."""
+"""The interface of the rings that hold a buffer's items."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,14 +148,14 @@ class PrioritizedRing(Ring, Protocol):
         """Put items at the end, all or none, unless the rate limit refuses them; the oldest leave.
 
         Args:
-            new: The items that are kept: no more than it holds.
-            n_pushed: How many were pushed.
+            new: Items to keep, not more than the ring holds.
+            n_pushed: Number of pushed items.
             envstep: The collector's step.
-            name: What their ids begin with.
+            name: Start of their ids.
             track: Return the items that leave.
 
         Raises:
-            ItemError: An item cannot be stored; names the place in it.
+            ItemError: An item cannot be stored; the message names the place in it.
         """
 
     def sample(self, wanted: WantedItems) -> SampledItems:

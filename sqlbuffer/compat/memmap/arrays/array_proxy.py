@@ -117,7 +117,7 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         """Return True if indices pick slots and steps, and no parts of values."""
         if not self._track.shape:
             return True
-        # Which axes a second index is about depends on the first.
+        # The first index decides which axes a second index refers to.
         index, *others = chain
         if others:
             return False

@@ -34,12 +34,11 @@ def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -
 
     Args:
         tracks: The fields.
-        observations: The names of those that an observation is made of; None: `obs`, or those that
-            are stored.
+        observations: Names of the fields of an observation; None: `obs`, or the stored names.
 
     Raises:
-        MemmapTypeError: These are no names.
-        MemmapError: No such field.
+        MemmapTypeError: The names are not text.
+        MemmapError: There is no such field.
     """
     names = core_names(tracks)
     if not tracks:

@@ -28,7 +28,7 @@ class BatchedConcatDataset(data.ConcatDataset):  # type: ignore[misc]
         n = len(self)
         places = np.array([int(index) for index in indices], np.int64)
         if places.size and not (-n <= places.min() and places.max() < n):
-            raise IndexError(f"the dataset has {n} items, and {places.tolist()} were asked for")
+            raise IndexError(f"the dataset has {n} items, and the indices were {places.tolist()}")
         places = np.where(places < 0, places + n, places)
         ends = np.array(self.cumulative_sizes)
         owners = np.searchsorted(ends, places, "right")
@@ -39,7 +39,7 @@ class BatchedConcatDataset(data.ConcatDataset):  # type: ignore[misc]
             kept, found = self.datasets[owner].found(local)
             items |= zip(mine[kept].tolist(), found, strict=True)
         if places.size and not items:
-            raise InsufficientDataError("none of the items is there any more: make it anew")
+            raise InsufficientDataError("none of the items is there any more: make a new dataset")
         return [items[i] for i in sorted(items)]
 
 

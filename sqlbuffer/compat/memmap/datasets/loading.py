@@ -131,11 +131,11 @@ def dataloader(
     dataset_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a torch `DataLoader` of what is stored now.
+    """Return a torch `DataLoader` of the data that is stored now.
 
-    Batches are dicts of tensors: fields and values of episodes by name; whole episodes padded with
-    zeros to the longest of their batch, with their lengths as `_lens`. See the datasets for what
-    items have.
+    Batches are dicts of tensors: fields and values of episodes by name. Whole episodes are padded
+    with zeros to the longest of their batch, with their lengths as `_lens`. See the datasets for
+    the contents of items.
 
     Args:
         batch_size: Items in a batch.
@@ -148,23 +148,23 @@ def dataloader(
         filter_meta: `{name: value}` of episodes.
         filter_fields: `{name: value}` of steps.
         fieldname_map: `{name: other name}`.
-        return_indices: Have `_index` (whole episodes) or `_indices` (slot and time).
-        return_mask: For whole episodes: have `_mask`, bool of shape (B, longest), True where steps
-            are real.
+        return_indices: Include `_index` (whole episodes) or `_indices` (slot and time).
+        return_mask: For whole episodes: include `_mask`, bool of shape (B, longest), True for real
+            steps.
         timestep_level: Single steps.
-        to_named_tuple: Names of the parts of a named tuple `Batch`, in order. Leading underscores
-            are no part of the attributes: `_mask` becomes `batch.mask`.
+        to_named_tuple: Names of the parts of a named tuple `Batch`, in order. Attributes have no
+            leading underscores: `_mask` becomes `batch.mask`.
         shuffle: In random order. Otherwise by slot, then by time.
         device: Move tensors there, in worker processes if there are any.
         dataset_kwargs: More for `dataset`, such as `include_metadata`.
         **kwargs: For torch's `DataLoader`: `drop_last`, `num_workers`, `generator`, ..
 
     Raises:
-        KeyError: A filter names what there is not; at the first batch, `fields` do.
+        KeyError: A filter has an unknown name; at the first batch: `fields` has one.
         MissingExtraError: torch is not installed.
-        TypeError: Names that are not in a tuple, or `collate_fn`.
-        ValueError: Nothing is stored, or parameters that exclude each other. At the first batch, a
-            part of the named tuple that the batch has not.
+        TypeError: Names are not in a tuple, or `collate_fn` is given.
+        ValueError: Nothing is stored, or parameters exclude each other. At the first batch: the
+            batch lacks a part of the named tuple.
     """
     if n_steps is not None and timestep_level:
         raise MemmapError("cannot specify both n_steps and timestep_level")
@@ -227,8 +227,9 @@ def get_all_data(
     """Return the finished episodes as tensors, by slot.
 
     Args:
-        fields: Names of fields of steps. Without both of these, all fields and all values of
-            episodes, `episode_lens` as well; with one of them, none of the other.
+        fields: Names of fields of steps. If both arguments are omitted, all fields and all values
+            of episodes are returned, with `episode_lens`. If one is given, the other kind is left
+            out.
         meta_fields: Names of values of episodes.
         device: Put the tensors there.
 
@@ -237,10 +238,10 @@ def get_all_data(
         shorter episodes; values of episodes of shape (num_episodes, *shape). Empty without any.
 
     Raises:
-        KeyError: An unknown name.
+        KeyError: A name is unknown.
         MissingExtraError: torch is not installed.
-        TypeError: Names that are no tuple or list.
-        ValueError: A device that is not there.
+        TypeError: The names are not a tuple or list.
+        ValueError: There is no such device.
     """
     need_torch()
     if device is not None:

@@ -1,4 +1,4 @@
-"""What datasets and data loaders need of a buffer."""
+"""The interface of buffers for datasets and data loaders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -50,11 +50,11 @@ class Readable(Protocol):
         """Return the length of each slot and the number of the episode that it shows.
 
         Args:
-            slots: Which slots, of shape (n,); all of them by default.
+            slots: Slots to look at, of shape (n,); all of them by default.
 
         Returns:
-            The lengths, that of an open episode included, 0 where a slot is empty; and numbers that
-            no two episodes share, -1 where it is empty. Both of shape (n,).
+            The lengths, with that of an open episode, 0 for an empty slot; and numbers that no two
+            episodes share, -1 for an empty slot. Both of shape (n,).
         """
 
     def _cells(self, names: Sequence[str], slots: Ints, ts: Ints) -> Arrays:

@@ -99,8 +99,8 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         _, items = self.found(indices)
         if len(indices) and not len(items):
             raise InsufficientDataError(
-                f"none of the items {[int(i) for i in indices]} is there: their slots hold other "
-                f"episodes since the dataset was made; make the dataset, or the data loader, anew"
+                f"none of the items {[int(i) for i in indices]} is there any more: their slots "
+                f"hold other episodes; make a new dataset or data loader"
             )
         return items
 
@@ -127,7 +127,7 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
     def _places(self, indices: Sequence[int]) -> Ints:
         places, n = np.array([operator.index(index) for index in indices], np.int64), len(self)
         if places.size and not (-n <= places.min() and places.max() < n):
-            raise IndexError(f"the dataset has {n} items, and {places.tolist()} were asked for")
+            raise IndexError(f"the dataset has {n} items, and the indices were {places.tolist()}")
         return np.where(places < 0, places + n, places)
 
     def _are_there(self, slots: Ints, ts: Ints, lengths: Ints, shown: Ints) -> NDArray[np.bool_]:

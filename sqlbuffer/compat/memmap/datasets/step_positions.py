@@ -44,9 +44,9 @@ def padded(values: NDArray[Any], counts: Ints, width: int) -> NDArray[Any]:
     """Return concatenated values as rows of one width, with zeros on the right.
 
     Args:
-        values: Of shape (sum of counts, *shape).
-        counts: How many belong to each row, at most `width`.
-        width: Of the rows.
+        values: Values of shape (sum of counts, *shape).
+        counts: Number of values of each row, at most `width`.
+        width: Width of the rows.
 
     Returns:
         An array of shape (len(counts), width, *shape).

@@ -13,16 +13,16 @@ from sqlbuffer.compat.memmap.datasets.step_positions import padded, steps_of
 
 
 class ReplayDatasetTimeWindow(SlotDataset):
-    """A random window of each episode, drawn anew for each read; for `dataloader(dataset=)`.
+    """A random window of each episode, drawn again for each read; for `dataloader(dataset=)`.
 
     Windows lie within the episode; their start is drawn from numpy's global random numbers, which
     `numpy.random.seed` seeds. Fields are of shape (window_length, *shape), with zeros behind the
-    end of shorter episodes. Items also have the episode's own values; `_lens`, how many steps are
-    real; `_reaches_episode_end`; and `_index` and `_start`, slot and time, if asked for.
+    end of shorter episodes. Items also have the episode's own values; `_lens`, the number of real
+    steps; `_reaches_episode_end`; and with `return_indices` `_index` and `_start`, slot and time.
 
     Args:
         replay_buffer: The buffer, its folder, or its URL.
-        window_length: How many steps.
+        window_length: Number of steps.
         fields: See `ReplayDatasetTrajectory`, also for other arguments.
         fieldname_map: Other names.
         include_metadata: Have the episode's own values as well.
@@ -32,8 +32,8 @@ class ReplayDatasetTimeWindow(SlotDataset):
 
     Raises:
         KeyError: filter_meta names an unknown field.
-        TypeError: Names that are not in a tuple, or a length that is not a whole number.
-        ValueError: A length below 1, or a filter value that is not a single number.
+        TypeError: Names are not in a tuple, or a length is not a whole number.
+        ValueError: A length is below 1, or a filter value is not a single number.
 
     Example:
         >>> from sqlbuffer.compat.memmap import ReplayBuffer

@@ -15,10 +15,10 @@ _MAX_FLOAT = 3e38
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return what was given for a field as an array.
+    """Return the value of a field as an array.
 
     Raises:
-        MemmapTypeError: It is no number, and no array or list of them.
+        MemmapTypeError: The value is not a number, an array of numbers or a list of numbers.
     """
     if type(value) is np.ndarray:
         array = value

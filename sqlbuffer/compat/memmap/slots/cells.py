@@ -39,7 +39,7 @@ class Snapshot:
     states: dict[int, State | None]
 
     def see(self, slots: Iterable[int], found: Iterable[State]) -> None:
-        """Note the states of slots that were looked at, and whatever of others."""
+        """Store the states of slots that were looked at, and of any other slots that were found."""
         self.states.update(dict.fromkeys(slots))
         self.states.update((state.slot, state) for state in found)
 
@@ -115,7 +115,7 @@ class Cells:
         }
 
     def _single(self, connection: Any, names: list[str], given: Ints) -> dict[str, NDArray[Any]]:
-        """Return the values in cells, whichever and in whatever order."""
+        """Return the values in single cells, in any order and with repetitions."""
         keys, back = _distinct(given)
         tracks = self._rows.tracks
         found = {
@@ -316,7 +316,7 @@ def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
 
 
 def _key(run: Run, states: Mapping[int, State | None]) -> CacheKey | None:
-    """Return what the rows of a run are kept under; None where it is no episode from its start."""
+    """Return the cache key of a run's rows; None if the run is not an episode from its start."""
     slot, first, last = run
     state = states.get(slot)
     if first or state is None or state.episode is None:

@@ -39,7 +39,7 @@ class EpisodeCache:
         self._mutex = ForkLock()
 
     def get(self, key: CacheKey) -> Columns | None:
-        """Return the fields of an episode, if they are kept; nobody may write to them."""
+        """Return the fields of an episode if they are cached. The caller must not write to them."""
         with self._mutex:
             kept = self._runs.get((key.episode, key.last))
             if kept is None or kept[0] != key.changes:

@@ -131,7 +131,7 @@ class EpisodeWriter:
         return not self.open and self._queue.is_empty
 
     def claim(self, n: int) -> list[OpenEpisode]:
-        """Begin n more episodes beside those that are open.
+        """Begin n more episodes in addition to the open ones.
 
         Raises:
             MemmapError: The buffer is full.
@@ -154,8 +154,8 @@ class EpisodeWriter:
         n = self._config.max_episodes
         if self._config.circular:
             return MemmapError(
-                f"the replay buffer is full: other writers have all of its {n} slots open at once; "
-                f"make it with more `max_episodes`"
+                f"the replay buffer is full: other writers have open episodes in all of its {n} "
+                f"slots; make it with more `max_episodes`"
             )
         return MemmapError(
             f"The replay buffer is full ({n} episodes) and is not set to be circular. Please set "
@@ -325,8 +325,8 @@ class EpisodeWriter:
             written = StoreResult(0, 0, 0)
         except SlotLostError:
             raise MemmapError(
-                "an episode is lost: this process had not been heard of for so long that another "
-                "one took its slot"
+                "an episode is lost: this process gave no sign of life for a long time, and "
+                "another process took its slot"
             ) from None
         with self._mutex:
             for opening in begun:

@@ -43,18 +43,18 @@ def check_options(
 def open_or_make(
     folder: Any, name: str, config: Config, fields: Fields, overwrite: bool | None
 ) -> BufferStore:
-    """Return the buffer; make it where there is none, or where it is to be overwritten.
+    """Return the buffer; make it if it is missing or if it should be overwritten.
 
     Args:
         folder: The folder or the URL.
-        name: Which buffer of the database.
-        config: What it is made with.
-        fields: How its fields are stored.
-        overwrite: Make it anew; None: in a folder.
+        name: Name of the buffer in the database.
+        config: Configuration of a new buffer.
+        fields: Typed fields in the database.
+        overwrite: Whether to replace an existing buffer; None: only in a folder.
 
     Raises:
-        MemmapError: It is stored with another configuration, or another process writes to what is
-            to be overwritten.
+        MemmapError: It is stored with another configuration, or another process writes to the
+            buffer that would be overwritten.
         StorageUnreachableError: The folder cannot be made.
     """
     url, path = target(folder)
@@ -154,7 +154,7 @@ def _drop(store: BufferStore, url: str, folder: Any) -> None:
         host, pid, _ = others[0].rsplit(" ", 2)
         raise MemmapError(
             f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
-            f"its episodes. Pass `overwrite = False` to write beside it, or end it first."
+            f"its episodes. Pass `overwrite = False` to write to it too, or end that process."
         )
     drop_buffer(url, store.info.name, store.options.retry_s)
 

@@ -61,7 +61,7 @@ class SlotReader:
     _t: int
     # The snapshot that a thread reads in.
     _held: threading.local
-    # What the writer had open when this copy of it was made.
+    # Lengths of the writer's open episodes when this copy of it was made.
     _seen_open: dict[int, int]
 
     def _check_writable(self, name: str) -> EpisodeWriter:
@@ -141,7 +141,9 @@ class SlotReader:
     def _slot_rows(
         self, wanted: list[int]
     ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the meta values, length, and use of slots, and whatever of the others."""
+        """Return the meta values, length and use of some slots; values of other slots are
+        undefined.
+        """
         rows = np.full(self.max_episodes, self._metas.blank)
         lens = np.zeros(self.max_episodes, np.int32)
         initted = np.zeros(self.max_episodes, bool)
@@ -164,11 +166,11 @@ class SlotReader:
         """Return the length of each slot and the number of the episode that it shows.
 
         Args:
-            slots: Which slots, of shape (n,); all of them by default.
+            slots: Slots to look at, of shape (n,); all of them by default.
 
         Returns:
-            The lengths, that of an open episode of this process included, 0 where a slot is empty;
-            and numbers that no two episodes share, -1 where it is empty. Both of shape (n,).
+            The lengths, with that of an open episode of this process, 0 for an empty slot; and
+            numbers that no two episodes share, -1 for an empty slot. Both of shape (n,).
         """
         lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
         with self._snapshot(slots) as snapshot:
@@ -204,7 +206,7 @@ class SlotReader:
         with (
             translated(self._store.url),
             snapshot(self._store.engine, query) as connection,
-            # Cells are read past SQLAlchemy, which would not begin by itself.
+            # Cells are read without SQLAlchemy, so no transaction begins automatically.
             nullcontext() if query else connection.begin(),
         ):
             begun = Snapshot(connection, open_lengths, {})

@@ -22,21 +22,21 @@ class StoreCalls(SlotReader):
     """The methods of `ReplayBuffer` that store steps and episodes."""
 
     def store(self, **data: Any) -> Any:
-        """Store one step of the open episode; begin one where none is.
+        """Store one step of the open episode; begin an episode if none is open.
 
-        It is seen by this process at once, by others and after a crash within a second
-        (`flush_every_store_step`).
+        This process sees the step immediately. It is stored, for other processes and after a crash,
+        within a second (`flush_every_store_step`).
 
         Args:
-            **data: A value for each field, of its shape or a scalar for all of it; the default
-                where there is none, or None. Other names are ignored.
+            **data: A value for each field, of its shape or a scalar for all of it. A missing field,
+                or None, gets the default. Other names are ignored.
 
         Returns:
-            A namedtuple `Memory` of what was stored, in the order of declaration.
+            A namedtuple `Memory` of the stored values, in the order of declaration.
 
         Raises:
-            MemmapError: A value of another shape; the episode has `max_timesteps` already; the
-                buffer is full and not circular. Nothing is stored.
+            MemmapError: A value has another shape; or the episode has `max_timesteps` already; or
+                the buffer is full and not circular. Nothing is stored.
         """
         writer = self._check_writable("store")
         self._check_room_in_time(1)
@@ -48,15 +48,16 @@ class StoreCalls(SlotReader):
         return self.memory_namedtuple(*stored)
 
     def store_batch(self, **data: Any) -> None:
-        """Store the same step of B episodes at once.
+        """Store the same step of B episodes in one call.
 
         Args:
-            **data: For each field an array of shape (B, *shape); the others have their default.
+            **data: An array of shape (B, *shape) for each field; other fields get their default.
 
         Raises:
-            MemmapError: Nothing, an unknown field, or batches of different sizes; the episodes have
-                `max_timesteps` already; no episode is left in a buffer that is not circular. With
-                fewer left than B, those have the first of the steps, as they had upstream.
+            MemmapError: No field is given, a field is unknown, or batches have different sizes; or
+                the episodes have `max_timesteps` already; or no slot is left in a buffer that is
+                not circular. With fewer than B slots left, the first of the steps are stored, as
+                upstream.
         """
         writer = self._check_writable("store_batch")
         arrays = self._batch(data, self.tracks, "store_batch", "")
@@ -90,13 +91,14 @@ class StoreCalls(SlotReader):
         """Store a whole episode in one transaction.
 
         Args:
-            **data: For fields an array of shape (T, *shape), for meta fields one value; `()` and
-                `(1,)` are converted into each other. What is left out has its default. Where T is
-                0 nothing is stored.
+            **data: An array of shape (T, *shape) for each field, and one value for each meta field;
+                `()` and `(1,)` are converted into each other. Omitted ones get their default. If T
+                is 0, nothing is stored.
 
         Raises:
-            MemmapError: No field, an unknown one, different T, another shape, more than
-                `max_timesteps`, or a buffer that is full and not circular; nothing is stored.
+            MemmapError: No field is given; a field is unknown, or has a different T or another
+                shape; T is above `max_timesteps`; or the buffer is full and not circular. Nothing
+                is stored.
         """
         writer = self._check_writable("store_episode")
         arrays, metas = self._episode(data)
@@ -148,15 +150,15 @@ class StoreCalls(SlotReader):
 
     @contextmanager
     def batched_episode(self, batch_size: int, **meta_batch: Any) -> Iterator[None]:
-        """Store B episodes at once: the body of the block calls `store_batch`.
+        """Store B episodes together: the body of the block calls `store_batch`.
 
         Args:
-            batch_size: B.
-            **meta_batch: For meta fields an array of shape (B, *shape).
+            batch_size: Number B of episodes.
+            **meta_batch: An array of shape (B, *shape) for each meta field.
 
         Raises:
-            MemmapError: Fewer than B episodes are left in a buffer that is not circular, or meta
-                values that do not fit.
+            MemmapError: Fewer than B slots are left in a buffer that is not circular, or meta
+                values do not fit.
         """
         writer = self._check_writable("batched_episode")
         batch_size = _checked_size(batch_size, self.max_episodes)

@@ -160,8 +160,8 @@ class UpdateCalls(SlotReader):
         """Return slots as numbers from 0 on.
 
         Raises:
-            MemmapIndexError: One that there is not.
-            MemmapTypeError: They are no numbers.
+            MemmapIndexError: There is no such slot.
+            MemmapTypeError: They are not numbers.
         """
         n = self.max_episodes
         if isinstance(indices, slice):

@@ -110,5 +110,5 @@ def test_steps_that_are_pushed_as_episodes_are_stored_and_said_so_once(make, cap
     assert len(caplog.records) == 1
     assert buffer.episode_len == [1, 2, 1]
     buffer.push(3, 0)
-    with pytest.raises(TypeError, match="item 3 is no episode"):
+    with pytest.raises(TypeError, match="item 3 is not an episode"):
         _ = buffer.episode_len

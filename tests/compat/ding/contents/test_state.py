@@ -106,7 +106,7 @@ def test_another_kind_of_file_is_refused_and_changes_nothing(make, tmp_path, con
     buffer.push([1], 0)
     path = tmp_path / "other"
     path.write_bytes(content)
-    with pytest.raises(ReplayError, match=r"is no file of save_data\(\), or is damaged"):
+    with pytest.raises(ReplayError, match=r"is not a file of save_data\(\), or is damaged"):
         buffer.load_data(path)
     with pytest.raises(FileNotFoundError):
         buffer.load_data(tmp_path / "none")

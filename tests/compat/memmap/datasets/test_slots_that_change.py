@@ -60,7 +60,7 @@ def test_items_of_an_overwritten_slot_are_of_its_new_episode_or_left_out(new_buf
     assert found["next_r"].tolist() == [101.0, 6.0]
     assert whole[0]["r"].tolist() == [100.0, 101.0]
     for dataset in (steps, transitions):
-        with pytest.raises(InsufficientDataError, match="anew"):
+        with pytest.raises(InsufficientDataError, match="make a new dataset"):
             dataset[2]
 
 
@@ -78,7 +78,7 @@ def test_items_of_an_overwritten_slot_pass_the_filters_or_are_left_out(new_buffe
     fill(buffer, (6,), first=400)  # task 0 in slot 1
     assert [item["r"].item() for item in of_task.__getitems__(range(6))] == [203, 204, 205]
     assert [item["r"][0].item() for item in episodes.__getitems__(range(2))] == [203]
-    with pytest.raises(InsufficientDataError, match="anew"):
+    with pytest.raises(InsufficientDataError, match="make a new dataset"):
         episodes[0]
 
 

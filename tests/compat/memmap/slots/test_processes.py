@@ -50,7 +50,7 @@ def test_a_ring_whose_slots_are_all_held_says_so(make, reopen):
     writers = [make(circular=True), reopen(), reopen()]
     for writer in writers:
         writer.store(r=1.0)
-    with pytest.raises(MemmapError, match="other writers have all of its 3 slots open"):
+    with pytest.raises(MemmapError, match="other writers have open episodes in all of its 3 slots"):
         reopen().store(r=1.0)
     for writer in writers:
         writer.advance_episode()
