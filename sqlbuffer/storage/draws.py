@@ -144,8 +144,7 @@ class BatchDraws:
             node: Condition that rows must match.
             columns: Columns to read.
             choose: Function called with the candidates, the number of missing items (`n`), and True
-                for
-                the first draw (`is_first`).
+                for the first draw (`is_first`).
             kind: Functions that join several draws.
             least: Smallest number of items that is counted and logged.
         """

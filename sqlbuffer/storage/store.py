@@ -91,7 +91,7 @@ class BufferStore(OpenBuffer):
         self.sessions = Sessions(self)
 
     def close(self) -> None:
-        """Write what was sampled and not counted yet, then close idle connections."""
+        """Publish sampled rows that are not counted yet, then close idle connections."""
         self.pacer.publish_rest()
         super().close()
 

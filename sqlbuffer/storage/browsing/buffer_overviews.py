@@ -26,7 +26,7 @@ WINDOW_S = 60.0
 LATELY_S = 60.0
 MOST_BUFFERS = 200
 NEWEST_STEPS = 1_000
-# Steps, or chunks, looked at at each end of a buffer for their versions.
+# Number of steps, or chunks, that are read at each end of a buffer for their versions.
 VERSIONS_OF = 100
 
 _size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)

@@ -54,7 +54,7 @@ class ListedGroup:
 
     @property
     def among(self) -> str:
-        """How many of the episodes have a finite return, where others have none."""
+        """Text with the number of episodes with a finite return, if others have none."""
         return "" if self.n_returns == self.n_rollouts else f" among {self.n_returns:,}"
 
 

@@ -130,8 +130,8 @@ class ReadPool:
         """Run one read-only statement of a user, and return its rows up to the limits.
 
         Args:
-            statement: SQL of that database: a SELECT, or an EXPLAIN of one (in SQLite also
-                EXPLAIN QUERY PLAN, on a server also SHOW).
+            statement: SQL of that database: a SELECT, or an EXPLAIN of one (in SQLite also EXPLAIN
+                QUERY PLAN, on a server also SHOW).
             parameters: Values of each `:name` in SQLite, of each `%(name)s` on a server.
             time_s: Time limit in seconds; None for the pool's.
             max_rows: Maximum number of rows.
@@ -173,7 +173,7 @@ class ReadPool:
 def _fetched(
     cursor: "psycopg.Cursor[Any]", max_rows: int, ends_at: float, limit_s: float
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows, fewer at a time where they are large."""
+    """Yield rows, fewer at a time if they are large."""
     n_rows, n_bytes, size = 0, 0, 1
     while n_rows <= max_rows:
         if time.monotonic() > ends_at:

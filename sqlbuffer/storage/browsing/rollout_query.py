@@ -9,7 +9,7 @@ from sqlbuffer.query.condition_tree import Node
 # Rollouts that no index orders or finds are searched among the newest ones.
 LOOKED_AT = 10_000
 LOOKED_AT_BY_CONDITION = 1_000
-# Name of an order -> its column, and whether it descends.
+# Name of an order -> its column, and True if it descends.
 SORTS = {
     "newest": ("first_seq", True),
     "oldest": ("first_seq", False),

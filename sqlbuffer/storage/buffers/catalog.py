@@ -40,8 +40,8 @@ def open_buffer(
         engine: An engine of the database.
         url: Its URL, for errors.
         name: The buffer.
-        config: Configuration of a new buffer. For a stored buffer the given settings are
-            compared, except `alpha` if the opener has its own.
+        config: Configuration of a new buffer. For a stored buffer the given settings are compared,
+            except `alpha` if the opener has its own.
         alpha: The opener's own exponent of priorities.
         layout: The layout of a new buffer.
         may_create: Create the buffer if it is missing.

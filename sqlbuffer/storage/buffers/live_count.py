@@ -64,8 +64,7 @@ class LiveCount:
             high: Upper end of the window.
             settled: Number up to which no row can appear any more.
             state: State of the buffer, read before the rows are counted. While it is the same,
-                blocks
-                lose rows only at the window's lower end.
+                blocks lose rows only at the window's lower end.
         """
         first_whole = low // BLOCK + 1
         end_whole = max(first_whole, (settled + 1) // BLOCK)
@@ -124,8 +123,7 @@ class LiveCount:
         """Count the cut block at the lower end, and all blocks from the first unknown one on.
 
         A block is unknown if neither this process nor the table has its count. Counts from the
-        table are
-        added to `known`.
+        table are added to `known`.
         """
         end = max(end_whole, (high + 1) // BLOCK)
         start = _first_unknown(known, first_whole, end)

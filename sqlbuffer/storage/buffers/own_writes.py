@@ -26,9 +26,8 @@ class OwnWrites:
     """Stores the waiting steps of this process before it reads the buffer.
 
     A call that reads rows sees all steps. A random draw may leave out the newest ones if they are
-    few
-    compared to the stored ones: storing them before each draw would make a chunk of each step. A
-    writer stores them after `flush_s` in any case.
+    few compared to the stored ones: storing them before each draw would make a chunk of each step.
+    A writer stores them after `flush_s` in any case.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,8 @@ def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> in
 
     A writer locks the buffer before it reserves numbers, until its transaction ends; see
     `WRITERS_LOCK`. So the numbers up to `last_value` belong to transactions that have ended, or
-    that
-    hold the lock when it is read afterwards. Reading in the other order would miss a writer that
-    starts between the two reads. A caller that reads rows by the result opens its snapshot
+    that hold the lock when it is read afterwards. Reading in the other order would miss a writer
+    that starts between the two reads. A caller that reads rows by the result opens its snapshot
     afterwards.
 
     Args:

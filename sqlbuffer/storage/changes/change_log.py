@@ -1,7 +1,7 @@
 """Log changes of stored rows for the followers of a buffer.
 
-An entry names the changed rows and the kind of change, but no value: a follower reads the values
-in the snapshot that shows it the entry. Eviction by row has no entries: the window shows it.
+An entry names the changed rows and the kind of change, but no value: a follower reads the values in
+the snapshot that shows it the entry. Eviction by row has no entries: the window shows it.
 """
 
 from collections.abc import Sequence

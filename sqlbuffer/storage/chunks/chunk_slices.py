@@ -34,8 +34,7 @@ class SlicedSteps:
         terminated: The episode terminated there.
         truncated: The episode was truncated there.
         blobs: Bytes of each step, as `Layout.unpack` reads them. If steps have a fixed size: an
-            array
-            of `Layout.record`.
+            array of `Layout.record`.
     """
 
     seq: NDArray[np.int64]

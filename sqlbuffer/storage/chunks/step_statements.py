@@ -46,8 +46,7 @@ def over_chunks(statement: Any) -> Any:
     """Return the statement to run in place of one over `experiences`.
 
     If it looks for numbers (`has_number`), it reads the steps that have them. Otherwise it reads
-    all
-    steps, and bounds of `seq` also bound `first_seq`, which the indexes of chunks know.
+    all steps, and bounds of `seq` also bound `first_seq`, which the indexes of chunks know.
     """
     if not isinstance(statement, Executable) or getattr(statement, "is_text", False):
         return statement

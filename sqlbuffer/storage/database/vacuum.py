@@ -87,8 +87,7 @@ class Table:
     """Statistics of the server about a table.
 
     They are the dead and live rows, how many rows ever died, the time of the last cleaning, the
-    right
-    to clean, the size with large values, and the number of rows that the planner expects.
+    right to clean, the size with large values, and the number of rows that the planner expects.
     """
 
     name: str

@@ -2,9 +2,8 @@
 
 A read transaction that stays open keeps all later writes in the log: 1.2 GB in 30 s were measured.
 When it ends, SQLite makes the next writer move all of it, and the others wait for that one.
-Instead,
-writers that find a large log leave that to a thread of their process, which checks every moment if
-the reader has ended.
+Instead, writers that find a large log leave that to a thread of their process, which checks every
+moment if the reader has ended.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Connections and transactions, as each database needs them.
 
-An operation of one capability is in the folder of that capability instead, in its modules
-`sqlite` and `postgresql`.
+An operation of one capability is in the folder of that capability instead, in its modules `sqlite`
+and `postgresql`.
 """
 
 from sqlbuffer.storage.dialects import postgresql, sqlite

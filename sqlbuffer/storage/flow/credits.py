@@ -17,8 +17,7 @@ class SampleCredits:
     """Reserves rows under the rate limiter of a buffer, some batches at a time.
 
     Reserved rows count as sampled. They are given back when no draw has used any of them between
-    two
-    calls of `settle`. After a crash they stay counted.
+    two calls of `settle`. After a crash they stay counted.
 
     Args:
         pacer: Waits for the limiter.

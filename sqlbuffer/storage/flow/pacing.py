@@ -137,8 +137,7 @@ class Pacer:
         """Wait until some of n rows may be inserted, and return how many.
 
         It is for callers that can store the others later. It waits for `wait_s` at most; None for
-        the
-        opener's wait.
+        the opener's wait.
 
         Raises:
             FlowControlError: No row may be inserted in time.
@@ -159,7 +158,7 @@ class Pacer:
         self.publish_counts(ASKED_S)
 
     def publish_rest(self) -> None:
-        """Write what was sampled and not written yet, before the buffer is closed."""
+        """Publish the sampled rows that are not published yet, before the buffer is closed."""
         self._see_fork()
         self._published_at = time.monotonic()
         self._write_counts(ASKED_S)

@@ -31,10 +31,9 @@ class Anchor:
     """The chunks and the entry of the change log that were read last.
 
     Some databases may lack rows that were read before, and give the same numbers and transaction
-    ids
-    again: a server that crashed with relaxed durability, one that took over for another, and a
-    copied
-    file. Recent rows are compared if that can have happened, and the newest chunk in each look.
+    ids again: a server that crashed with relaxed durability, one that took over for another, and a
+    copied file. Recent rows are compared if that can have happened, and the newest chunk in each
+    look.
 
     Args:
         buffer_id: The buffer.

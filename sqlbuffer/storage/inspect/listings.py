@@ -103,8 +103,7 @@ def buffers(url: str | None, *, exact: bool = False) -> Answer:
         url: The database.
         exact: Count rows and tasks, also if there are many. By default they are counted only if
             there are few. Otherwise `rows` is the number of row numbers in the window, without
-            those
-            known to have no row, and `tasks` is null.
+            those known to have no row, and `tasks` is null.
     """
     return query(url, _COUNTED if exact or _is_small(url) else _MEASURED)
 

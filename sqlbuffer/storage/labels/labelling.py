@@ -89,8 +89,7 @@ class Annotation:
 
     Attributes:
         target: The rows: a function that selects their numbers in a window, or the numbers,
-            distinct
-            and in ascending order.
+            distinct and in ascending order.
         labels: One label for all rows, or one for each number.
         version: The version; None for one more than the highest version of the rows.
     """

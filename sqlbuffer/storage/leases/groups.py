@@ -1,7 +1,7 @@
 """Choose groups for a consumer: each group is claimed whole, or not at all.
 
-The rows of a group that was never claimed have no `group_seq`; its first claim gives them one,
-and rows that arrive later form another group.
+The rows of a group that was never claimed have no `group_seq`; its first claim gives them one, and
+rows that arrive later form another group.
 """
 
 import random
@@ -258,9 +258,8 @@ class GroupChoice:
         """Return the rows of the groups that could be locked whole, in their order.
 
         A transaction that has locked the first row of a group continues: otherwise two that each
-        lock
-        a part of it would both give it up. New rows may be committed between two statements, so the
-        locked rows are compared with the existing ones afterwards.
+        lock a part of it would both give it up. New rows may be committed between two statements,
+        so the locked rows are compared with the existing ones afterwards.
         """
         firsts = self._scope.parameters(**{SEQS: [group.first_seq for group in chosen]})
         won = set(self._connection.execute(_FIRSTS, firsts).scalars())

@@ -67,8 +67,7 @@ class LeaseKeeping:
         """Begin a transaction that claims rows and first reads the window.
 
         With `with_first` it also reads the first row of the queue. It does not wait for the disk:
-        if a
-        server crash loses a claim, its rows are free, and its acknowledgement is refused.
+        if a server crash loses a claim, its rows are free, and its acknowledgement is refused.
         """
         query = self._window_and_first if with_first else self.source.window_query
         with claiming(self.buffer.engine, "relaxed", query) as connection:

@@ -197,8 +197,7 @@ class Priorities:
         """Return the smallest positive priority of the whole buffer; infinity if none is positive.
 
         Rows that cannot be drawn count too. Blocks are read if their smallest priority may have
-        changed
-        and could be the smallest of all.
+        changed and could be the smallest of all.
         """
         weights, n_seen = self.weights, 0
         least = self._least_seen()

@@ -50,8 +50,7 @@ class PriorityKeeping:
             seqs: The rows, each once, in ascending order.
             priorities: Their priorities.
             origin: Origin of the entry in the change log, for a follower that knows these
-                priorities
-                already; None for this opener.
+                priorities already; None for this opener.
         """
         if not seqs:
             return 0
@@ -81,11 +80,9 @@ class PriorityKeeping:
         """Add up blocks of priorities, and delete rows of priorities below the window.
 
         Draws then need not read the rows of these blocks. Return how many were added up. Blocks
-        that may
-        still get rows are left out, and those that the window cuts: block * size, and 1 for the
-        first,
-        must be above its lower end. Nothing happens if the role cannot write, or would wait for
-        long.
+        that may still get rows are left out, and those that the window cuts: block * size, and 1
+        for the first, must be above its lower end. Nothing happens if the role cannot write, or
+        would wait for long.
 
         Args:
             blocks: Their numbers; may be empty.

@@ -72,8 +72,7 @@ class rows_of_numbers(FunctionElement[Any]):
 
     The arguments are `rows_of_numbers(buffer_id, seqs)`. The priority is 0 if there is no row. A
     priority is deleted with its row, so if there is one, the row is not looked up: that takes a
-    third
-    less on SQLite, and two fifths less on PostgreSQL.
+    third less on SQLite, and two fifths less on PostgreSQL.
     """
 
     inherit_cache = True

@@ -161,8 +161,7 @@ class RowQueries:
         """Yield the upper ends of searches for the first rows behind a number, `end` last.
 
         PostgreSQL without statistics expects only a few chunks in a buffer, and would sort the
-        steps of
-        all of them.
+        steps of all of them.
         """
         width = 2 * limit + 64
         while self.buffer.info.has_chunks and not statements.names_few_rows(node):

@@ -125,8 +125,7 @@ class Expiry:
         """Continue from the end of the last search, up to the deadline.
 
         The search starts again at the lower end after the upper one, or when more rows may have
-        become
-        too old.
+        become too old.
         """
         buffer = self._buffer
 

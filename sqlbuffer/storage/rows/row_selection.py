@@ -150,8 +150,7 @@ class RowSelection:
             limits: Limits that rows must meet.
             has_labels: Read values that were given late.
             has_chunks: Read steps of chunks. If arrays are wanted, they are the block of bytes that
-                has
-                them, and one more column at the end has the place in the block.
+                has them, and one more column at the end has the place in the block.
         """
         return self._built(node, limits.kind, has_labels, has_chunks)
 
@@ -202,8 +201,7 @@ class RowSelection:
             node: The condition.
             limits: Limits that rows must meet.
             picks: Select of (key, rank, n). Its rows are returned too, with the rank as the number
-                of
-                the episode and n as the step.
+                of the episode and n as the step.
             has_labels: Read values that were given late.
             has_chunks: See `statement`.
         """

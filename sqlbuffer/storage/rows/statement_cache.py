@@ -14,8 +14,7 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
     """Return a function that calls `make`, and keeps its last 64 results.
 
     It keeps no statement of a condition, in its arguments or in their `node`: a condition on 1
-    equals
-    one on True, and would get its statement.
+    equals one on True, and would get its statement.
     """
     kept: Any = lru_cache(maxsize=64)(make)
 

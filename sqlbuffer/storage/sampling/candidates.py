@@ -233,8 +233,8 @@ class Candidates:
         """True if steps near to a key are read as slices of chunks.
 
         That requires that no other table has values of steps, or decides their eligibility. A slice
-        has
-        the typed fields of all its steps, so large steps are read one by one if not all are needed.
+        has the typed fields of all its steps, so large steps are read one by one if not all are
+        needed.
         """
         near, size = self.reading.near, 0 if self.chunks is None else self.chunks.size_bytes
         reads_all = near is None or near.arrays is None or size < LARGE_STEP

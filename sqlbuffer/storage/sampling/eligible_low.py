@@ -27,11 +27,9 @@ class EligibleLow:
     """Remembers a number up to which no settled row may be sampled.
 
     Rows are used up or become stale at random places, but old rows sooner. So most eligible rows
-    are at
-    the upper end of the window, and numbers drawn from there on are hits more often. The number is
-    valid
-    while the clock does not go back and the session is the same. Quarantine ends, and does not
-    count.
+    are at the upper end of the window, and numbers drawn from there on are hits more often. The
+    number is valid while the clock does not go back and the session is the same. Quarantine ends,
+    and does not count.
     """
 
     def __init__(self) -> None:
@@ -69,7 +67,7 @@ class EligibleLow:
             return known
 
     def is_due(self, candidates: "Candidates") -> bool:
-        """Return True if a draw found so few rows that it is time to search."""
+        """Return True if a draw found too few rows, so that it is time to search."""
         if not candidates.limits.lasting:
             return False
         most = MOST_NUMBERS_A_ROW * candidates.n_hits + FEW_NUMBERS

@@ -244,8 +244,7 @@ class _EpisodeKeys:
         """Return the keys whose row matches; each is looked up separately.
 
         An episode whose first row meets the limits may have a later one that does not: this is
-        found when
-        it is read.
+        found when it is read.
         """
         first = experiences.alias("first_step")
         matches = select(1).where(

@@ -12,9 +12,8 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 class is_one_of(FunctionElement[bool]):
     """True if a column is among the values of one array parameter.
 
-    The text of the statement then does not vary with the number of values.
-    `is_one_of(column, values)`: the values are a list, bound as an array on PostgreSQL and as JSON
-    on SQLite.
+    The text of the statement then does not vary with the number of values. `is_one_of(column,
+    values)`: the values are a list, bound as an array on PostgreSQL and as JSON on SQLite.
     """
 
     inherit_cache = True

@@ -51,9 +51,8 @@ class has_number(FunctionElement[bool]):
 
     `number` is the column of a table with an `integer_key`, not of an alias, and `numbers` a
     `SeqList`. PostgreSQL without statistics expects only a few rows in a buffer and would rather
-    read
-    all of them. So each number is looked up alone, by the primary key, and the rows are fetched by
-    their location.
+    read all of them. So each number is looked up alone, by the primary key, and the rows are
+    fetched by their location.
     """
 
     inherit_cache = True

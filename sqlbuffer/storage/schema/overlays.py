@@ -20,11 +20,11 @@ class Overlay:
     Attributes:
         table: The table.
         flag: The column of `buffers` that is true if a buffer may have rows in it.
-        leaves_late: Eviction by row leaves its rows behind, below the window, and
-            `delete_range` removes them later: writers do not wait for learners. The rows of other
-            overlays leave with the row of `experiences`.
-        learner_sets_flag: Learners set `flag`; otherwise it is set with the rights of the owner,
-            or when the buffer is created.
+        leaves_late: Eviction by row leaves its rows behind, below the window, and `delete_range`
+            removes them later: writers do not wait for learners. The rows of other overlays leave
+            with the row of `experiences`.
+        learner_sets_flag: Learners set `flag`; otherwise it is set with the rights of the owner, or
+            when the buffer is created.
     """
 
     table: Table

@@ -61,8 +61,7 @@ class PendingLog:
 
         Raises:
             StorageError: The first batch, or too many waiting ones, cannot be stored; this one is
-                not
-                kept.
+                not kept.
         """
         if not seqs:
             return

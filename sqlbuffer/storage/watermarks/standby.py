@@ -45,12 +45,9 @@ class StandbyWatermark:
     """Finds a number up to which no row can appear any more, without the locks of the primary.
 
     A standby knows a transaction after its first write. A writer writes right after it has reserved
-    its
-    numbers, long before a row is `STANDBY_AGE_S` old. So the transactions that may still write
-    below an
-    old row are known, and have ids below the snapshot's xmax: a later transaction has ended since.
-    Once
-    no transaction below that xmax runs, they have all ended.
+    its numbers, long before a row is `STANDBY_AGE_S` old. So the transactions that may still write
+    below an old row are known, and have ids below the snapshot's xmax: a later transaction has
+    ended since. Once no transaction below that xmax runs, they have all ended.
 
     Attributes:
         settled: No row up to this number can appear any more.

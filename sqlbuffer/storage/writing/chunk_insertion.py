@@ -232,10 +232,8 @@ class _Insertion:
 
         Earlier steps are duplicates or conflicts; those that have left were stored once, and are
         duplicates. Steps that follow steps which the buffer never had are conflicts: another writer
-        has
-        the same episode. But an episode without any step may have been deleted while it was open,
-        and
-        continues.
+        has the same episode. But an episode without any step may have been deleted while it was
+        open, and continues.
         """
         locked = _EPISODE.with_for_update(key_share=True)
         row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()

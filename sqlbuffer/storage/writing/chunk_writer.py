@@ -60,8 +60,7 @@ class ChunkWriter:
             n_steps: Number of steps in the chunks.
             n_bytes: Size of the chunks in bytes.
             work: Function called with the transaction and a function that inserts a batch there. It
-                is
-                called again if the transaction was not committed.
+                is called again if the transaction was not committed.
 
         Raises:
             FlowControlError: The rate limiter did not allow the steps in time.

@@ -65,8 +65,7 @@ def reserve_steps(
     """Reserve n consecutive numbers, at least one; return the first, and a default priority.
 
     Steps without a given priority get the default. The largest given priority and the id of the
-    write
-    are stored. Writers of the buffer wait for each other only inside this statement.
+    write are stored. Writers of the buffer wait for each other only inside this statement.
     """
     write_id, keep_s = (None, None) if note is None else (note.write_id, note.keep_s)
     ((first_seq, priority),) = driver_of(connection).execute(

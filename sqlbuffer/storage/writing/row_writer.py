@@ -65,8 +65,7 @@ class RowWriter:
         Args:
             batch: The rows that are known before.
             work: Function called with the transaction and a function that inserts a batch there. It
-                is
-                called again if the transaction was not committed.
+                is called again if the transaction was not committed.
 
         Raises:
             FlowControlError: The rate limiter did not allow the rows in time.

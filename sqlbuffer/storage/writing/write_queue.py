@@ -78,12 +78,9 @@ class WriteQueue(Generic[S, B]):
     """Collects steps and stores them in batches, in the order in which they were added.
 
     A batch is stored when there are enough steps, and never later than `flush_s` after the first
-    one,
-    from a thread that ends with the work. Steps that could not be stored stay here and are tried
-    again.
-    A packed batch is sent unchanged until the database has acknowledged it, so it is stored once;
-    later
-    steps are in later batches.
+    one, from a thread that ends with the work. Steps that could not be stored stay here and are
+    tried again. A packed batch is sent unchanged until the database has acknowledged it, so it is
+    stored once; later steps are in later batches.
 
     Args:
         pack: Function that makes a batch of steps that may be stored now.
@@ -194,8 +191,7 @@ class WriteQueue(Generic[S, B]):
         Raises:
             SQLBufferError: The steps could not be stored, and still wait.
             EpisodeExistsError: Another writer has stored steps under the same ids; the steps of
-                this
-                one are dropped.
+                this one are dropped.
         """
         with held(self._writing):
             self._flush(admit or self._admit)
@@ -204,8 +200,7 @@ class WriteQueue(Generic[S, B]):
         """Store the waiting steps that the rate limiter allows without a wait.
 
         Readers call this: steps that cannot be stored continue to wait, and the next call of a
-        writer
-        raises the error.
+        writer raises the error.
         """
         while not self._writing.acquire(timeout=_LOOK_S):
             if self._is_held_back:

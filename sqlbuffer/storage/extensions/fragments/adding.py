@@ -53,8 +53,7 @@ class Added:
     Attributes:
         n_missing: Numbers that the worker left out before it.
         n_dropped: Fragments dropped with it, or the fragment itself: too old, of another session,
-            or
-            before a gap.
+            or before a gap.
         is_reported: It is the last of `fragments_per_report`.
         pool: State after it; None if it was stored before.
     """

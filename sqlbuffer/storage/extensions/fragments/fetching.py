@@ -114,8 +114,7 @@ def fetch(
         choose: Function that chooses them.
         consumer: Consumer of the list.
         token: Name of the call. If it is repeated after a lost connection, it returns the groups
-            that
-            it fetched.
+            that it fetched.
 
     Raises:
         RulesChangedError: The buffer has other rules now.

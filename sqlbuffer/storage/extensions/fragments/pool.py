@@ -42,8 +42,7 @@ class Rules:
         max_reuse: Maximum number of fetches of a group.
         fragments_per_chunk: Number of consecutive fragments of one worker in a group.
         max_bytes: Maximum size of the payloads of the groups that may be fetched, in bytes; None
-            for
-            no limit.
+            for no limit.
         fragments_per_report: Number of fragments after which the state is reported; it has no other
             effect. None for no reports.
     """
@@ -79,8 +78,8 @@ class PoolCounts:
         stale: Groups that left because a fragment was too old.
         other_session: Groups that left because another session began.
         broken: Groups that left because one of their fragments was deleted.
-        dropped: Fragments that left before they were part of a group: too old, of another
-            session, or before a gap.
+        dropped: Fragments that left before they were part of a group: too old, of another session,
+            or before a gap.
         gaps: How often a worker left out numbers.
         missing: Total of the numbers left out.
         left_weight: Fragments that left since the last fetch.

@@ -39,8 +39,7 @@ class Checks:
     """The checks of one kind of database.
 
     They are those of the server, the thorough ones, those of the schema, and the ones that read
-    only
-    little.
+    only little.
     """
 
     server: tuple[Check, ...]

@@ -45,10 +45,8 @@ def draw_plan(
 
     It has fewer rows if there are too few. A sampler that draws with replacement is called for the
     missing ones, round by round. One that draws without replacement would return the same rows
-    again,
-    so each call requests more, and its last result counts. Both are uniform over the accepted rows
-    if
-    the sampler is uniform over the rows.
+    again, so each call requests more, and its last result counts. Both are uniform over the
+    accepted rows if the sampler is uniform over the rows.
     """
     adds_up = bool(getattr(sampler, "replace", False))
     most = MOST_AT_ONCE if adds_up else max(n, MOST_AT_ONCE)

@@ -80,9 +80,8 @@ class TrajectoryReader:
     """Makes padded batches of episodes; see `Reader`. Their key is the seq of their first step.
 
     The episodes are complete and have all their steps. With `include_partial` there are also
-    episodes
-    that are open or have lost steps, from their first remaining step to the next gap. Aborted
-    episodes are never included. A condition applies to the first step.
+    episodes that are open or have lost steps, from their first remaining step to the next gap.
+    Aborted episodes are never included. A condition applies to the first step.
 
     Args:
         fields: The typed fields.

@@ -65,9 +65,8 @@ class WindowReader(PlanReader[Windows]):
 
     Windows are placed at the steps t of an episode that are multiples of `stride`. A window has
     `length` steps from there on, fewer if the episode ends. Before them it has up to `burn_in`
-    steps,
-    as far as they are stored without a gap. In an open episode all `length` steps must be stored.
-    Aborted episodes have no windows.
+    steps, as far as they are stored without a gap. In an open episode all `length` steps must be
+    stored. Aborted episodes have no windows.
 
     Args:
         fields: The typed fields.
