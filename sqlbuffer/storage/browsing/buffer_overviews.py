@@ -153,8 +153,9 @@ def _writers(connection: Connection, number: int) -> tuple[str, ...]:
 def _versions(
     connection: Connection, ids: Sequence[int]
 ) -> dict[int, tuple[int | None, int | None]]:
-    """Return the least and the greatest model version among the steps, or chunks, at both ends of
-    each buffer.
+    """Return the lowest and the highest model version of steps at both ends of each buffer.
+
+    In chunks it is the version of the whole chunk.
     """
     window, row, own = windows.c, experiences.c, chunks.c
     of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)

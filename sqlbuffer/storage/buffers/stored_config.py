@@ -69,7 +69,7 @@ def read_config(connection: Connection, buffer_id: int) -> BufferConfig:
 def change_config(
     connection: Connection, buffer_id: int, settings: Mapping[str, Any], **also: Any
 ) -> None:
-    """Change settings of a buffer, in the document and in the columns. Locks the buffer.
+    """Change settings of a buffer, in the document and in the columns; lock the buffer.
 
     Args:
         connection: A transaction that writes.

@@ -1,4 +1,4 @@
-"""What a batch of single steps needs, read from the bytes of chunks alone."""
+"""Read single steps for batches from the bytes of chunks alone."""
 
 import struct
 from collections.abc import Sequence
@@ -28,14 +28,13 @@ _NO_REWARD = _REWARD.pack(float("nan"))
 
 
 class batch_steps(FunctionElement[Any]):
-    """The steps of a buffer that have one of the numbers: `batch_steps(buffer_id, seqs)`."""
+    """The steps of a buffer with some numbers: `batch_steps(buffer_id, seqs)`."""
 
     inherit_cache = True
 
 
 def batch_steps_at(buffer_id: Any, seqs: Any) -> Any:
-    """Return the table of the steps of a buffer that have one of the numbers of a `SeqList`, where
-    none was ever replaced.
+    """Return the table of the steps with a number of a `SeqList`, if none was ever replaced.
 
     Columns: `seq`, `task_id`, `agent_id`, `step`; `reward`, 8 bytes, and `ends`, 1 byte, or null;
     `block` with the step's typed fields, and its place there.
@@ -45,7 +44,7 @@ def batch_steps_at(buffer_id: Any, seqs: Any) -> Any:
 
 
 def as_rows(layout: Layout, found: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return rows of `batch_steps_at` as those of `statements.COLUMNS`.
+    """Return rows of `batch_steps_at` in the form of `statements.COLUMNS`.
 
     Args:
         layout: The typed fields.
@@ -58,7 +57,7 @@ def as_rows(layout: Layout, found: Sequence[Any]) -> list[tuple[Any, ...]]:
     # SQLite cannot pack the number of a step that plain SQL has written.
     packed = [_REWARD.pack(value) if isinstance(value, float) else value for value in values]
     flags = np.frombuffer(b"".join([end or _NO_END for end in ends]), np.uint8)
-    # Without compression a block is a step.
+    # Without compression a block is a single step.
     own = blocks if layout.compression is None else rows_of_blocks(layout, blocks, places, seqs)
     columns = (
         seqs,

@@ -19,7 +19,9 @@ from sqlbuffer.storage.holds.hold import Hold
 
 
 def take_hold(source: CopySource) -> None:
-    """Hold the steps of a source, if it can be written. Writers under way may not see the hold yet.
+    """Hold the steps of a source, if it can be written.
+
+    Writers under way may not see the hold yet.
 
     Raises:
         CopyError: The source is itself an unfinished copy or import.

@@ -50,7 +50,9 @@ def claiming(engine: Engine, durability: str | None, query: str) -> Iterator[Con
 
 @contextmanager
 def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
-    """Begin a transaction for writes that can be left out. It waits `wait_s` for other writers.
+    """Begin a transaction for writes that can be left out.
+
+    It waits `wait_s` for other writers.
 
     Raises:
         StorageBusyError: Another writer is active.

@@ -38,7 +38,9 @@ class Hold:
         self.id = str(uuid4()) if hold_id is None else hold_id
 
     def take(self) -> None:
-        """Hold all steps in the window. Writers under way may not see it yet: wait for them.
+        """Hold all steps in the window.
+
+        Writers under way may not see the hold yet: wait for them.
 
         Raises:
             StorageReadOnlyError: The role lacks the right, which learners have.

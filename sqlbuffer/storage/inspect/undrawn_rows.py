@@ -34,7 +34,9 @@ class UndrawnRows:
 
 
 def undrawn_rows(source: CandidateSource, node: Node, *, of_episodes: bool) -> UndrawnRows:
-    """Count the rows that match and cannot be drawn now. Each possible cause takes a scan.
+    """Count the rows that match and cannot be drawn now.
+
+    Each possible cause takes a scan.
 
     Args:
         source: Opens the rows of the buffer.
