@@ -174,6 +174,8 @@ def upgrade() -> None:
         execute(sql_of(dialect, name))
         if name.startswith("sqlbuffer_") and name != PUBLIC_FUNCTION:
             execute(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
+    if dialect == "postgresql":
+        execute(sql_of(dialect, "view_comments"))
 
 
 def downgrade() -> None:

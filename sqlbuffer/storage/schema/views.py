@@ -361,3 +361,18 @@ VIEWS = {
         },
     ),
 }
+
+# The columns of new_experiences.
+INSERTABLE = (
+    "buffer_id", "id", "task_id", "task_name", "agent_id", "pre_agent", "step", "execute_time",
+    "state", "actions", "messages", "extra", "reward_t", "adv_t", "v_t", "terminated", "truncated",
+    "model_version",
+)  # fmt: skip
+# Other views are made of them, and one takes inserts.
+INNER_VIEWS = {
+    "new_experiences": "Insert rows here; see the page on tables.",
+    "chunk_steps": "Internal: the steps of chunks, one row per step.",
+    "step_numbers": "Internal: the numbers of the steps of a chunk.",
+    "step_sums": "Internal: sums for v_tasks, v_agents and v_groups.",
+    "episode_states": "Internal: the status of episodes.",
+}
