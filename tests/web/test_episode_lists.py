@@ -238,7 +238,7 @@ def test_hostile_names_are_only_shown(hostile_url, client_of, path):
 
 def lines_of(text):
     """Return the lines of a page that find the same elsewhere."""
-    section = text.partition("The same elsewhere")[2]
+    section = text.partition("The same in a shell or in Python</h2>")[2]
     return [
         html.unescape(line) for line in re.findall(r"<pre[^>]*><code>(.*?)</code>", section, re.S)
     ]

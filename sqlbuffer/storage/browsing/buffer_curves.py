@@ -21,6 +21,7 @@ from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.inspect.first_numbers import Numbers, first_numbers
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -148,23 +149,20 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
     now = now_of(connection)
     first, last = _between(
-        span, low, high, lambda number: _started_at(connection, buffer_id, number, now)
+        span, low, high, lambda numbers: _started_at(connection, buffer_id, numbers, now)
     )
     own_id = (own.buffer_id == buffer_id, own.id >= first, own.id <= last)
     query = select(
         age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
     ).where(own.status != "open", own.length.is_not(None))
-    newest = select(own.id).where(*own_id).order_by(own.id.desc()).limit(MOST_EPISODES + 1)
+    further = select(own.id).where(*own_id).order_by(own.id.desc()).limit(1).offset(MOST_EPISODES)
     with _in_order(connection):
-        ids = list(connection.execute(newest).scalars())
-    if not ids:
-        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
-    is_sample = len(ids) > MOST_EPISODES
+        is_sample = connection.execute(further).scalar_one_or_none() is not None
     if is_sample:
         ids = _evenly_spaced_ids(connection, buffer_id, first, last)
         query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
     else:
-        query = query.where(own.buffer_id == buffer_id, own.id >= ids[-1], own.id <= ids[0])
+        query = query.where(*own_id)
     found = connection.execute(query).all()
     table = np.array(
         [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
@@ -188,43 +186,42 @@ def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last:
     return sorted({int(number) for number in found if number is not None})
 
 
-def _started_at(connection: Connection, buffer_id: int, number: int, now: float) -> float:
-    own = episodes.c
-    age = connection.execute(
+def _started_at(connection: Connection, buffer_id: int, numbers: Numbers, now: float) -> Floats:
+    """Return when the first episode from each number on began; now where there is none."""
+    own, given = episodes.c, _given(numbers)
+    age = (
         select(age_s(own.started_at))
-        .where(own.buffer_id == buffer_id, own.id >= number)
+        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
         .order_by(own.id)
         .limit(1)
-    ).scalar_one_or_none()
-    return now if age is None else now - float(age)
+        .scalar_subquery()
+    )
+    found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
+    return np.array([now if each is None else now - float(each) for each in found])
 
 
 def _between(
-    span: TimeSpan, low: int, high: int, time_of: Callable[[int], float]
+    span: TimeSpan, low: int, high: int, times_of: Callable[[Numbers], Floats]
 ) -> tuple[int, int]:
     """Return the first and the last number of a part of the history, found by bisection.
 
     Numbers are given approximately in the order of time. The last number of an empty part is below
     its first.
     """
-    first = low if span.since is None else _first_from(span.since, low, high + 1, time_of)
+    first = low if span.since is None else _first_from(span.since, low, high + 1, times_of)
     last = high
     if span.until is not None:
-        last = _first_from(span.until, low, high + 1, time_of) - 1
+        last = _first_from(span.until, low, high + 1, times_of) - 1
     return first, last
 
 
-def _first_from(time: float, low: int, high: int, time_of: Callable[[int], float]) -> int:
-    while low < high:
-        middle = (low + high) // 2
-        if time_of(middle) < time:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _first_from(time: float, low: int, high: int, times_of: Callable[[Numbers], Floats]) -> int:
+    ends = np.array([low], np.int64), np.array([high], np.int64)
+    (found,) = first_numbers(*ends, lambda _, numbers: times_of(numbers) < time)
+    return int(found)
 
 
-def _given(numbers: Sequence[int] | NDArray[np.int64]) -> Any:
+def _given(numbers: Sequence[int] | Numbers) -> Any:
     """Return a table of numbers with the columns `value` and `place`."""
     listed = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
     bound = bindparam(None, listed, SeqList(), unique=True)
@@ -241,9 +238,9 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
         return StepTimes(np.empty(0), np.empty(0))
     now = now_of(connection)
 
-    def written_at(number: int) -> float:
-        _, found = ages_of(connection, buffer_id, low, [number])
-        return now - found[0] if found.size else -np.inf
+    def written_at(numbers: Numbers) -> Floats:
+        found = _steps_before(connection, buffer_id, low, numbers)
+        return np.array([-np.inf if each is None else now - each[1] for each in found])
 
     first, last = _between(span, low + 1, high, written_at)
     if last < first:
@@ -255,11 +252,22 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
 
 
 def ages_of(
-    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | NDArray[np.int64]
+    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
 ) -> tuple[Floats, Floats]:
-    """Return the step at or before each number, and its age; the last step of a chunk.
+    """Return the steps that `_steps_before` finds, sorted and each once: their numbers and their
+    ages in seconds.
+    """
+    found = {each for each in _steps_before(connection, buffer_id, low, numbers) if each}
+    seqs, seconds = np.array(sorted(found), np.float64).reshape(-1, 2).T
+    return seqs, seconds
 
-    The steps are sorted, and each occurs once.
+
+def _steps_before(
+    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
+) -> list[tuple[int, float] | None]:
+    """Return the number and the age in seconds of the last step at or before each number.
+
+    For a chunk these are the number and the age of its last step. None where there is no step.
     """
     given, row, own = _given(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
@@ -270,21 +278,20 @@ def ages_of(
     )
     # Not max(): it would read all rows below the number.
     nearest = select(_last(row.seq, of_row), _last(own.first_seq, of_chunk))
-    found = connection.execute(nearest.select_from(given)).all()
+    ordered = nearest.select_from(given).order_by(given.c.place)
+    places = [tuple(each) for each in connection.execute(ordered)]
     last_of_chunk = own.first_seq + own.n_steps - 1
-    ages: dict[int, float] = {}
-    for place, number, last, written_at in (
-        (0, row.seq, row.seq, row.inserted_at),
-        (1, own.first_seq, last_of_chunk, own.inserted_at),
+    steps: list[dict[int, tuple[int, float]]] = []
+    for place, (number, last, written_at) in enumerate(
+        ((row.seq, row.seq, row.inserted_at), (own.first_seq, last_of_chunk, own.inserted_at))
     ):
-        listed = sorted({int(each[place]) for each in found if each[place] is not None})
+        listed = sorted({int(each[place]) for each in places if each[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
-        if listed:
-            query = select(last, age_s(written_at)).where(is_one)
-            ages.update((seq, float(age)) for seq, age in connection.execute(query))
-    table = np.array(sorted(ages.items()), np.float64)
-    seqs, seconds = table.reshape(-1, 2).T
-    return seqs, seconds
+        query = select(number, last, age_s(written_at)).where(is_one)
+        found = connection.execute(query) if listed else ()
+        steps.append({first: (int(last), float(age)) for first, last, age in found})
+    of_rows, of_chunks = steps
+    return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
 
 def _last(number: Any, where: Sequence[Any]) -> Any:

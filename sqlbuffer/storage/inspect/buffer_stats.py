@@ -23,6 +23,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow as flow_rows
 from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.inspect.first_numbers import Numbers, first_numbers
 from sqlbuffer.storage.inspect.step_ages import first_step, newest_step_age
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
@@ -215,20 +216,18 @@ def _insert_rates(
 def _first_younger(
     connection: Connection, about: Sequence[Any], ages_s: NDArray[np.float64]
 ) -> list[int]:
-    """Return for each buffer the first number whose row is not older, by bisection of all together.
+    """Return for each buffer the first number whose row is not older, searched in all together.
 
     Rows are written approximately in the order of their numbers.
     """
     ids = np.array([each.buffer_id for each in about], np.int64)
     low = np.array([each.low_seq + 1 for each in about], np.int64)
     high = np.array([each.high_seq for each in about], np.int64)
-    while (open_ := np.flatnonzero(low < high)).size:
-        middle = (low[open_] + high[open_]) // 2
-        found = _ages(connection, ids[open_] * _NUMBERS + middle)
-        is_older = found > ages_s[open_]
-        low[open_[is_older]] = middle[is_older] + 1
-        high[open_[~is_older]] = middle[~is_older]
-    return [int(number) for number in low]
+
+    def is_older(places: Numbers, numbers: Numbers) -> NDArray[np.bool_]:
+        return _ages(connection, ids[places] * _NUMBERS + numbers) > ages_s[places]
+
+    return [int(number) for number in first_numbers(low, high, is_older)]
 
 
 def _ages(connection: Connection, keys: NDArray[np.int64]) -> NDArray[np.float64]:
