@@ -148,6 +148,9 @@ def test_the_page_lets_in_who_has_the_token(stack, monkeypatch):
 
 
 def test_the_exporter_serves_figures_through_pgbouncer(stack):
+    writer = url_of("rollouts", stack[1])
+    ReplayBuffer(writer, "figures").close()
+    close_pool(writer)
     port = free_port()
     environment = {
         **os.environ,
@@ -177,6 +180,7 @@ def test_the_exporter_serves_figures_through_pgbouncer(stack):
     assert "sqlbuffer_up 1.0" in found[0]
     assert "sqlbuffer_database_bytes" in found[0]
     assert 'sqlbuffer_check_status{check="connections"} 0.0' in found[0]
+    assert 'sqlbuffer_rows{buffer="figures"}' in found[0]
 
 
 def free_port():
