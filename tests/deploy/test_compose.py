@@ -2,12 +2,14 @@
 
 import re
 import tomllib
+from configparser import ConfigParser
 
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from sqlbuffer.web.access import TOKEN
-from tests.support.deployment import DEPLOY
+from tests.support.deployment import DEPLOY, server_settings
 from tests.support.markdown import ROOT
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
@@ -130,3 +132,34 @@ def test_the_start_of_pgbouncer_writes_the_file_that_its_settings_name():
     mounted = {target for name, _, target in mounts() if name == "pgbouncer"}
     assert mounted == set(re.findall(r"exec pgbouncer (\S+)", script))
     assert (DEPLOY / "start-pgbouncer").stat().st_mode & 0o111
+
+
+def test_the_services_find_each_other():
+    pooler = ConfigParser(interpolation=None)
+    pooler.read(DEPLOY / "pgbouncer.ini", encoding="utf-8")
+    database = SERVICES["postgres"]["environment"]["POSTGRES_DB"]
+    target = dict(word.split("=") for word in pooler["databases"][database].split())
+    assert target == {"host": "postgres", "port": "5432", "dbname": database}
+    port = pooler["pgbouncer"]["listen_port"]
+    assert SERVICES["pgbouncer"]["ports"][0].endswith(f":{port}")
+    assert port in SERVICES["pgbouncer"]["healthcheck"]["test"]
+    for name in ("setup", "web", "exporter"):
+        url = make_url(SERVICES[name]["environment"]["SQLBUFFER_URL"])
+        assert url.database == database
+        assert url.host in SERVICES
+        assert url.port in (None, int(port))
+        password = SERVICES[name]["environment"]["PGPASSWORD_FILE"]
+        assert password == f"/run/secrets/{url.username}_password"
+        assert password.rpartition("/")[2] in SERVICES[name]["secrets"]
+
+
+def test_the_server_has_more_connections_than_the_pooler_opens():
+    pooler = ConfigParser(interpolation=None)
+    pooler.read(DEPLOY / "pgbouncer.ini", encoding="utf-8")
+    sizes = pooler["pgbouncer"]
+    reserved = 3  # superuser_reserved_connections
+    allowed = int(server_settings()["max_connections"])
+    assert int(sizes["max_db_connections"]) + 10 <= allowed - reserved
+    assert int(sizes["default_pool_size"]) <= int(sizes["max_db_connections"])
+    files = SERVICES["pgbouncer"]["ulimits"]["nofile"]
+    assert int(sizes["max_client_conn"]) + int(sizes["max_db_connections"]) < files
