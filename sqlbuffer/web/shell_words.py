@@ -43,7 +43,7 @@ def python_rows(url: str, buffer: str, call: str, shown: str = "row") -> str:
     Args:
         url: The database.
         buffer: The buffer.
-        call: What follows `buffer.`; it returns rows.
+        call: Call after `buffer.` that returns rows.
         shown: An expression of `row`.
     """
     return f"{_opened(url, buffer)}\nfor row in buffer.{call}:\n    print({shown})"
