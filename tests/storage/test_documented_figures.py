@@ -3,9 +3,14 @@
 import re
 
 from sqlbuffer.config.connection import DEFAULT_CONNECTION
+from sqlbuffer.front.leasing import LEASE_S
+from sqlbuffer.interchange.parquet.parquet_files import ROWS_AT_ONCE
+from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
 from sqlbuffer.storage.database import engine, transactions, vacuum
 from sqlbuffer.storage.flow import limiters, pacing, waiting_mark
+from sqlbuffer.storage.flow.credits import MOST_AHEAD
 from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
+from sqlbuffer.storage.retention import expiry
 from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.storage.writing import write_queue
 from tests.docs.pages import SERVER_URL, text_of
@@ -49,3 +54,20 @@ def test_the_columns_of_a_step_are_explained():
     text = text_of("docs/concepts/columns.md")
     names = set(VIEWS["v_experiences"].columns) - {"buffer", "special_numbers"}
     assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_the_how_to_pages_give_the_figures_that_the_code_has():
+    def text(page):
+        return " ".join(text_of(f"docs/{page}.md").split())
+
+    episodes = text("how-to/record-episodes")
+    flush, most = write_queue.FLUSH_BYTES >> 20, write_queue.MAX_BYTES >> 20
+    assert f"when {write_queue.FLUSH_ROWS:,} steps or {flush} MiB" in episodes
+    assert f"only if {write_queue.MAX_ROWS:,} steps or {most} MiB" in episodes
+    assert f"({MAX_BYTES >> 30} GiB by default)" in text("how-to/draw-from-memory")
+    assert f"up to {MOST_AHEAD} batches" in text("concepts/mirror")
+    assert f"up to {ROWS_AT_ONCE:,} rows" in text("how-to/append-parquet-files")
+    assert "five minutes by default" in text("how-to/lease-batches")
+    assert LEASE_S == 5 * 60
+    assert "a tenth of a second every ten seconds" in text("how-to/limit-staleness")
+    assert (expiry.AT_ONCE_S, expiry.EXPIRE_EVERY_S) == (0.1, 10.0)
