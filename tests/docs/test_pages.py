@@ -75,7 +75,7 @@ def test_settings_names_each_setting_with_its_group_and_default():
 
     stored, own = (
         re.findall(r"^\|.*`.*\|$", part, re.MULTILINE)
-        for part in text_of("docs/reference/settings.md").split("## What an opener chooses")
+        for part in text_of("docs/reference/settings.md").split("## Settings of an opener")
     )
     assert len(stored) == len(PLACES)
     group = ""
