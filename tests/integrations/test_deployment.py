@@ -26,6 +26,7 @@ from tests.support.markdown import ROOT
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program
 from tests.support.processes import wait_until
 from tests.support.servers import own_server, server_programs
+from tests.support.stepped_rows import make_rows
 from tests.support.web_client import WebClient
 
 NAMES = [f"{login}_password" for login in ("postgres", *services.LOGINS)] + ["web_token"]
@@ -132,6 +133,33 @@ def test_doctor_has_no_warning(stack):
     printed = CliRunner().invoke(app, ["doctor", url]).stdout
     assert [line for line in printed.splitlines() if not line.startswith("OK ")] == []
     close_pool(url)
+
+
+def test_a_dump_is_restored_with_the_rights_of_the_logins(stack, tmp_path):
+    programs, url = server_programs(), url_of("postgres", stack[0])
+    if not (programs / "pg_dump").exists():
+        pytest.skip("allowed: no pg_dump on this machine")
+    writer = url_of("rollouts", stack[0])
+    with ReplayBuffer(writer, "kept", max_capacity=5) as buffer:
+        buffer.store_batch(make_rows(range(8)))
+        rows = list(buffer)
+    close_pool(writer)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE again")
+    dump, again = tmp_path / "replay.dump", url.replace("/replay?", "/again?")
+    for words in (
+        ["pg_dump", "--format=custom", f"--file={dump}", url],
+        ["pg_restore", "--exit-on-error", f"--dbname={again}", dump],
+    ):
+        subprocess.run([programs / words[0], *words[1:]], check=True, timeout=120)
+    printed = CliRunner().invoke(app, ["doctor", again]).stdout
+    assert [line for line in printed.splitlines() if not line.startswith("OK ")] == []
+    restored = writer.replace("/replay?", "/again?")
+    with ReplayBuffer(restored, "kept") as buffer:
+        assert list(buffer) == rows
+        assert buffer.store_batch(make_rows(range(8, 10))).inserted == 2
+    for opened in (again, restored, url):
+        close_pool(opened)
 
 
 def test_the_page_lets_in_who_has_the_token(stack, monkeypatch):
