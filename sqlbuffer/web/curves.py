@@ -177,9 +177,10 @@ def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histog
         (float(begin), float(end), int(n))
         for begin, end, n in zip(edges[:-1], edges[1:], counts, strict=True)
     )
+    # As parts of the largest: sums may be beyond the largest float.
+    largest = max(-least, most) or 1.0
     middle, mean = (
-        2 * float(np.median(finite / 2)),
-        float(np.mean(finite / finite.size) * finite.size),
+        float(np.clip(of(finite / largest), -1.0, 1.0)) * largest for of in (np.median, np.mean)
     )
     return Histogram(title, note, bars, finite.size, least, middle, mean, most)
 

@@ -1,6 +1,8 @@
+import sys
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqlbuffer.web.curves import (
@@ -23,8 +25,11 @@ def test_the_moving_mean_is_that_of_each_value_and_those_before(values, width):
 
 
 @given(NUMBERS)
+@example([sys.float_info.max] * 3)
+@example([-sys.float_info.max, sys.float_info.max])
 def test_every_finite_value_is_in_one_bar(values):
     found = histogram("t", "n", values)
+    assert not found.n or np.isfinite([found.mean, found.median]).all()
     assert sum(n for *_, n in found.bars) == found.n == np.isfinite(values).sum()
     assert all(begin <= end for begin, end, _ in found.bars)
     assert len(found.bars) <= 30
