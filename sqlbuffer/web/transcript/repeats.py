@@ -44,6 +44,12 @@ def n_same(one: Sequence[Said], other: Sequence[Said]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+def is_among(answers: Sequence[Said], given: Sequence[Said]) -> bool:
+    """Return True if the messages of a step already contain its action, in the same order."""
+    tokens = iter([_token(said) for said in given if said.role == "assistant"])
+    return bool(answers) and all(_token(said) in tokens for said in answers)
+
+
 def _token(said: Said) -> _Token:
     # A tool call may look different in an agent's answer and in its context.
     return said.role, len(said.text), hash(said.text)

@@ -6,7 +6,7 @@ Any value is a message here: a page shows every value, also those that `sqlbuffe
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlbuffer.llm.messages import answer_messages, is_said, normal_message
@@ -14,6 +14,9 @@ from sqlbuffer.web.readable_values import readable
 
 # Longer arguments are shown as they are stored.
 MOST_FORMATTED = 200_000
+# A larger image would make a page slow.
+MOST_IMAGE_CHARS = 1_000_000
+_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}")
 _THOUGHT = re.compile(r"\s*<think(?:ing)?>(.*?)</think(?:ing)?>\s*", re.DOTALL)
 _THINKING = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": "data"}
 
@@ -45,6 +48,7 @@ class Said:
         calls: Tool calls.
         answers: The id of the call whose result it is.
         is_answer: True if it is the agent's action in the step, not its context.
+        images: Images in it, as `data:` addresses.
     """
 
     role: str
@@ -54,6 +58,7 @@ class Said:
     calls: tuple[ToolCall, ...] = ()
     answers: str | None = None
     is_answer: bool = False
+    images: tuple[str, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -90,6 +95,7 @@ def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     rest: list[Any] = []
+    images: list[str] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _THINKING:
@@ -97,14 +103,18 @@ def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
         elif kind == "tool_use":
             calls.append(_call(part.get("id"), part.get("name"), part.get("input")))
         elif kind == "tool_result":
-            yield Said("tool", _text(part.get("content")), answers=_id(part.get("tool_use_id")))
+            text, shown = _with_images(part.get("content"))
+            yield Said("tool", text, answers=_id(part.get("tool_use_id")), images=shown)
+        elif image := _image(part):
+            images.append(image)
         else:
             rest.append(part)
-    if parts and not (rest or thoughts or calls):
+    if parts and not (rest or thoughts or calls or images):
         return
     if parts and len(rest) < len(parts):
         message = {**message, "content": rest}
-    yield _said(role, message, thoughts, calls, is_answer)
+    said = _said(role, message, thoughts, calls, is_answer)
+    yield replace(said, images=tuple(images)) if images else said
 
 
 def _said(
@@ -157,6 +167,30 @@ def _text(content: Any) -> str:
         if all(isinstance(text, str) for text in texts):
             return "\n".join(str(text) for text in texts)
     return readable(content)
+
+
+def _with_images(content: Any) -> tuple[str, tuple[str, ...]]:
+    """Return the text of the result of a tool, and its images."""
+    parts = content if isinstance(content, (list, tuple)) else ()
+    images = tuple(image for image in map(_image, parts) if image)
+    if images:
+        content = [part for part in parts if not _image(part)]
+    return _text(content), images
+
+
+def _image(part: Any) -> str | None:
+    """Return the address of an image that a part contains; None if it has none to show."""
+    if not isinstance(part, dict):
+        return None
+    kind, found = part.get("type"), None
+    if kind in ("image_url", "input_image"):
+        found = part.get("image_url")
+        found = found.get("url") if isinstance(found, dict) else found
+    elif kind == "image" and isinstance(source := part.get("source"), dict):
+        found = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(found, str) or len(found) > MOST_IMAGE_CHARS:
+        return None
+    return found if _IMAGE.fullmatch(found) else None
 
 
 def _id(value: Any) -> str | None:

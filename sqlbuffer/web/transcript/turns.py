@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlbuffer.web.transcript.repeats import n_repeated, n_same
+from sqlbuffer.web.transcript.repeats import is_among, n_repeated, n_same
 from sqlbuffer.web.transcript.said_parts import Said, ToolCall, said_in_step
 from sqlbuffer.web.transcript.shown_texts import ShownText, excerpts, has_text, shown_text
 
@@ -126,6 +126,8 @@ class Transcript:
         turns = self._added(seq, n_context, given[n_context:])
         answers = said[len(given) :]
         n_answers, _ = n_repeated(self._said, answers)
+        if is_among(answers, given[n_context:]):
+            n_answers = len(answers)
         turns += self._added(seq, len(given) + n_answers, answers[n_answers:])
         return StepTurns(turns, n_context + n_answers)
 

@@ -110,6 +110,57 @@ def test_parts_of_messages_of_anthropic_are_understood():
     assert turn.calls[0].results[0].text.head == "seen"
 
 
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": PNG}},
+        {"type": "input_image", "image_url": PNG},
+        {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+        },
+    ],
+    ids=["chat", "responses", "anthropic"],
+)
+def test_images_in_messages_are_shown_next_to_the_text(part):
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}
+    result = {"type": "tool_result", "tool_use_id": "u1", "content": [part]}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "u1", "name": "look"}]}
+    step = Transcript().step(1, [asked, called, {"role": "user", "content": [result]}], None)
+    first, second = step.turns
+    assert (first.text.head, first.said.images) == ("What is it?", (PNG,))
+    assert second.calls[0].results[0].said.images == (PNG,)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/a.png",
+        "data:image/svg+xml;base64,AAAA",
+        "data:text/html;base64,AAAA",
+        'data:image/png;base64,AA"onerror=',
+        "data:image/png;base64," + "A" * 1_000_001,
+        None,
+        5,
+    ],
+    ids=["elsewhere", "svg", "page", "quote", "large", "none", "number"],
+)
+def test_other_addresses_of_images_stay_text(url):
+    asked = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    (turn,) = Transcript().step(1, [asked], None).turns
+    assert turn.said.images == ()
+    assert "image_url" in turn.text.head
+
+
+def test_an_action_that_the_messages_contain_already_is_shown_once():
+    messages = ["?", {**CALL, "content": "I add."}, RESULT]
+    assert texts(Transcript().step(1, messages, ["I add."])) == ["?", "I add."]
+    assert texts(Transcript().step(1, ["?"], ["I add."])) == ["?", "I add."]
+
+
 def test_thoughts_in_the_text_are_reasoning():
     step = Transcript().step(1, ["?"], ["<think>\nHm.\n</think>\n42"])
     assert (step.turns[1].text.head, step.turns[1].reasoning.head) == ("42", "Hm.")
