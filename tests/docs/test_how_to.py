@@ -304,3 +304,18 @@ def test_lines_are_piped_as_the_page_shows(read):
 
 def test_a_buffer_is_streamed_as_the_page_shows(read):
     assert sum(read("docs/how-to/stream-a-buffer.md").names["counts"]) == 60
+
+
+def test_the_size_is_limited_as_the_page_shows(read):
+    read("docs/how-to/limit-size.md")
+    assert ReplayBuffer(SQLITE_URL, name="limited").max_capacity is None
+
+
+def test_rows_are_deleted_as_the_page_shows(read):
+    read("docs/how-to/delete-rows.md")
+    assert ReplayBuffer.list(SQLITE_URL) == []
+
+
+def test_coroutines_store_and_lease_as_the_page_shows(read):
+    read("docs/how-to/use-asyncio.md")
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_episodes WHERE status = 'complete'") == 4
