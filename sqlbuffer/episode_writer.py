@@ -69,16 +69,16 @@ class EpisodeWriter:
         """Add a step; it is stored within the buffer's `flush_s`.
 
         Args:
-            **step: A value for each declared field; `reward`, `terminated`, `truncated`, `state`,
-                `actions`, `messages` and `extra` if there are any, and `priority` where the buffer
-                has priorities. They are copied.
+            **step: A value for each declared field. Optional are `reward`, `terminated`,
+                `truncated`, `state`, `actions`, `messages` and `extra`, and `priority` if the
+                buffer has priorities. The values are copied.
 
         Raises:
-            FieldError: An unknown or missing field, or a value that cannot be stored; or the
-                episode has ended. The step is not added.
-            StorageError: Earlier steps could not be stored. They wait to be, and this one is not
+            FieldError: A field is unknown or missing, a value cannot be stored, or the episode has
+                ended. The step is not added.
+            StorageError: Earlier steps could not be stored. They stay pending, and this step is not
                 added.
-            EpisodeExistsError: Another writer has stored earlier steps of this episode; this one
+            EpisodeExistsError: Another writer has stored earlier steps of this episode; this step
                 is not added.
         """
         self._check_open()
@@ -89,7 +89,9 @@ class EpisodeWriter:
         self._count(encoded.reward_t)
 
     def hold(self, **step: Any) -> None:
-        """Add a step as `append` does, and keep it here until the next call: `cut` may be that."""
+        """Add a step as `append` does, but keep it in this object until the next call, which may be
+        `cut`.
+        """
         self._check_open()
         encoded = self._encode(self.length, step)
         self._release()
@@ -114,7 +116,7 @@ class EpisodeWriter:
         self._queue.flush()
 
     def finish(self, final: dict[str, Any] | None = None, *, reward: float | None = None) -> None:
-        """End the episode, to be stored within the buffer's `flush_s`: `end` without its wait."""
+        """End the episode without a wait: its end is stored within the buffer's `flush_s`."""
         self._check_open()
         reward = checked_reward(reward, "reward")
         final_arrays = pack_final(self._observation, final, self._casting)
@@ -122,7 +124,7 @@ class EpisodeWriter:
         self._close("complete", final_arrays, reward)
 
     def cut(self, final: dict[str, Any] | None = None) -> None:
-        """End the episode as truncated after the step that is held, without a wait."""
+        """End the episode as truncated after the held step, without a wait."""
         self._check_open()
         final_arrays = pack_final(self._observation, final, self._casting)
         if self._held is not None:
@@ -130,7 +132,7 @@ class EpisodeWriter:
         self._close("complete", final_arrays)
 
     def abort(self) -> None:
-        """End the episode as one that went wrong: its steps are kept, and not trained on."""
+        """End the episode as aborted: its steps are stored, but not drawn as transitions."""
         self._check_open()
         self._close("aborted", None)
         self._queue.flush()

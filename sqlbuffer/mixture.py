@@ -38,8 +38,7 @@ def mix(
     """Return a source of batches that draws from several buffers, in one database or in many.
 
     Args:
-        sources: `{buffer: weight}`; each buffer gives a share of each batch in proportion to its
-            weight.
+        sources: `{buffer: weight}`; a buffer's share of a batch is proportional to its weight.
         on_empty: Treatment of a buffer from which nothing can be drawn: `raise`, or `redistribute`
             its share to the others by their weights.
         fields: Declared fields to read; all by default. Their dtype and shape must be the same in
@@ -47,8 +46,8 @@ def mix(
 
     Raises:
         FieldError: A field differs between two buffers; the message names both.
-        TypeError: Not buffers, or no numbers.
-        ValueError: No source, a weight that is not positive and finite, or another `on_empty`.
+        TypeError: A key is not a buffer, or a weight is not a number.
+        ValueError: No source, a weight that is not positive and finite, or an unknown `on_empty`.
 
     Example:
         >>> spec = {"x": "int64"}
@@ -64,11 +63,11 @@ def mix(
 class Mixture:
     """Several buffers that batches are drawn from; `mix` makes it.
 
-    A batch contains each source's share exactly if that is a whole number of rows. The remaining
-    rows are taken from the sources in turn, which makes the shares exact over many batches. The
-    rows of a batch are grouped by source, in the order of the sources. For most losses the order
-    does not matter; otherwise shuffle the rows by an index. `info["source"]` has the buffer's name
-    for each row, followed by `@database` if two buffers have the same name.
+    A batch contains each source's share exactly if that is a whole number of rows. The sources give
+    the remaining rows in turn, so shares are exact over many batches. The rows are grouped by
+    source, in the order of the sources. If a loss depends on the order, shuffle the rows by an
+    index. `info["source"]` has the buffer's name for each row, followed by `@database` if two
+    buffers have the same name.
 
     Example:
         >>> demo = ReplayBuffer("sqlite://", name="demo", fields={"x": "int64"})
@@ -107,8 +106,8 @@ class Mixture:
         """Draw rows as arrays; see `ReplayBuffer.sample_arrays`.
 
         Raises:
-            InsufficientDataError: A source has too few rows, or none and `on_empty` is `raise`.
-            FieldError: An unknown field.
+            InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
+            FieldError: A field is unknown.
         """
         options = {"mode": "step", "fields": fields, "condition": condition}
         return self._sample(batch_size, sampler, options)
@@ -128,7 +127,7 @@ class Mixture:
         """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
 
         Raises:
-            InsufficientDataError: A source has too few, or none and `on_empty` is `raise`.
+            InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
         """
         options = {
@@ -164,10 +163,10 @@ class Mixture:
     ) -> Loader[Any]:
         """Return an iterable of batches without end; arguments are those of `ReplayBuffer.loader`.
 
-        Each source is drawn from with random numbers of its own, of the one seed.
+        Each source has its own random numbers, derived from the seed.
 
         Raises:
-            ValueError: Passes (`epochs` or `shuffle=False`): each source would have its own end.
+            ValueError: Passes (`epochs`, `shuffle=False`): sources would end at different times.
         """
         made = {name: options.pop(name, None) for name in _OF_OUTPUT}
         prefetch = options.pop("prefetch", 0)

@@ -1,4 +1,4 @@
-"""Figures of buffers where a run is watched: TensorBoard and Prometheus."""
+"""Figures of buffers for monitoring: TensorBoard and Prometheus."""
 
 import logging
 import os
@@ -46,20 +46,20 @@ class TensorBoardMonitor:
     Scalars are named `sqlbuffer/<buffer>/<figure>` after the attributes of `Stats`; uses,
     priorities and staleness are histograms with their means as scalars.
 
-    Either call `write(step)` in the loop that trains, which looks at the buffer when it is time, or
-    `start()` a thread that ends with the process.
+    Either call `write(step)` in the training loop, which reads the buffer when `every_s` has
+    passed, or `start()` a thread that ends with the process.
 
     Args:
         buffer: The buffer.
-        writer: A `SummaryWriter` of tensorboardX or of `torch.utils.tensorboard`, or the folder for
-            one: of tensorboardX, else of torch.
+        writer: A `SummaryWriter` of tensorboardX or of `torch.utils.tensorboard`; or a folder, for
+            a writer of tensorboardX or else of torch.
         every_s: Seconds between two looks.
-        window_s: Seconds that rates are over.
+        window_s: Seconds over which rates are measured.
 
     Raises:
-        BufferConfigError: Seconds that cannot be.
-        TypeError: Something else than a buffer, or a writer.
-        MissingExtraError: A folder, and neither package is installed.
+        BufferConfigError: A number of seconds is invalid.
+        TypeError: An argument is not a buffer or not a writer.
+        MissingExtraError: A folder is given, and neither package is installed.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -100,11 +100,11 @@ class TensorBoardMonitor:
         """Write the figures if `every_s` seconds have passed since the last time.
 
         Args:
-            step: The step of the axis; by default the seconds since the monitor was made.
-            now: However long it is since.
+            step: Position on the axis; by default the seconds since the monitor was made.
+            now: Whether to write in any case.
 
         Returns:
-            Whether they were written.
+            True if the figures were written.
         """
         began = time.monotonic()
         if not now and began - self._written_at < self._every_s:
@@ -127,7 +127,9 @@ class TensorBoardMonitor:
                 self._writer.add_histogram(tag, found.values, step)
 
     def start(self) -> "TensorBoardMonitor":
-        """Write from a thread from now on; errors of the database are logged, and it goes on."""
+        """Write from a thread from now on. Errors of the database are logged, and the thread
+        continues.
+        """
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(
@@ -211,18 +213,18 @@ _POINTS = ("mean", "min", "p10", "median", "p90", "max")
 
 
 class PrometheusCollector:
-    """Figures of buffers for `prometheus_client`: register it with a registry of yours.
+    """Figures of buffers for `prometheus_client`: register it with your registry.
 
-    Each scrape looks at the buffers. Names begin with `sqlbuffer_` and carry their unit; the label
-    `buffer` names the buffer, `stat` which point of a distribution it is, `role` what calls wait
-    for.
+    Each scrape reads the buffers. Names begin with `sqlbuffer_` and contain their unit. The labels
+    are `buffer` (name of the buffer), `stat` (point of a distribution) and `role` (side that
+    waits).
 
     Args:
         *buffers: The buffers.
 
     Raises:
-        TypeError: Something else than a buffer.
-        ValueError: Two buffers of one name, which the label could not tell apart.
+        TypeError: An argument is not a buffer.
+        ValueError: Two buffers have the same name, so the label could not distinguish them.
         MissingExtraError: prometheus_client is not installed.
 
     Example:
@@ -278,7 +280,7 @@ class PrometheusCollector:
 
 
 def prometheus_text(*buffers: ReplayBuffer) -> str:
-    """Return the figures of buffers in the text format of Prometheus, for an endpoint of yours.
+    """Return the figures of buffers in the text format of Prometheus, for your own endpoint.
 
     Raises:
         MissingExtraError: prometheus_client is not installed.

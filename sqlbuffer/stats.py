@@ -33,7 +33,7 @@ class Removed:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of the three numbers."""
         return self.expired + self.used_up + self.other_session
 
     def __add__(self, other: "Removed") -> "Removed":
@@ -46,17 +46,17 @@ class Removed:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How a figure of the rows is distributed.
+    """The distribution of a figure over rows.
 
     Attributes:
-        n: How many rows were looked at: all, or a uniform sample of them.
+        n: Number of rows that were read: all, or a uniform sample.
         mean: Mean.
         min: Least.
-        p10: A tenth is below.
-        median: Half is below.
-        p90: Nine tenths are below.
+        p10: Value that a tenth of the rows is below.
+        median: Value that half of the rows is below.
+        p90: Value that nine tenths of the rows are below.
         max: Greatest.
-        values: The figures themselves, of shape (n,), float64; for a histogram.
+        values: The values, float64 of shape (n,), for a histogram.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -79,7 +79,7 @@ class Distribution:
 
 
 def distribution(values: Sequence[float] | NDArray[Any]) -> Distribution | None:
-    """Return the distribution of figures; None of none."""
+    """Return the distribution of values; None if there are none."""
     array = np.asarray(values, np.float64)
     if not array.size:
         return None
@@ -102,31 +102,33 @@ class Stats:
 
     Attributes:
         buffer: Name of the buffer.
-        rows: Rows held.
-        capacity: Rows held at most; None is unlimited.
-        inserted: Rows ever inserted: numbers given, so those of writes that were rolled back count.
-        evicted: Rows that have left otherwise than by the four causes that follow: evicted, deleted
-            or rolled back, which is not told apart.
-        expired: Rows that left because they were too old by the clock; see `ReplayBuffer.expire`.
-        used_up: Rows that left because they were sampled as often as they may be.
-        other_session: Rows that left because they were of another session.
-        partial: Rows that left because their group stayed incomplete.
-        sampled: Rows ever sampled, as far as processes have told, which they do every 5 seconds.
-        batches: In how many batches.
-        window_s: Seconds that the rates are over, or those since the buffer was created.
-        insert_rate: Rows inserted in a second; where all rows held are younger than the window,
-            since the oldest of them. None where no row is held that could tell.
-        sample_rate: Rows sampled in a second.
-        oldest_age_s: Seconds since the oldest row held was written; None in an empty buffer.
-        newest_age_s: Seconds since the newest was.
-        episodes: Episodes that are open or have steps held; counted up to 100,000. Where
-            `sqlbuffer watch` looks at many buffers: up to 1,000 of each at least.
-        clock: The learner's iteration or model version; None where it was not set.
-        uses: How often rows were sampled, or leased; None for a buffer without `max_use` and
-            leases.
+        rows: Number of rows.
+        capacity: Largest number of rows; None is unlimited.
+        inserted: Rows ever inserted. It counts numbers, so rows of writes that were rolled back
+            count too.
+        evicted: Rows that were evicted, deleted or rolled back; it does not include the next four
+            counts.
+        expired: Rows deleted because they were too old by the clock; see `ReplayBuffer.expire`.
+        used_up: Rows deleted because they were sampled `max_use` times.
+        other_session: Rows deleted because they were of another session.
+        partial: Rows deleted because their group stayed incomplete.
+        sampled: Rows ever sampled; processes report them every 5 seconds.
+        batches: Number of sampled batches.
+        window_s: Seconds over which rates are measured, or the seconds since the buffer was
+            created.
+        insert_rate: Rows inserted per second; if all rows are younger than the window, since the
+            oldest row. None if no row is left to measure it.
+        sample_rate: Rows sampled per second.
+        oldest_age_s: Seconds since the oldest row was written; None for an empty buffer.
+        newest_age_s: Seconds since the newest row was written.
+        episodes: Episodes that are open or have stored steps, counted up to 100,000. If `sqlbuffer
+            watch` shows many buffers, each is counted up to at least 1,000.
+        clock: The learner's iteration or model version; None if it is not set.
+        uses: Number of times that rows were sampled or leased; None for a buffer without `max_use`
+            and leases.
         priorities: Priorities of rows; None for a buffer without.
-        staleness: By how much rows are behind the clock; None without a clock, or rows that carry a
-            `model_version`.
+        staleness: Distance of rows behind the clock; None without a clock, or without rows that
+            have a `model_version`.
         waiting: Calls that wait for a rate limiter.
 
     Example:
@@ -164,7 +166,7 @@ class Stats:
 
     @property
     def fill(self) -> float | None:
-        """`rows / capacity`; None where it is unlimited."""
+        """`rows / capacity`; None if the capacity is unlimited."""
         return None if self.capacity is None else self.rows / self.capacity
 
     @property
@@ -174,10 +176,10 @@ class Stats:
 
     @property
     def inserts_waiting(self) -> int:
-        """How many calls wait to insert."""
+        """Number of calls that wait to insert."""
         return sum(call.alive and call.role == "insert" for call in self.waiting)
 
     @property
     def samples_waiting(self) -> int:
-        """How many calls wait to sample."""
+        """Number of calls that wait to sample."""
         return sum(call.alive and call.role == "sample" for call in self.waiting)

@@ -28,14 +28,14 @@ __all__ = ["Dataset", "IterableDataset"]
 class IterableDataset(data.IterableDataset):  # type: ignore[misc]
     """The batches of a loader, for `DataLoader(dataset, batch_size=None, num_workers=...)`.
 
-    Workers under fork and spawn open connections of their own. Between them they visit each row of
-    a pass once: worker w of W takes every W-th number of the pass, from w on, so that each of them
-    has a last batch that is smaller. Batches without end are drawn by each worker with random
-    numbers of its own. Each `iter` of the `DataLoader` is an iteration with other random numbers,
-    with persistent workers too; the loader's seed decides which, not that of torch.
+    Workers under fork and spawn open their own connections. Together they visit each row of a pass
+    once: worker w of W takes every W-th number of the pass, from w on, so each worker may have a
+    smaller last batch. For batches without end, each worker has its own random numbers. Each `iter`
+    of the `DataLoader` has other random numbers, also with persistent workers. They depend on the
+    loader's seed, not on that of torch.
 
-    Items are dicts of tensors with an item `info`, a dict as well; or the named tuples that the
-    loader makes. Texts and objects stay arrays.
+    Items are dicts of tensors with an entry `info`, also a dict; or the named tuples of the loader.
+    Texts and objects stay arrays.
 
     Args:
         loader: Made by `ReplayBuffer.loader` or `Mixture.loader`.
@@ -62,7 +62,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         self._meeting = Meeting()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an iteration: in a worker, its part of the one that the workers make together."""
+        """Begin an iteration; in a worker process, its part of the common iteration."""
         info = data.get_worker_info()
         if info is None:
             return _items(iter(self.loader))
@@ -91,8 +91,8 @@ class Dataset(data.Dataset):  # type: ignore[misc]
             takes them.
 
     Raises:
-        FieldError: An unknown field.
-        ValueError: An option that the mode does not take.
+        FieldError: A field is unknown.
+        ValueError: The mode does not take an option.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -127,15 +127,15 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         self._numbers = self._source.numbers()
 
     def __len__(self) -> int:
-        """Return how many things there were when the dataset was made."""
+        """Return the number of items at the time when the dataset was made."""
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one of them.
+        """Return one item.
 
         Raises:
-            IndexError: There are not that many.
-            InsufficientDataError: It is not there any more, or cannot be made.
+            IndexError: The index is out of range.
+            InsufficientDataError: The item is not stored any more, or cannot be made.
         """
         return self.__getitems__([index])[0]
 

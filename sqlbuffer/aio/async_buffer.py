@@ -154,15 +154,15 @@ class AsyncReplayBuffer:
     close = as_coroutine(ReplayBuffer.close)
 
     async def config(self) -> BufferConfig:
-        """Return what is stored about the buffer now."""
+        """Return the settings that are stored with the buffer now."""
         return await in_thread(lambda: self.sync.config)
 
     async def clock(self) -> int | None:
-        """Return what `set_clock` set last; None before."""
+        """Return the last value of `set_clock`, from any process; None before the first."""
         return await in_thread(lambda: self.sync.clock)
 
     async def session_id(self) -> str | None:
-        """Return the key of the buffer's current session; None before any was started."""
+        """Return the key of the buffer's current session; None before the first session."""
         return await in_thread(lambda: self.sync.session_id)
 
     def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
@@ -226,5 +226,5 @@ class AsyncReplayBuffer:
 
     @staticmethod
     async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
-        """Delete a buffer and all that belongs to it; see `sqlbuffer.ReplayBuffer.drop`."""
+        """Delete a buffer with everything that belongs to it; see `sqlbuffer.ReplayBuffer.drop`."""
         await in_thread(ReplayBuffer.drop, url, name, retry_s=retry_s)

@@ -38,7 +38,7 @@ class AsyncEpisodeWriter:
         await in_thread(lambda: self.sync.end(reward=reward, **final))
 
     async def abort(self) -> None:
-        """End the episode as one that went wrong."""
+        """End the episode as aborted; see `sqlbuffer.EpisodeWriter.abort`."""
         await in_thread(self.sync.abort)
 
     async def __aenter__(self) -> "AsyncEpisodeWriter":

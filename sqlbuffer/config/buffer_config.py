@@ -34,7 +34,7 @@ _ARGUMENTS = {
 
 
 class BufferSettings(TypedDict, total=False):
-    """The settings of `BufferConfig` as keyword arguments; None is an omitted one."""
+    """The settings of `BufferConfig` as keyword arguments; None means omitted."""
 
     max_capacity: int | None
     max_episodes: int | None
@@ -62,8 +62,8 @@ class BufferSettings(TypedDict, total=False):
 class BufferConfig(StrictModel):
     """Everything that is stored about a buffer, in groups.
 
-    `BufferConfig.of(max_capacity=100)` takes the settings as `ReplayBuffer` does. In JSON they are
-    in their groups: `model_dump_json` writes it, `model_validate_json` reads it.
+    `BufferConfig.of(max_capacity=100)` takes the settings as `ReplayBuffer` does. In JSON the
+    settings are in their groups: `model_dump_json` writes it, `model_validate_json` reads it.
 
     Attributes:
         retention: Size limits, and the unit of eviction.
@@ -76,8 +76,8 @@ class BufferConfig(StrictModel):
         flow: Flow control between collectors and learners.
 
     Raises:
-        BufferConfigError: A wrong value, or settings under which no row could ever be sampled.
-        FieldError: A malformed field.
+        BufferConfigError: A value is invalid, or no row could ever be sampled with these settings.
+        FieldError: A field is malformed.
 
     Example:
         >>> config = BufferConfig.of(max_capacity=1_000, priorities=True)
@@ -103,7 +103,7 @@ class BufferConfig(StrictModel):
         """Return the configuration with these settings; None leaves the default.
 
         Raises:
-            TypeError: An unknown setting.
+            TypeError: A setting is unknown.
         """
         return cls().replace({name: v for name, v in settings.items() if v is not None})
 
@@ -111,11 +111,11 @@ class BufferConfig(StrictModel):
         """Return this configuration with other settings.
 
         Args:
-            settings: The settings by their names as keyword arguments. None is a value, such as
+            settings: Settings by their names as keyword arguments. None is a value, for example
                 unlimited.
 
         Raises:
-            TypeError: An unknown setting.
+            TypeError: A setting is unknown.
         """
         values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
         for argument, value in {**self.given(), **settings}.items():
@@ -133,7 +133,7 @@ class BufferConfig(StrictModel):
         }
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that this configuration was made with, the defaults left out."""
+        """Return the settings that this configuration was made with, without the defaults."""
         return {
             argument: value
             for argument, value in self.settings().items()

@@ -52,16 +52,16 @@ _Flag = Annotated[bool, _checked(checked_flag)]
 
 
 class RetentionConfig(StrictModel, title="retention"):
-    """How much a buffer holds, and what leaves first.
+    """Size limits of a buffer, and the unit of eviction.
 
     Attributes:
-        max_capacity: Rows held at most; the oldest leave first. None is unlimited.
-        max_episodes: Episodes held at most; the ended ones that began first leave whole. None is
-            unlimited.
-        evict_by: `row`; `task`: the task whose last write is oldest leaves whole; or `episode`,
-            which is the default with `max_episodes`.
-        keep_expired: True: rows that are too old, used up or of another session stay until they are
-            evicted, and may be sampled again if the clock goes back. False: they leave before.
+        max_capacity: Largest number of rows; the oldest leave first. None is unlimited.
+        max_episodes: Largest number of episodes. The ended episodes that began first leave, each as
+            a whole. None is unlimited.
+        evict_by: Unit of eviction: `row`, `task` or `episode`. With `task`, the task whose last
+            write is oldest leaves as a whole. With `max_episodes`, the default is `episode`.
+        keep_expired: True keeps rows that are too old, used up or of another session until they are
+            evicted; they may be sampled again if the clock goes back. False deletes them before.
     """
 
     max_capacity: _Limit = None
@@ -84,11 +84,12 @@ class RetentionConfig(StrictModel, title="retention"):
 
 
 class EpisodeConfig(StrictModel, title="episodes"):
-    """How long episodes are kept and waited for.
+    """Times for which episodes are kept and waited for.
 
     Attributes:
-        keep_episodes: How many episodes `v_episodes` lists at most after their steps have left.
-        open_timeout_s: An open episode without a write for this time is abandoned.
+        keep_episodes: Largest number of episodes that `v_episodes` lists after their steps have
+            left.
+        open_timeout_s: Seconds without a write after which an open episode is abandoned.
     """
 
     keep_episodes: _Size = 1_000_000
@@ -96,12 +97,12 @@ class EpisodeConfig(StrictModel, title="episodes"):
 
 
 class PayloadConfig(StrictModel, title="payloads"):
-    """How the payloads of rows are stored.
+    """Storage of the payloads of rows.
 
     Attributes:
-        compression: `zstd`: the bytes of arrays, of typed fields and inside payloads, are
-            compressed where that makes them shorter. None: they are not.
-        max_row_bytes: A row whose payload is larger is refused.
+        compression: `zstd` compresses the bytes of arrays, in typed fields and in payloads, if that
+            makes them shorter. None does not.
+        max_row_bytes: Largest payload of a row in bytes; a larger row is refused.
     """
 
     compression: Annotated[Compression | None, BeforeValidator(known_compression)] = None
@@ -112,9 +113,9 @@ class PriorityConfig(StrictModel, title="priorities"):
     """The priorities of rows.
 
     Attributes:
-        enabled: Rows have priorities, which `update_priorities` sets and `PrioritizedSampler` draws
-            by. The setting `priorities`.
-        alpha: How much they matter, from 0, not at all, to 1.
+        enabled: True gives rows priorities, which `update_priorities` sets and `PrioritizedSampler`
+            uses. As a keyword argument it is named `priorities`.
+        alpha: Exponent of priorities, from 0 (no effect) to 1.
     """
 
     enabled: Annotated[bool, _flag("priorities")] = False
@@ -155,7 +156,8 @@ class LeaseConfig(StrictModel, title="leases"):
     """Leases of rows.
 
     Attributes:
-        enabled: Rows are handed out by `lease`, each `max_use` times. The setting `leases`.
+        enabled: True for a buffer whose rows `lease` hands out, each `max_use` times. As a keyword
+            argument it is named `leases`.
     """
 
     enabled: Annotated[bool, _flag("leases")] = False

@@ -27,11 +27,12 @@ class FieldSpec:
     """One declared field.
 
     Attributes:
-        name: Its name.
-        dtype: Its numpy dtype, of fixed size.
-        shape: Shape of one row's value; -1 in one place is a length that varies from row to row.
-        default: Shape and bytes of the value of rows that name none; None: every row must.
-        column: Conditions can use the value, a scalar.
+        name: Name of the field.
+        dtype: numpy dtype, of fixed size.
+        shape: Shape of one row's value; one dimension may be -1, a length that varies from row to
+            row.
+        default: Shape and bytes of the default value; None: every row must give a value.
+        column: True for a scalar that conditions can use.
 
     Example:
         >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
@@ -46,11 +47,11 @@ class FieldSpec:
 
     @classmethod
     def parse(cls, name: object, given: Any) -> "FieldSpec":
-        """Return the field that a declaration means: a dtype, `(dtype, shape)`, `(dtype, shape,
-        default)`, a dict of `dtype`, `shape`, `default` and `column`, or a field of a buffer.
+        """Return the field of a declaration: a dtype, `(dtype, shape)`, `(dtype, shape, default)`,
+        a dict of `dtype`, `shape`, `default` and `column`, or a field of a buffer.
 
         Raises:
-            FieldError: It is none of these; names the field.
+            FieldError: The declaration is none of these; the message names the field.
         """
         check_name(name)
         if isinstance(given, FieldSpec):
@@ -86,7 +87,7 @@ class FieldSpec:
 
     @property
     def default_value(self) -> NDArray[Any] | None:
-        """The value of rows that name none."""
+        """The value of rows that give none."""
         if self.default is None:
             return None
         shape, raw = self.default
@@ -129,10 +130,10 @@ class FieldSpec:
         return cls(name, dtype, shape, default, parts.get("column") is True)
 
     def cast(self, value: Any, *, casting: Casting = "same_kind") -> NDArray[Any]:
-        """Return the value of one row as this field holds it; always a copy.
+        """Return a copy of one row's value with the dtype and shape of this field.
 
         Raises:
-            FieldError: Another shape, or a value that the dtype cannot hold.
+            FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         _check_unmasked(self, value)
         if self.is_variable and isinstance(value, (list, tuple)) and not value:
@@ -148,13 +149,13 @@ class FieldSpec:
 
         Args:
             values: An array of shape (n, *shape), or a sequence of n values.
-            casting: `same_kind` lets through what keeps its meaning: floats of another size as long
-                as none becomes infinite, integers in range, integers as floats (rounded, where they
-                have more digits), booleans as numbers. `unsafe` is numpy's.
-            copy: Whether the array may share no memory with the values.
+            casting: `same_kind` admits casts that keep the meaning: floats of another size unless
+                one becomes infinite, integers in range, integers as floats (rounded if they have
+                more digits), booleans as numbers. `unsafe` casts as numpy does.
+            copy: Whether the array must not share memory with the values.
 
         Raises:
-            FieldError: Another shape, or a value that the dtype cannot hold.
+            FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         check_casting(casting)
         array = _as_array(self, values)
@@ -189,7 +190,7 @@ def _decoded(
 
 
 def check_casting(casting: str) -> None:
-    """Raise FieldError unless it is one of the two."""
+    """Raise FieldError unless the casting is `same_kind` or `unsafe`."""
     if casting not in _CASTINGS:
         raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
 

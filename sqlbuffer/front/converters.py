@@ -1,4 +1,4 @@
-"""Converters turn what a sampler found into what the learner wants."""
+"""Converters turn the rows of a sampler into the input of a learner."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -28,8 +28,7 @@ class Converter(ABC, Generic[T]):
         """Return the converted value.
 
         Args:
-            task_experience: From `sample`, the whole batch; from `sample_tasks`, the rows of one
-                task.
+            task_experience: The whole batch in `sample`; the rows of one task in `sample_tasks`.
         """
 
 

@@ -1,4 +1,4 @@
-"""Hand rows out for a while."""
+"""Leases: rows that one process holds for a limited time."""
 
 import logging
 import os
@@ -81,7 +81,7 @@ class LeasedBatch(Sequence[DataRow]):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the lease runs out; 0 where it has, or its block has ended."""
+        """Seconds until the lease expires; 0 if it has expired or its block has ended."""
         return max(0.0, self._held.deadline - time.monotonic())
 
     def renew(self, lease_s: float | None = None) -> None:
@@ -214,7 +214,7 @@ class Lease:
         return html_code(repr(self))
 
     def cancel(self) -> None:
-        """Have a call that waits for the lease in another thread raise InsufficientDataError."""
+        """Make a call that waits for this lease in another thread raise InsufficientDataError."""
         self._cancelled.set()
 
     def _give_back(self) -> None:

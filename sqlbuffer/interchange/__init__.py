@@ -1,10 +1,9 @@
-"""Take the steps of a buffer elsewhere, and bring steps in.
+"""Export the steps of a buffer to files and data sets, and import steps from them.
 
 `export_parquet` writes a folder of Parquet files, and `import_parquet` reads it. `export_jsonl`
 writes JSON lines, and `insert_jsonl` reads them. `export_rollouts` writes a folder of
 conversations, and `export_minari` a Minari data set. `to_hf` returns a data set that reads a
-buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; the other formats are
-made of it.
+buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; all exports use it.
 """
 
 from typing import TYPE_CHECKING, Any

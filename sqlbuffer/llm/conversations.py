@@ -17,16 +17,16 @@ class Conversation:
     """An episode of a language model.
 
     Attributes:
-        task_id: The task.
-        agent_id: The agent of its first step.
-        episode_id: The episode; None: steps of the task and agent that have none.
-        messages: Its messages; see `sqlbuffer.llm.messages.joined_messages`.
-        reward: The episode's own reward, or else the sum of the rewards of its steps; None: there
-            is neither.
+        task_id: Task of the episode.
+        agent_id: Agent of the first step.
+        episode_id: Id of the episode; None for steps of a task and agent without an episode.
+        messages: Messages of the episode; see `sqlbuffer.llm.messages.joined_messages`.
+        reward: The episode's own reward, or else the sum of its steps' rewards; None if there is
+            neither.
         status: `complete`, `aborted`, or `open`: the episode has not ended.
         stop_reason: `stop_reason` or `finish_reason` of the last step's `extra`, or else
             `terminated` or `truncated`, or else the status.
-        n_steps: How many steps it has.
+        n_steps: Number of steps.
         model_version: Version of the model that acted in its first step.
         session_id: Training session of its first step.
 

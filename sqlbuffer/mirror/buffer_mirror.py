@@ -204,17 +204,17 @@ class Mirror:
         return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
-        """Set the priorities of steps; arguments as those of `ReplayBuffer.update_priorities`.
+        """Set the priorities of steps; the arguments are those of `ReplayBuffer.update_priorities`.
 
         The next draw of this mirror uses them. They are written to the database within `refresh_s`,
-        and by `refresh` and `close`. While the database is away they are kept.
+        and by `refresh` and `close`. While the database is unreachable, they are kept in memory.
 
         Returns:
-            How many steps were updated, and how many the mirror does not hold.
+            The number of updated steps, and the number of steps that the mirror does not hold.
 
         Raises:
-            FieldError: NaN, a number out of range, another shape or type, or a buffer without
-                priorities; nothing is set.
+            FieldError: A priority is NaN or out of range, a shape or type is wrong, or the buffer
+                has no priorities; nothing is set.
             BufferConfigError: The mirror is shared.
             StorageReadOnlyError: The role may not set priorities.
         """

@@ -49,8 +49,8 @@ class MirrorSettings:
 
         Raises:
             BufferConfigError: A number of another kind.
-            ConditionError: A malformed condition.
-            FieldError: An unknown field.
+            ConditionError: The condition is malformed.
+            FieldError: A field is unknown.
         """
         config = store.info.config
         names, _ = checked_step_names(config.fields, fields, "steps")

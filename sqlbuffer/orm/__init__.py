@@ -65,16 +65,16 @@ def to_sqlalchemy(
 
 
 def engine(url: Database = None, *, writes: bool = False) -> Engine:
-    """Return an engine that is set up as a buffer's own. It makes no schema.
+    """Return an engine with the settings of a buffer's own engine. It does not make a schema.
 
     Args:
-        url: A URL as `ReplayBuffer` takes it, or an engine to set up. A database in memory belongs
-            to one engine: give the engine to `ReplayBuffer`, too.
-        writes: On SQLite, transactions take the write lock when they begin. Without it, a
-            transaction that reads before it inserts fails where another process wrote in between.
+        url: A URL as for `ReplayBuffer`, or an engine to set up. A database in memory belongs to
+            one engine, so give the same engine to `ReplayBuffer`.
+        writes: True takes the write lock of SQLite at the start of each transaction. Without it, a
+            transaction that reads before it inserts fails if another process wrote in between.
 
     Raises:
-        URLError: Not a URL of SQLite or PostgreSQL.
+        URLError: The URL is not of SQLite or PostgreSQL.
 
     Example:
         >>> engine("sqlite:///replay.db").dialect.name

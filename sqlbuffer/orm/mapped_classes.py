@@ -36,17 +36,17 @@ def _made(*arguments: Any, **options: Any) -> MappedColumn[Any]:
 class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     """A step in the window of its buffer, with labels in place (`v_experiences`).
 
-    The constructor takes what a new row is made of. The database makes `seq`, which is there after
-    the flush, and everything else. Without `ORDER BY`, rows come in any order.
+    The constructor takes the values of a new row. The database makes all other values; `seq` is
+    available after the flush. Without `ORDER BY`, rows come in any order.
 
     Attributes:
         buffer: Name of the buffer.
         seq: Insert order within the buffer.
         first_seq: `seq` of the first step that is stored with it, at most 255 below its
             own. A condition on `seq` uses an index if it bounds `first_seq` as well.
-        id: Unique within the buffer; a UUIDv7 where not given.
-        execute_time: Unix time in seconds; now where not given.
-        reward: Reward of the step; None where it is NaN, as other numbers.
+        id: Unique id within the buffer; a UUIDv7 by default.
+        execute_time: Unix time in seconds; now by default.
+        reward: Reward of the step; NaN is None here, as in other numbers.
         state: The observation: a Python value. A value with arrays or bytes is JSON with tags, as
             in `actions`, `messages` and `extra`; read it by `ReplayBuffer`.
         fields: Declared fields that conditions can use.
@@ -135,8 +135,8 @@ class Task(_View):
     """A task with rows in the window (`v_tasks`).
 
     Attributes:
-        n_steps: Rows held.
-        n_agents: Agents that took part.
+        n_steps: Number of rows.
+        n_agents: Number of agents that took part.
         experiences: The rows, in insert order.
 
     Example:
@@ -167,7 +167,7 @@ class Buffer(_View):
     """A buffer (`v_buffers`).
 
     Attributes:
-        n_rows: Rows held.
+        n_rows: Number of rows.
         experiences: The rows: `select()` selects them in insert order, `add()` inserts one.
 
     Example:

@@ -17,7 +17,7 @@ class QueryBuilder:
     """Builds a condition tree by chaining; `and_` and `or_` fold strictly from left to right.
 
     `a and b or c` is `(a and b) or c`, and `a or b and c` is `(a or b) and c`; `nested` makes a
-    group of its own. The result of `build` is plain data that JSON can hold.
+    separate group. The result of `build` is plain data that JSON can hold.
 
     Example:
         >>> builder = QueryBuilder().eq("task_id", "t1").and_().gt("step", 3)
@@ -91,17 +91,17 @@ class QueryBuilder:
         return self
 
     def is_not_null(self, field: str) -> "QueryBuilder":
-        """Match rows where the field is there and not None."""
+        """Match rows whose field exists and is not None."""
         self._conditions.append({"field": field, "op": "is_not_null"})
         return self
 
     def and_(self) -> "QueryBuilder":
-        """Join what stands so far and the next condition by AND."""
+        """Join the conditions so far and the next one by AND."""
         self._operators.append("and_")
         return self
 
     def or_(self) -> "QueryBuilder":
-        """Join what stands so far and the next condition by OR."""
+        """Join the conditions so far and the next one by OR."""
         self._operators.append("or_")
         return self
 

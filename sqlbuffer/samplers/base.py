@@ -44,11 +44,11 @@ class Sampler(ABC):
         """Return the `seq` of up to `batch_size` rows of the candidates.
 
         Args:
-            candidates: The rows that match, by key.
-            batch_size: How many rows are wanted; at least 1.
+            candidates: Rows that match, by key.
+            batch_size: Number of rows to choose; at least 1.
 
         Returns:
-            Keys in the order of the batch, or a select of `seq`. Fewer than `batch_size` when fewer
+            Keys in the order of the batch, or a SELECT of `seq`; fewer than `batch_size` if fewer
             match.
         """
 
@@ -68,13 +68,14 @@ class Sampler(ABC):
     def finished(
         self, columns: Mapping[str, "NDArray[Any] | None"], alpha: float
     ) -> Mapping[str, "NDArray[Any] | None"]:
-        """Return what changes of the arrays once the batch is whole; nothing by default. Called
-        once for each batch: where rows have a limit of uses, it may be put together of several
-        draws.
+        """Return new values for arrays of a complete batch; nothing by default.
+
+        It is called once for each batch. In a buffer with a limit of uses, a batch may consist of
+        several draws.
 
         Args:
-            columns: The arrays.
-            alpha: The exponent of the buffer's priorities.
+            columns: Arrays of the batch.
+            alpha: Exponent of the buffer's priorities.
         """
         return {}
 
@@ -88,10 +89,9 @@ class Sampler(ABC):
 
 
 class TaskSampler(ABC):
-    """Chooses tasks: a batch is a list of tasks, each with all its rows.
+    """Base class of samplers that choose tasks: a batch is a list of tasks, each with all its rows.
 
-    A condition decides which tasks can be chosen (one matching row is enough), not which of their
-    rows come back.
+    A condition restricts the tasks (one matching row is enough), not the rows that are returned.
 
     Example:
         >>> class OldestTasks(TaskSampler):

@@ -47,7 +47,7 @@ class PrioritizedSampler(Sampler):
             alpha in insert order (Schaul et al. 2016, appendix B.2.1), by blocks of at least 256
             rows. Parts that share a block draw distinct rows of it, as far as weights allow.
         exact: With a condition: read all rows that match, and return the probabilities among them.
-        seed: Repeat the same sequence of batches over the same live rows and priorities.
+        seed: Seed that repeats the same sequence of batches over the same live rows and priorities.
 
     Raises:
         ValueError: An option is invalid.
@@ -98,7 +98,7 @@ class PrioritizedSampler(Sampler):
 
     @property
     def seed(self) -> int | None:
-        """The seed; None: each batch is another one."""
+        """The seed; without one, None, each batch is different."""
         return self._seeding.seed
 
     @property
@@ -107,7 +107,9 @@ class PrioritizedSampler(Sampler):
         return self._annealing.beta
 
     def generator(self) -> np.random.Generator:
-        """Return what draws the next batch: for draws from something else than candidates."""
+        """Return the random generator of the next batch, for draws from something other than
+        candidates.
+        """
         return self._seeding.generator()
 
     def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:
@@ -157,8 +159,11 @@ class PrioritizedSampler(Sampler):
     def columns(
         self, candidates: "Candidates", seqs: Sequence[int]
     ) -> Mapping[str, NDArray[Any] | None]:
-        """Return `probabilities`, `priorities` and `seq` of the rows of a batch, and `weights`
-        where they are not by the batch, which may be put together of several.
+        """Return `probabilities`, `priorities` and `seq` of the rows of a batch, and perhaps
+        `weights`.
+
+        `weights` are left out if they depend on the whole batch, which may consist of several
+        draws.
         """
         priorities = candidates.priorities
         return self.columns_of(

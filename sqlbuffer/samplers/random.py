@@ -26,13 +26,13 @@ FEWEST_TO_JUDGE = 256
 class RandomSampler(Sampler):
     """Draws rows uniformly.
 
-    FIFO keeps `seq` dense, so it draws numbers of the window and keeps those that are rows and
-    match: uniform by rejection, at a cost that does not grow with the table. Where few match it
-    orders the matching keys by random.
+    FIFO eviction keeps `seq` dense, so it draws numbers of the window and keeps those of rows that
+    match. This is uniform by rejection, at a cost that does not grow with the table. If few rows
+    match, it puts the matching keys into random order.
 
     Args:
         replace: Draw with replacement: exactly `batch_size` rows if any match.
-        seed: Repeat the same sequence of batches over the same live rows.
+        seed: Seed that repeats the same sequence of batches over the same live rows.
 
     Example:
         >>> sampler = RandomSampler(seed=7)
@@ -46,7 +46,9 @@ class RandomSampler(Sampler):
         return f"RandomSampler(replace={self.replace}, seed={self._seeding.seed})"
 
     def generator(self) -> np.random.Generator:
-        """Return what draws the next batch: for draws from something else than candidates."""
+        """Return the random generator of the next batch, for draws from something other than
+        candidates.
+        """
         return self._seeding.generator()
 
     def choose(self, candidates: "Candidates", batch_size: int) -> Sequence[int]:

@@ -26,14 +26,15 @@ MOST_AT_ONCE = 32_768
 
 
 class RandomTaskSample(TaskSampler):
-    """Draws distinct tasks uniformly, however many rows each has.
+    """Draws distinct tasks uniformly, independent of their numbers of rows.
 
-    Draws numbers of the window and keeps those that are the first matching row of their task: every
-    task has one, so each is as likely. Where few tasks match, or tasks have a large share of the
-    buffer, it reads the keys of all rows and orders the matching tasks by random.
+    It draws numbers of the window and keeps those that are the first matching row of their task.
+    Every task has one such row, so all tasks are equally likely. If few tasks match, or if tasks
+    have a large share of the buffer, it reads the keys of all rows and puts the matching tasks into
+    random order.
 
     Args:
-        seed: Repeat the same sequence of batches over the same live rows.
+        seed: Seed that repeats the same sequence of batches over the same live rows.
 
     Example:
         >>> sampler = RandomTaskSample(seed=7)

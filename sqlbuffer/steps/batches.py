@@ -18,12 +18,12 @@ SHOWN_ROWS = 5
 
 
 class Batch(Mapping[str, Any]):
-    """Arrays of n rows each, by name and as attributes; None for one that is not known, such as
-    the probabilities of rows that were drawn by priority under a condition.
+    """Arrays of n rows each, by name and as attributes. An unknown array is None, such as the
+    probabilities of rows that were drawn by priority under a condition.
 
     Attributes:
-        info: Where the rows come from: `seq`, `task_id`, `agent_id`, `step`, arrays of shape (n,).
-            Given as a function, it is made when it is first looked at.
+        info: Origin of the rows: `seq`, `task_id`, `agent_id`, `step`, arrays of shape (n,). If it
+            is given as a function, the function is called on first use.
 
     Example:
         >>> import numpy as np
@@ -41,7 +41,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def info(self) -> dict[str, NDArray[Any]]:
-        """Where the rows come from."""
+        """Origin of the rows: arrays of shape (n,) by name."""
         if callable(self._info):
             self._info = dict(self._info())
         return self._info
@@ -51,7 +51,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def n_rows(self) -> int:
-        """How many rows it holds; `len` is the number of arrays, as of any mapping."""
+        """Number of rows; `len` is the number of arrays, as for any mapping."""
         for array in self._arrays.values():
             if array is not None:
                 return len(array)
@@ -60,15 +60,15 @@ class Batch(Mapping[str, Any]):
     def to(self, device: Any) -> "Batch":
         """Return the batch with its arrays as tensors of the same shapes and dtypes.
 
-        Texts, objects and dtypes that torch does not have stay arrays, and so does `info`.
+        Texts, objects and dtypes that torch does not have stay arrays; `info` does too.
 
         Args:
-            device: Where the tensors are, such as `cuda`. Those on `cpu` share the arrays' memory
-                where it can be written.
+            device: Device of the tensors, such as `cuda`. Tensors on `cpu` share the arrays' memory
+                if it is writable.
 
         Raises:
             MissingExtraError: torch is not installed.
-            ValueError: torch has no such device, or it is not there.
+            ValueError: torch does not know the device, or the machine does not have it.
         """
         check_device(device)
         return Batch({name: as_tensor(array, device) for name, array in self.items()}, self.info)
@@ -87,8 +87,9 @@ class Batch(Mapping[str, Any]):
         The columns of `info` come first. An array of shape (n,) is a column of its dtype. One with
         more dimensions, such as an image or a window of steps, is a column of n numpy arrays:
         `np.stack(table["obs"])` has the shape of the batch again. Values of varying length keep
-        their padding, next to the column `<name>_lens`. An array that is not known is a column of
-        None. Where an array has a name of `info`, that column of `info` is `info.<name>`.
+        their padding, next to the column `<name>_lens`. An unknown array becomes a column of None.
+        If an array and an entry of `info` have the same name, the column of `info` is named
+        `info.<name>`.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -130,13 +131,12 @@ class Batch(Mapping[str, Any]):
 
 
 class RowList(list[T]):
-    """A list of rows, or of tasks, and what their sampler says of them: arrays, by name and as
-    attributes. In annotations `RowList` is one of rows, `RowList[list[DataRow]]` one of tasks.
+    """A list of rows, or of tasks, with the arrays of their sampler by name and as attributes. In
+    annotations, `RowList` is a list of rows, and `RowList[list[DataRow]]` is a list of tasks.
 
     Attributes:
-        batch_id: The number that the batch is noted under (`track_samples`); None: it is not.
-        columns: The arrays, each of as many values as there are rows; None for one that is not
-            known.
+        batch_id: Number of the batch in the sample log (`track_samples`); None if it is not logged.
+        columns: Arrays with one value for each row; an unknown array is None.
 
     Example:
         >>> import numpy as np

@@ -14,24 +14,24 @@ def app(url: Database = None, *, token: str | None = None, hosts: Collection[str
     """Return the page as an ASGI application, to serve it yourself.
 
     It reads the database with at most four connections, and changes nothing. Requests other than
-    GET and HEAD are refused, and so are those that a page of another site makes.
+    GET and HEAD are refused, and so are requests from pages of other sites.
 
     Without a token the application has no login: mount it behind your own. It may be mounted under
     a path.
 
     Args:
-        url: The database; by default that of the environment.
-        token: A secret of your choice. A browser has to open the page once with `?token=` and this
-            value; a cookie keeps it from then on.
-        hosts: Names under which the page is reached, without ports: requests with another `Host`
-            header are refused. Empty: any name.
+        url: The database; by default the URL in `SQLBUFFER_URL`.
+        token: A secret of your choice. A browser must open the page once with `?token=` and this
+            value; then a cookie keeps it.
+        hosts: Host names of the page, without ports; requests with another `Host` header are
+            refused. Empty: any name.
 
     Returns:
         The ASGI application.
 
     Raises:
         MissingExtraError: Starlette or Jinja2 is not installed.
-        URLError: Not a URL of SQLite or PostgreSQL, or a database in memory.
+        URLError: The URL is not of SQLite or PostgreSQL, or the database is in memory.
 
     Example:
         >>> import tempfile

@@ -84,6 +84,6 @@ class RandomTaskSample(TaskSampler):
         """Return up to `batch_size` distinct task ids; all of them if there are no more.
 
         Raises:
-            ValueError: A negative batch size.
+            ValueError: The batch size is negative.
         """
         return storage.random_task_ids(batch_size, query_condition)
