@@ -110,7 +110,7 @@ class BatchDraws:
         info = self.buffer.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             raise BufferConfigError(
-                f"buffer {info.name!r} hands out its rows by lease(), which counts their uses "
+                f"buffer {info.name!r} gives its rows by lease() only, which counts uses "
                 f"(leases=True with max_use={info.config.sampling.max_use}); use "
                 f"buffer.lease(n), or a buffer without max_use"
             )

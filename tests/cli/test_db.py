@@ -42,7 +42,7 @@ def test_a_newer_schema_asks_for_a_newer_package(run, schema_url, command):
 def test_doctor_names_a_newer_schema_that_only_added(run, schema_url):
     make_newer(schema_url, "0001")
     result = run("doctor", schema_url)
-    assert "revision 9999, later than this package's own, 0001, which it serves" in result.output
+    assert "revision 9999, later than this package's own, 0001, which it supports" in result.output
 
 
 @pytest.mark.parametrize("command", [("db", "check"), ("db", "upgrade"), ("db", "init"), ("ls",)])

@@ -265,7 +265,7 @@ def test_a_copy_that_was_broken_off_notices_that_an_episode_was_stored_again(
         source.copy_to(target, on_progress=once(interrupt))
     wrap(source)
     wrap(source, first=2, n=3)
-    with pytest.raises(CopyError, match="was stored again, by the same id"):
+    with pytest.raises(CopyError, match="was stored again under the same id"):
         source.copy_to(target)
 
 
@@ -382,6 +382,6 @@ def test_a_source_that_may_only_be_read_is_copied_without_a_hold(
         reader.copy_to(target)
         assert contents(target) == before
         late = copy_of(source, f"sqlite:///{tmp_path / 'late.db'}")
-        with pytest.raises(CopyError, match=r"steps \d+ to \d+ .*\(the source may not be written"):
+        with pytest.raises(CopyError, match=r"steps \d+ to \d+ .*\(the source cannot be written"):
             reader.copy_to(late, on_progress=once(lambda: wrap(source)))
     assert not is_flagged(sqlite_url)

@@ -134,8 +134,8 @@ class WriteOnce(Generic[T]):
         elif now - self._began_at > self._keep_s - MARGIN_S:
             raise StorageUnreachableError(
                 f"{shown_url(self._url)}: the connection was lost at a commit {self._keep_s:.0f} s "
-                f"ago, and it is no longer known whether the write was stored; look whether it is "
-                f"there before you repeat the call"
+                f"ago, and it is no longer known if the write was stored; check that before you "
+                f"repeat the call"
             )
         if not self._keep_s:
             return None

@@ -79,8 +79,8 @@ def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None)
             key: Any = made.inserted_primary_key
             if key.id >= MOST_BUFFERS:
                 raise BufferConfigError(
-                    f"the database has made {MOST_BUFFERS - 1:,} buffers, those that were dropped "
-                    f"too, and makes no more; make {name!r} in another database"
+                    f"the database has made {MOST_BUFFERS - 1:,} buffers, including dropped ones, "
+                    f"and cannot make more; make {name!r} in another database"
                 )
     except IntegrityError:
         # Another process was faster; its settings are compared like those of any stored buffer.
@@ -101,5 +101,5 @@ def list_buffers(url: Database, retry_s: float = 0.0) -> list[str]:
 def not_found(name: str, url: URL) -> BufferNotFoundError:
     """Return the error for a name that no buffer has."""
     return BufferNotFoundError(
-        f"no buffer {name!r} in {shown_url(url)}; ReplayBuffer.list(url) names those there are"
+        f"no buffer {name!r} in {shown_url(url)}; ReplayBuffer.list(url) names the existing ones"
     )

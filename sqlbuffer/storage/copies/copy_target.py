@@ -208,7 +208,7 @@ class CopyTarget:
             if found.one_or_none() is not None:
                 raise CopyError(
                     f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {what} "
-                    f"already; copy into a buffer that is empty, such as one of another name"
+                    f"already; copy into an empty buffer, for example under another name"
                 )
 
     def keys(self, source: CopySource, *, is_resumed: bool) -> TargetKeys:

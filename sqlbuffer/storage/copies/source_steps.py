@@ -121,8 +121,8 @@ class CopySource:
                     settled = settled_seq(buffer.engine, buffer.watermark)
             if stands_by and settled == 0 < last:
                 raise StorageBusyError(
-                    f"{buffer.shown_url}: a standby does not know which steps of buffer "
-                    f"{buffer.info.name!r} are all there before later ones were committed; copy "
+                    f"{buffer.shown_url}: a standby cannot tell which steps of buffer "
+                    f"{buffer.info.name!r} are complete until later ones are committed; copy "
                     f"again, or copy from the primary"
                 )
             if settled is not None and settled < last and not stands_by:
@@ -358,9 +358,9 @@ class CopySource:
     def missing(self, first: int, last: int, some: str = "") -> CopyError:
         """Return the error for steps that have left."""
         why = (
-            "the source may not be written, so the copy could not hold them"
+            "the source cannot be written, so the copy could not hold them"
             if self.hold is None
-            else f"a copy that does not go on within {HOLD_S:.0f} s no longer holds them"
+            else f"a copy that does not continue within {HOLD_S:.0f} s no longer holds them"
         )
         return CopyError(
             f"{some}steps {first:,} to {last:,} of buffer {self.buffer.info.name!r} left "

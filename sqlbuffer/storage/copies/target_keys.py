@@ -61,7 +61,7 @@ class TargetKeys:
         found = np.where(theirs[places] == wanted, ours[places], 0)
         if self.is_complete and (found[wanted >= 0] == 0).any():
             raise CopyError(
-                "an episode of steps that are to be copied was stored again, by the same id, while "
-                "the copy was broken off; drop the unfinished copy, and copy again"
+                "an episode of steps to copy was stored again under the same id while the copy was "
+                "interrupted; drop the unfinished copy, and copy again"
             )
         return [number or None for number in found.tolist()]

@@ -62,7 +62,7 @@ _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
     "25006": (
         StorageReadOnlyError,
         "the server is a standby (a read-only replica), or default_transaction_read_only is on: "
-        "use the URL of the primary, or of a server that may be written",
+        "use the URL of the primary, or of a server that accepts writes",
     ),
     "42501": (
         StorageReadOnlyError,
@@ -230,7 +230,7 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
         )
     if "unable to open" in reason:
         return StorageUnreachableError(
-            f"cannot open {shown}: {reason}; check that the folder exists and may be written"
+            f"cannot open {shown}: {reason}; check that the folder exists and is writable"
         )
     if "not a database" in reason:
         return StorageUnreachableError(

@@ -51,7 +51,7 @@ def parsed_url(url: Any) -> URL:
                 "write postgresql://user@host/database"
             )
         raise URLError(
-            f"what was given is not a database; write the path of a file or a URL: {URL_FORMS}"
+            f"the value is not a database; write the path of a file or a URL: {URL_FORMS}"
         )
     if isinstance(url, str) and parsed.get_backend_name() != "sqlite":
         _check_separators(url, parsed)

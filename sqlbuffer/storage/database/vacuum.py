@@ -175,7 +175,7 @@ class Cleaner:
             # The writers continue; the next writer checks again.
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True
-            logger.log(level, "could not clean up behind evicted rows: %s", error)
+            logger.log(level, "could not clean up after evicted rows: %s", error)
 
     def _clean(self, connection: Connection) -> None:
         tables = _tables(connection)

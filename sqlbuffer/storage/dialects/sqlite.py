@@ -112,7 +112,7 @@ def make_room(engine: Engine) -> str:
                 raise
             missing = shown_size(n_needed - n_bytes + _SPARE_BYTES)
             return (
-                f"to delete rows takes {missing} more: remove or move other files on the disk "
+                f"deleting rows needs {missing} more: remove or move other files on the disk "
                 f"of {path}, then delete again"
             )
     if is_busy:

@@ -200,6 +200,6 @@ def unfinished_copies(url: str | None) -> list[str]:
     )
     return [
         f"buffer {name!r} is an unfinished copy of {source!r} in {database}: it has {n_steps:,} "
-        f"steps, and is at seq {copied:,} of {high:,}; copy again to go on, or drop it"
+        f"steps, and is at seq {copied:,} of {high:,}; copy again to continue, or drop it"
         for name, source, database, copied, high, n_steps in found.rows
     ]

@@ -174,8 +174,8 @@ class Labelling:
         highest = max((version for version in found if version is not None), default=0)
         if highest == INT64_MAX:
             raise FieldError(
-                f"a row has the highest version there is, {INT64_MAX}; give it to add to what it "
-                f"says"
+                f"a row already has the highest version, {INT64_MAX}; pass that version "
+                f"to add values to it"
             )
         return highest + 1
 

@@ -155,7 +155,7 @@ def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
 def _lost(leases: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
     return LeaseLostError(
         f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {what}: "
-        f"its {len(held.seqs)} rows are others' to claim, and this use is not counted; lease for "
+        f"others can claim its {len(held.seqs)} rows, and this use is not counted; lease for "
         f"longer (lease_s), or call batch.renew() in time"
     )
 

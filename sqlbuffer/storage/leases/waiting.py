@@ -194,7 +194,7 @@ def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str
             row = connection.execute(counts, scope.parameters()).one()
             rows, free, leased = (int(n or 0) for n in row)
             found = f"{free} rows may be claimed, {leased} are leased by others"
-            found += f", and {rows - free - leased} are barred or do not match{_bars(limits)}"
+            found += f", and {rows - free - leased} are excluded or do not match{_bars(limits)}"
         else:
             every = groups(limits, wanted, named=False)
             rows_of = [*connection.execute(every, scope.parameters())]
@@ -218,7 +218,7 @@ def _of_groups(
         wants = f" of {wanted.min_group_size} rollouts, have one that is open"
     text = (
         f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not "
-        f"complete{wants}, do not match or are barred"
+        f"complete{wants}, do not match or are excluded"
     )
     sizes = [f"{names.get(row.key, row.key)!r}: {row.size}" for row in partial[:SHOWN]]
     if len(partial) > SHOWN:
@@ -248,4 +248,4 @@ def _bars(limits: Eligibility) -> str:
         kinds.append("of another session (current_session_only)")
     if limits.quarantine:
         kinds.append("in quarantine")
-    return f" (barred is what is {' or '.join(kinds)})" if kinds else ""
+    return f" (excluded: rows {' or '.join(kinds)})" if kinds else ""

@@ -164,7 +164,7 @@ def _refuse_taken_names(connection: Connection, url: URL) -> None:
     taken = sorted(present.intersection(_CREATED.findall(sql(connection.dialect.name))))
     if taken:
         raise NamesTakenError(
-            f"{shown_url(url)} has tables of another program by names that sqlbuffer needs: "
+            f"{shown_url(url)} has tables of another program with names that sqlbuffer needs: "
             f"{', '.join(taken)}; nothing was changed; use another database, or on PostgreSQL "
             f"another schema (the search_path of the role)"
         )

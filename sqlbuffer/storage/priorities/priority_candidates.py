@@ -57,7 +57,7 @@ class Priorities:
             self._upkeep.has_warned = True
             logger.warning(
                 "buffer %r is stored with alpha=%g and was opened with alpha=%g: each batch reads "
-                "the priorities of all rows; open it without alpha, or make a buffer with that one",
+                "the priorities of all rows; open it without alpha, or make another buffer",
                 self._info.name,
                 self._info.config.priorities.alpha,
                 self.alpha,

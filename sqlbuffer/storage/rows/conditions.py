@@ -74,7 +74,7 @@ def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[b
         ConditionError: The condition is so deep and wide that SQLite would refuse it.
     """
     if _height(node) > MAX_HEIGHT:
-        raise ConditionError("the condition is too large: groups of many inside groups of many")
+        raise ConditionError("the condition is too large: it nests large groups in large groups")
     return _compile(node, table)
 
 

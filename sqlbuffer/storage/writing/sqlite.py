@@ -118,8 +118,8 @@ def _no_buffer(buffer_id: int) -> sqlite3.IntegrityError:
 def _check_numbers(end: int) -> None:
     if end > MOST_NUMBERS:
         raise StorageError(
-            f"the buffer has given out its {MOST_NUMBERS - 1:,} numbers, those of rows that have "
-            f"left too; make another buffer, and copy the rows that are to stay"
+            f"the buffer has used all its {MOST_NUMBERS - 1:,} numbers, including those of rows "
+            f"that have left; make another buffer, and copy the rows to keep"
         )
 
 

@@ -238,7 +238,7 @@ class WriteQueue(Generic[S, B]):
             raise
         if conflicts:
             raise EpisodeExistsError(
-                f"{len(conflicts)} steps are not stored, the buffer holds others under their "
+                f"{len(conflicts)} steps are not stored, as the buffer holds others under their "
                 f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
             )
 

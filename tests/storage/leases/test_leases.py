@@ -253,7 +253,7 @@ def test_a_condition_says_which_rows(buffer):
     of = QueryBuilder().gt("exp_data.state.step", 2).build()
     for order in ("random", "fifo", "freshest", "stalest"):
         assert sorted(steps_leased(buffer, 3, condition=of, order=order)) == [3, 4, 5]
-    assert "3 rows may be claimed, 0 are leased by others, and 3 are barred" in none_left(
+    assert "3 rows may be claimed, 0 are leased by others, and 3 are excluded" in none_left(
         buffer, 4, condition=of
     )
 
@@ -433,12 +433,12 @@ def test_the_error_says_what_bars_rows(buffer_url):
         buffer_url, leases=True, max_staleness=1, current_session_only=True
     ) as buffer:
         store(buffer, range(3), model_version=1)
-        assert "0 are barred or do not match;" in none_left(buffer, 4)
+        assert "0 are excluded or do not match;" in none_left(buffer, 4)
         buffer.start_session("s")
         buffer.set_model_version(5)
         buffer.quarantine([1])
         said = none_left(buffer)
-        assert "3 are barred or do not match (barred is what is of a version below 4" in said
+        assert "3 are excluded or do not match (excluded: rows of a version below 4" in said
         assert "(max_staleness) or of another session (current_session_only) or in quarant" in said
         assert "version below 4" in none_left(buffer, group_by="task_id")
 

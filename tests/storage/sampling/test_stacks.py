@@ -116,7 +116,7 @@ def test_a_declared_next_observation_is_the_last_frame_of_the_next_stack(buffer_
     ("stack", "message"),
     [
         ({"speed": 2}, "stack: unknown field 'speed'; the buffer has obs, action"),
-        ({"obs": 0}, "stack: field 'obs' has a number of frames from 1 on, got 0"),
+        ({"obs": 0}, "stack: field 'obs' needs a number of frames from 1 on, got 0"),
         ({"obs": -1}, "got -1"),
         ({"obs": True}, "got True"),
         ({"obs": 2.0}, r"got 2\.0"),

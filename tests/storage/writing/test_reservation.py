@@ -112,7 +112,7 @@ def test_a_dropped_buffer_gives_no_numbers(buffer_url):
 def test_sqlite_gives_no_number_that_its_key_has_no_room_for(sqlite_url):
     with ReplayBuffer(sqlite_url, create=True):
         run(sqlite_url, f"UPDATE buffers SET next_seq = {2**40 - 3}")
-        with pytest.raises(StorageError, match="given out its"):
+        with pytest.raises(StorageError, match="used all its"):
             reserve(sqlite_url, 4)
         assert reserve(sqlite_url, 3) == 2**40 - 3
 

@@ -61,7 +61,7 @@ def tokens(statement: str) -> list[Token]:
             # A second part, on another line, has escapes too.
             if _CONTINUED.match(statement, end):
                 raise StorageReadOnlyError(
-                    f"the text at character {at + 1} goes on behind its end; this connection is "
+                    f"the text at character {at + 1} continues after its end; this connection is "
                     "read-only and takes each text in one piece"
                 )
             found.append(Token("string", text, at))

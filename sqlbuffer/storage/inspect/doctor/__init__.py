@@ -107,7 +107,7 @@ def _schema(engine: Engine, url: URL) -> Finding:
         with translated(url), engine.connect() as connection:
             revision = migrate.current(connection)
             migrate.check(connection, url, revision)
-            later = f", later than this package's own, {migrate.HEAD}, which it serves"
+            later = f", later than this package's own, {migrate.HEAD}, which it supports"
             return Finding(
                 "schema", "OK", f"revision {revision}{'' if revision == migrate.HEAD else later}"
             )
@@ -185,7 +185,7 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
             "WARN",
             f"unfinished copy of {source!r} in {database}, at seq {copied:,} of {high:,}; it takes "
             f"no other steps",
-            "copy again to go on where it is, or drop it",
+            "copy again to continue it, or drop it",
         )
         for name, source, database, copied, high in rows
     ]
@@ -204,7 +204,7 @@ def _holds(connection: Connection, url: URL) -> Sequence[Finding]:
         Finding(
             f"hold on {name!r}",
             "OK",
-            f"a copy keeps steps above seq {low:,} from eviction, until {until} unless it goes on",
+            f"a copy keeps steps above seq {low:,} until {until}, unless it continues",
         )
         for name, low, until in rows
     ]

@@ -214,7 +214,7 @@ def _durability(connection: Connection, url: URL) -> Sequence[Finding]:
     risks = {
         "fsync": "a crash of the machine may destroy the whole database",
         "full_page_writes": "a crash of the machine may damage tables",
-        "synchronous_commit": "a crash of the server may take the last moments of stored rows",
+        "synchronous_commit": "a crash of the server may lose the rows stored just before",
     }
     off = [
         name

@@ -98,7 +98,7 @@ def _journal(connection: Connection, url: URL) -> Sequence[Finding]:
         Finding(
             "journal mode",
             "WARN",
-            f"{mode}: readers block the writer, and it them",
+            f"{mode}: readers and the writer block each other",
             f"while nothing has it open: sqlite3 '{path}' 'PRAGMA journal_mode = WAL'",
         )
     ]
@@ -119,8 +119,8 @@ def _wal_size(connection: Connection, url: URL) -> Sequence[Finding]:
         cause = "probably a process keeps a read transaction open, and the log grows behind it"
         remedy = f"find it with `fuser {path}` and end its transaction"
     else:
-        cause = "a read transaction was open for long; none is now"
-        remedy = f"nothing, if writers go on (`fuser {path}` names the processes)"
+        cause = "a read transaction was open for a long time; none is open now"
+        remedy = f"nothing, if writers continue (`fuser {path}` names the processes)"
     return [
         Finding(
             "WAL size",

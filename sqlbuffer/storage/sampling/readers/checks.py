@@ -24,7 +24,7 @@ def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, 
     for name, k in stack.items():
         _check_fixed(fields, name, "stack")
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise FieldError(f"stack: field {name!r} has a number of frames from 1 on, got {k!r}")
+            raise FieldError(f"stack: field {name!r} needs a number of frames from 1 on, got {k!r}")
     return {name: int(k) for name, k in stack.items()}
 
 

@@ -46,6 +46,6 @@ class TrajectoryForm:
             if FINAL_PREFIX + name in fields.specs:
                 raise FieldError(
                     f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
-                    f"trajectory: leave {name!r} or it out with fields=[...]"
+                    f"trajectory: leave out {name!r} or that field with fields=[...]"
                 )
         return cls(own, built_in, finals, include_partial)
