@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs screenshots terminal-pictures tutorial-pictures format wheel-test release clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs reference screenshots terminal-pictures tutorial-pictures format wheel-test release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ training-loops: $(PEERS)/.installed ## measure training loops of Stable-Baseline
 
 docs: $(VENV)/.installed-docs ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W -q docs docs/_build
+
+reference: $(VENV)/.installed-test ## write the generated pages: commands, views and tables
+	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m sqlbuffer.storage.schema.reference
 
 screenshots: $(VENV)/.installed-test ## take the pictures of docs/images with Chromium
 	$(BIN)/python -m tests.integrations.web.screenshots

@@ -15,7 +15,7 @@ myst_heading_anchors = 3
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 # The API pages need no optional library.
-autodoc_mock_imports = ["jinja2", "ray", "stable_baselines3", "starlette", "torch"]
+autodoc_mock_imports = ["gymnasium", "ray", "stable_baselines3", "starlette", "torch"]
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88

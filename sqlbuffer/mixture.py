@@ -106,6 +106,7 @@ class Mixture:
         """Draw rows as arrays; see `ReplayBuffer.sample_arrays`.
 
         Raises:
+            ConditionError: A malformed condition.
             InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
             FieldError: A field is unknown.
         """
@@ -127,6 +128,7 @@ class Mixture:
         """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
 
         Raises:
+            ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
         """

@@ -1,10 +1,11 @@
-"""Each public method of a buffer has an example, and names the errors that it can raise."""
+"""Each public method of a buffer has an example, and public methods name their errors."""
 
 import inspect
 
 import pytest
 
-from sqlbuffer import ReplayBuffer, errors
+import sqlbuffer
+from sqlbuffer import ReplayBuffer, aio, errors
 
 METHODS = {
     name: getattr(ReplayBuffer, name)
@@ -18,6 +19,16 @@ ERROR_OF = {
     "query_condition": "ConditionError",
     "fields": "FieldError",
     "arrays": "FieldError",
+}
+# Methods of other public classes that take one of these.
+OTHERS = {
+    f"{cls.__name__}.{name}": member
+    for cls in [*(getattr(sqlbuffer, name) for name in sqlbuffer.__all__), aio.AsyncReplayBuffer]
+    if inspect.isclass(cls) and cls is not ReplayBuffer
+    for name, member in vars(cls).items()
+    if inspect.isfunction(member)
+    and not name.startswith("_")
+    and ERROR_OF.keys() & inspect.signature(member).parameters.keys()
 }
 # They do nothing of their own that can fail: a `StorageError` can come from any call.
 WITHOUT_ERRORS = {"model_version"}
@@ -49,3 +60,12 @@ def test_errors_that_a_method_names_exist(name):
     ]
     builtin = {"TypeError", "ValueError"}
     assert [name for name in names if name not in builtin and not hasattr(errors, name)] == []
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_method_of_another_class_names_the_error_of_its_arguments(name):
+    text = inspect.getdoc(OTHERS[name])
+    raises = text.partition("Raises:\n")[2].partition("\n\n")[0]
+    parameters = inspect.signature(OTHERS[name]).parameters
+    wanted = {error for parameter, error in ERROR_OF.items() if parameter in parameters}
+    assert [error for error in sorted(wanted) if f"{error}:" not in raises] == []
