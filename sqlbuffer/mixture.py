@@ -41,8 +41,7 @@ def mix(
         sources: `{buffer: weight}`; a buffer's share of a batch is proportional to its weight.
         on_empty: Treatment of a buffer from which nothing can be drawn: `raise`, or `redistribute`
             its share to the others by their weights.
-        fields: Declared fields to read; all by default. Their dtype and shape must be the same in
-            all buffers.
+        fields: Declared fields to read; all by default. All buffers must declare them alike.
 
     Raises:
         FieldError: A field differs between two buffers; the message names both.
