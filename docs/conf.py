@@ -4,6 +4,9 @@ import re
 from typing import Any
 
 from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.util.nodes import make_refnode
+
+from sqlbuffer import errors
 
 project = "sqlbuffer"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -65,8 +68,17 @@ def _after_napoleon(_app: Any, _what: str, _name: str, _obj: Any, _opts: Any, li
     lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
+def _link_error(app: Any, _env: Any, node: Any, content: Any) -> Any:
+    """Link the name of an error to its entry."""
+    name = node["reftarget"]
+    if node["reftype"] != "exc" or not hasattr(errors, name):
+        return None
+    return make_refnode(app.builder, node["refdoc"], "reference/errors", name.lower(), content)
+
+
 def setup(app: Any) -> None:
-    """Add the contents to the index, and read the docstrings as Markdown."""
+    """Add the contents to the index, read the docstrings as Markdown, and link their errors."""
     app.connect("source-read", _add_contents)
+    app.connect("missing-reference", _link_error)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)

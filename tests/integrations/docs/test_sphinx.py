@@ -46,3 +46,4 @@ def test_the_pages_make_a_site_with_the_extra_docs_alone(tmp_path):
     assert index.count('class="toctree-l1"') == len(pages()) - 2  # the README, and itself
     buffer = (site / "reference/api/buffer.html").read_text(encoding="utf-8")
     assert 'id="sqlbuffer.ReplayBuffer.sample_transitions"' in buffer
+    assert 'href="../errors.html#fielderror"' in buffer
