@@ -1,4 +1,4 @@
-"""Check the arguments of public calls; each error says what was expected and what to do."""
+"""Check the arguments of public calls; each error names the expected value and the remedy."""
 
 import math
 import time
@@ -121,7 +121,7 @@ def one_condition(condition: Condition, query_condition: Condition) -> Condition
 
 
 def is_condition(rows: Rows) -> bool:
-    """Tell whether rows are given by a condition and not by their numbers."""
+    """Return True if rows are given by a condition and not by their numbers."""
     return rows is None or isinstance(rows, (Mapping, QueryBuilder))
 
 
@@ -218,8 +218,7 @@ def check_rate_window(window_s: Any) -> None:
     """
     if checked_seconds("window_s", window_s) > HISTORY_S:
         raise BufferConfigError(
-            f"window_s is at most {HISTORY_S}: what was sampled is known for an hour, got "
-            f"{window_s!r}"
+            f"window_s is at most {HISTORY_S}: samples are known for an hour, got {window_s!r}"
         )
 
 
@@ -235,7 +234,7 @@ def check_n_step(n_step: int, gamma: float) -> None:
 
 
 def described(sampler: Any) -> str:
-    """Return what was given for a sampler and is none."""
+    """Return the error for a value that is not a sampler."""
     if isinstance(sampler, type):
         return f"the class {sampler.__name__}; make one: {sampler.__name__}()"
     return type(sampler).__name__

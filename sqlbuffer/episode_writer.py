@@ -146,7 +146,7 @@ class EpisodeWriter:
         elif self.is_open:
             try:
                 self.abort()
-            except SQLBufferError as error:  # what went wrong first is what the caller must see
+            except SQLBufferError as error:  # the caller must see the first error
                 logger.warning("episode %r waits to be stored: %s", self.episode_id, error)
 
     def _close(self, status: str, final_arrays: bytes | None, reward: float | None = None) -> None:

@@ -207,7 +207,7 @@ class Mixture:
     def _check_fields(self) -> None:
         (first, label), *others = zip(self._buffers, self.weights, strict=True)
         names = self._fields
-        first.batch_source(LoaderOptions(mode="step", fields=names))  # or it says what is wrong
+        first.batch_source(LoaderOptions(mode="step", fields=names))  # or it raises the right error
         for other, other_label in others:
             every = {**first.fields, **other.fields} if names is None else names
             for name in every:
@@ -311,7 +311,7 @@ class _MixedDraws:
             yield batch, {"batch": number + 1, "credits": credits}
 
     def knows(self, progress: Progress) -> bool:
-        """Tell whether something is the progress of these draws."""
+        """Return True if a value is the progress of these draws."""
         if not progress:
             return True
         credits = progress.get("credits")

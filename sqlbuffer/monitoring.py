@@ -179,7 +179,7 @@ def _summary_writer(folder: Any) -> Any:
     return SummaryWriter(os.fsdecode(folder))
 
 
-# Figure -> (name, kind, what it is). Rates are left to the server, which has the counters.
+# Figure -> (name, kind, description). The server computes rates from the counters.
 _METRICS = {
     "rows": ("rows", "gauge", "Rows held."),
     "capacity": ("capacity_rows", "gauge", "Rows held at most."),

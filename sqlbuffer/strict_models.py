@@ -71,7 +71,7 @@ def library_error(
 
 
 def _where(loc: tuple[int | str, ...], names: Collection[str]) -> str:
-    """Return the name of what is wrong; of arguments without a name, pydantic has the place."""
+    """Return the name of the wrong value, or the position of an argument without a name."""
     if loc and isinstance(loc[0], int) and loc[0] < len(names):
         loc = (list(names)[loc[0]], *loc[1:])
     return ".".join(map(str, loc))
@@ -83,7 +83,7 @@ def _nearest(name: str, names: Collection[str]) -> str:
 
 
 def _finding(first: Any, where: str) -> str:
-    """Return what was expected, with an example."""
+    """Return the expected value, with an example."""
     name = where.rpartition(".")[2]
     if first["type"] in ("dataclass_type", "dataclass_exact_type"):
         owner = first["ctx"]["class_name"]

@@ -20,7 +20,7 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
     Without a name it is the only buffer, or `default` if there are several.
 
     Raises:
-        BufferNotFoundError: No such buffer.
+        BufferNotFoundError: There is no such buffer.
         UsageError: Several and none named.
     """
     from sqlbuffer.cli.terminal import shown_url

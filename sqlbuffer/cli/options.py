@@ -85,7 +85,7 @@ def example(*commands: str) -> str:
 
 
 def database(url: str | None, *, may_be_new: bool = False) -> str | None:
-    """Return what a command's word says of the database, for the library to judge.
+    """Return the database of a command's word; the library checks it.
 
     Args:
         url: The word; None for the database of the environment.

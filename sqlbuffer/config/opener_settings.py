@@ -33,8 +33,8 @@ def with_settings(
             ignored.
 
     Raises:
-        BufferConfigError: A wrong value.
-        FieldError: A malformed field.
+        BufferConfigError: A value is invalid.
+        FieldError: A field is malformed.
         TypeError: An unknown setting, or something else than a model.
     """
     _check_models(config, connection)

@@ -1,4 +1,4 @@
-"""Check single settings: an error names the setting, the value and what is expected."""
+"""Check single settings: an error names the setting, the value and the expected value."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,7 +9,7 @@ from sqlbuffer.scalars import integer_of, real_of
 
 MAX_SECONDS = 1e8  # three years
 MAX_USE = 2**31 - 1
-MAX_LIMIT = 2**63 - 1  # what the databases take
+MAX_LIMIT = 2**63 - 1  # limit of the databases
 
 
 def checked_capacity(value: Any, name: str = "max_capacity") -> int | None:

@@ -75,7 +75,7 @@ class Learner:
         """Draw one batch of each kind.
 
         Raises:
-            SQLBufferError: A batch holds what it must not.
+            SQLBufferError: A batch has wrong contents.
         """
         self._sample_rows(self.uniform, None)
         self._sample_rows(self.recent, self._recent)

@@ -1,4 +1,4 @@
-"""The processes that play and store, and what they tell the parent."""
+"""The processes that play and store, and their reports to the parent."""
 
 import multiprocessing
 import signal
@@ -24,7 +24,7 @@ class Stored:
 
     Attributes:
         rows: Rows that the buffer says it inserted.
-        latency_s: How long the call took.
+        latency_s: Duration of the call in seconds.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class Writers:
         return bool(self._processes)
 
     def reports(self, timeout_s: float) -> Iterator[Stored]:
-        """Yield what has been stored since the last call, waiting up to `timeout_s` for the first.
+        """Yield reports of new stored rows, waiting up to `timeout_s` for the first.
 
         Raises:
             SQLBufferError: A writer failed or died.
@@ -120,7 +120,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def write(plan: DemoPlan, number: int, reports: "Connection[Any, Any]") -> None:
-    """Play and store the episodes of one writer: what a writer process runs."""
+    """Play and store the episodes of one writer; a writer process runs this."""
     try:
         for report in _stored_episodes(plan, number):
             reports.send(report)

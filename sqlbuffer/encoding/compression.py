@@ -20,7 +20,7 @@ def check_compression(name: str | None) -> None:
     """Raise unless it is None or a compression that can be used here.
 
     Raises:
-        BufferConfigError: An unknown name.
+        BufferConfigError: The name is unknown.
         MissingExtraError: Its package is not installed.
     """
     if known_compression(name) is not None:
@@ -31,7 +31,7 @@ def known_compression(name: str | None) -> str | None:
     """Return the name of a compression, or None.
 
     Raises:
-        BufferConfigError: An unknown name.
+        BufferConfigError: The name is unknown.
     """
     if name is not None and name not in NAMES:
         raise BufferConfigError(

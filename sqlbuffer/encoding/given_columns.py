@@ -30,7 +30,7 @@ Key = str | list[str]
 
 @dataclass(frozen=True)
 class GivenColumns:
-    """The columns of n steps, checked and cast; `fields` may share memory with what was given.
+    """The columns of n steps, checked and cast; `fields` may share memory with the input.
 
     Attributes:
         n_steps: Number of steps.
@@ -96,7 +96,7 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
 
     Raises:
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
-            field cannot hold; names the field.
+            field cannot hold; the message names the field.
     """
     n = _check_names(layout, columns)
     # Not copied yet: `Layout.records` does.
@@ -183,7 +183,7 @@ def _column(
 def _rewards(
     columns: Mapping[str, Any], n: int, casting: Casting
 ) -> tuple[NDArray[np.float64] | None, dict[int, dict[str, Any]]]:
-    """Return what the column holds, NaN for None, and the tags of those that it cannot hold."""
+    """Return the column's values, NaN for None, and tags of values that it cannot hold."""
     if columns.get("reward") is None:
         return None, {}
     rewards: NDArray[np.float64] = _column(_REWARD, columns, n, casting, copy=False)

@@ -43,7 +43,7 @@ class PackedStep(NamedTuple):
     """A step, checked and encoded.
 
     Attributes:
-        of: How its episode began, or what it has in common with others of no episode.
+        of: Beginning of its episode, or values shared with other steps outside episodes.
         t: Its place within the episode; else its step number.
         time: When it was made, in seconds since 1970.
         row: The bytes of its typed fields, as `RowPacker` returns them.
@@ -87,7 +87,7 @@ class StepPacker:
 
     Args:
         layout: The typed fields of the buffer.
-        beginning: The episode, or what the steps have in common.
+        beginning: The episode, or the values that the steps share.
         casting: See `FieldSpec.cast_rows`.
         has_priorities: Whether the buffer keeps priorities.
         max_row_bytes: Bytes that the fields and the payload of a step may have.

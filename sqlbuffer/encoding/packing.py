@@ -69,7 +69,7 @@ class Layout:
         Args:
             columns: For a field of fixed shape an array of shape (n_rows, *shape), for one of
                 varying length a sequence of n_rows arrays; cast already.
-            n_rows: How many rows.
+            n_rows: Number of rows.
         """
         raw, size = self.records(columns, n_rows).tobytes(), self.record.itemsize
         rows = [raw[i * size : (i + 1) * size] for i in range(n_rows)]
@@ -108,7 +108,7 @@ class Layout:
     def expand(
         self, rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None
     ) -> Sequence[Bytes | None]:
-        """Return stored rows as `pack` made them and what was put behind."""
+        """Return stored rows as `pack` made them, with the bytes after them."""
         return rows if self.compression is None else expand(rows, seqs)
 
     def unpack(

@@ -86,7 +86,7 @@ def priority_array(values: Any, n: int, name: str = "priority") -> NDArray[np.fl
 
 
 def checked_eps(eps: Any) -> float:
-    """Return what is added to priorities.
+    """Return the number that is added to priorities.
 
     Raises:
         FieldError: Not a number from 0 on.
@@ -151,7 +151,7 @@ def _scalar(value: Any) -> Any:
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
-    """Return what a caller gives as an array; lists with booleans are refused."""
+    """Return a caller's value as an array; lists with booleans are refused."""
     if hasattr(values, "detach"):  # a torch tensor, of any kind and device
         values = np.asarray(values.tolist()) if values.numel() else np.empty(values.shape)
     if isinstance(values, (list, tuple)) and any(isinstance(value, bool) for value in values):

@@ -99,7 +99,7 @@ def rows_of_blocks(
         compressed, as in `compress`, because `unpack` expands them.
 
     Raises:
-        FieldError: Damaged bytes; names the step.
+        FieldError: The bytes are damaged; the message names the step.
     """
     rows = expanded_rows(layout, blocks, places, seqs)
     if layout.compression is None:

@@ -76,7 +76,7 @@ def encode_rows(
         priority: One number for all, or one for each; None: that of the buffer.
 
     Raises:
-        FieldError: A value cannot be stored; names the row and the path inside it.
+        FieldError: A value cannot be stored; the message names the row and the path inside it.
     """
     records = []
     for i, row in enumerate(rows):
@@ -175,7 +175,7 @@ def _shown(value: Any) -> str:
 
 
 def encode_flag(value: Any, name: str) -> bool | None:
-    """Return what a boolean column holds."""
+    """Return the value of a boolean column."""
     if value is not None and not isinstance(value, (bool, np.bool_)):
         raise FieldError(f"{name}: expected True, False or None, got {value!r}")
     return None if value is None else bool(value)
@@ -187,7 +187,7 @@ def _version(own: int | None, default: int | None) -> int | None:
 
 
 def encode_real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
-    """Return what the real column holds; NaN and -0.0, which columns may lose, go into the tags."""
+    """Return the value of the real column; NaN and -0.0, which columns may lose, go into tags."""
     if value is None:
         return None
     if type(value) is float and (value < 0.0 or value > 0.0):

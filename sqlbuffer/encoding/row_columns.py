@@ -26,7 +26,8 @@ def columns_of_rows(
         priority: One number for all, or one for each; None: that of the buffer.
 
     Raises:
-        FieldError: A value cannot be stored, or a field is missing or unknown; names the row.
+        FieldError: A value cannot be stored, or a field is missing or unknown; the message names
+            the row.
     """
     records = encode_rows(rows, model_version, priority)
     check_declared(rows, layout)

@@ -24,7 +24,7 @@ def parse_specs(given: Any) -> dict[str, FieldSpec]:
             not keep their order everywhere.
 
     Raises:
-        FieldError: A malformed declaration; names the field.
+        FieldError: A malformed declaration; the message names the field.
     """
     if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
         specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
@@ -154,10 +154,10 @@ class Fields(StrictModel, title="fields"):
         return found
 
     def check_same(self, stored: "Fields") -> None:
-        """Raise FieldError unless what was given of these fields is what is stored."""
+        """Raise FieldError unless the given fields equal the stored ones."""
         if found := self.differences(stored):
             raise FieldError(
-                f"{'; '.join(found)}; leave the fields out to use what is stored, or give the "
+                f"{'; '.join(found)}; omit the fields to use the stored ones, or give the "
                 f"buffer another name"
             )
 

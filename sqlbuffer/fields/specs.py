@@ -116,7 +116,7 @@ class FieldSpec:
         """Return the field that `to_json` wrote, or of JSON that was written by hand.
 
         Raises:
-            FieldError: Anything else; names the field.
+            FieldError: Anything else; the message names the field.
         """
         given = {part: value for part, value in stored.items() if part != "name"}
         parts = declared_parts(name, given)
@@ -244,8 +244,8 @@ def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
     # numpy casts anything to text, and cuts it.
     elif want.kind in "SU" or not np.can_cast(have, want, "same_kind"):
         raise FieldError(
-            f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose what it "
-            f"means; cast it, or allow it with casting='unsafe'"
+            f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose its "
+            f"meaning; cast it, or allow it with casting='unsafe'"
         )
 
 

@@ -1,1 +1,1 @@
-"""The calls of `ReplayBuffer`, by what they do."""
+"""The calls of `ReplayBuffer`, by task."""

@@ -122,7 +122,7 @@ class BatchSampler:
 
 
 def converted(converter: AnyConverter | None, value: Any) -> Any:
-    """Return what a converter makes of a batch or a task; itself without one."""
+    """Return a converter's result for a batch or a task; without one, the batch itself."""
     if converter is None:
         return value
     if isinstance(converter, Converter):

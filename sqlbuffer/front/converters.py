@@ -125,7 +125,7 @@ def _value(row: DataRow, field: Field) -> Any:
 
 
 def _inside(value: Any, segment: Segment) -> Any:
-    """Return what a key or an index finds in a value; None where it finds nothing."""
+    """Return the part of a value at a key or an index; None if there is none."""
     if isinstance(value, Mapping):
         return value.get(segment, value.get(str(segment)))
     if isinstance(segment, str):

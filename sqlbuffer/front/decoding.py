@@ -1,4 +1,4 @@
-"""Choose what is read of rows, and rebuild them."""
+"""Choose the parts of rows to read, and rebuild the rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from sqlbuffer.strict_models import library_error
 
 
 class RowDecoding:
-    """Chooses what is read of rows, and rebuilds them.
+    """Chooses the parts of rows to read, and rebuilds the rows.
 
     Args:
         source: Opens the rows of the buffer.

@@ -218,7 +218,7 @@ class BufferStream:
         """Return parts that other processes may read while the stream is open.
 
         Args:
-            n: How many there are at most.
+            n: Largest number.
         """
         self._has_pieces, hold = True, self._source.hold
         return [

@@ -6,7 +6,7 @@ FORMATS = ("parquet", "jsonl", "minari")
 
 
 def format_of(source: str) -> str:
-    """Return the format of what is to be imported.
+    """Return the format of the files to import.
 
     Args:
         source: A file or folder.

@@ -48,7 +48,7 @@ class WorkPlace:
                 self._lock = _locked(self.path)
 
     def close(self) -> None:
-        """Remove what is there, and unlock it."""
+        """Remove the file or folder, and unlock it."""
         if self.path.is_dir():
             shutil.rmtree(self.path, ignore_errors=True)
         else:

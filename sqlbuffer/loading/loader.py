@@ -78,7 +78,7 @@ class Loader(Generic[T]):
         return self._noted(LoaderRun(self.seed, run), progress)
 
     def __len__(self) -> int:
-        """Return how many batches an iteration over passes has, of what the buffer holds now.
+        """Return the number of batches of an iteration over passes, for the rows stored now.
 
         In modes other than `step` it reads the steps, about as long as a pass does, since some of
         them are the first of nothing: that of a transition whose next observation is missing.

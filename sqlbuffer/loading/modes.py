@@ -110,7 +110,7 @@ class LoaderOptions:
         return self.epochs is None and self.shuffle
 
     def source(self, store: BufferStore) -> BatchSource:
-        """Return what is read of a buffer."""
+        """Return the reader of the mode's batches."""
         config = store.info.config
         if not self.is_drawn:
             check_drawn(store.info.name, config.sampling.max_use, "a pass")

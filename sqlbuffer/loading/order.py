@@ -66,7 +66,7 @@ class Order:
 
         Args:
             place: Where to begin; 0 is the start.
-            n: How many at most; fewer only at the end.
+            n: Largest number; fewer only at the end.
             above: Pass over numbers up to this one, which have left the window.
         """
         found: list[tuple[Numbers, Numbers]] = []

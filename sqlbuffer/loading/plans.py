@@ -33,7 +33,7 @@ class BatchPlan(Protocol):
         """Return True if a value is a progress that `batches` yields."""
 
     def n_batches(self) -> int | None:
-        """Return how many batches an iteration has, of what there is now; None: it has no end."""
+        """Return the number of batches for the rows stored now; None: no end."""
 
 
 class DrawnSource(Protocol):
@@ -63,7 +63,7 @@ class PassSource(Protocol):
 
 
 def is_count(value: object) -> bool:
-    """Tell whether something is an integer from 0 on."""
+    """Return True if a value is an integer from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -78,7 +78,7 @@ class Draws:
 
     Attributes:
         source: Where from.
-        batch_size: How many a batch.
+        batch_size: Number of rows in a batch.
         sampler: It; None: uniform.
         replace: With replacement, without a sampler.
     """
@@ -100,7 +100,7 @@ class Draws:
             yield batch, {"batch": number + 1}
 
     def knows(self, progress: Progress) -> bool:
-        """Tell whether something is the progress of draws."""
+        """Return True if a value is the progress of draws."""
         return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
 
     def n_batches(self) -> int | None:
@@ -114,8 +114,8 @@ class Passes:
 
     Attributes:
         source: Where they are.
-        batch_size: How many a batch.
-        epochs: How many passes; None: one after the other, without end.
+        batch_size: Number of rows in a batch.
+        epochs: Number of passes; None: without end.
         shuffle: In random order, another one in each pass.
         drop_last: Leave out a last batch that is smaller.
     """
@@ -136,7 +136,7 @@ class Passes:
             for batch, behind in self._one(run, number, progress):
                 is_empty = False
                 yield batch, behind
-            if is_empty and self.epochs is None:  # or it would look for ever
+            if is_empty and self.epochs is None:  # or it would look forever
                 raise InsufficientDataError(
                     f"a pass has no batch of {self.batch_size}; wait for more data or lower the "
                     f"batch size{self.source.undrawn()}"
@@ -144,12 +144,12 @@ class Passes:
             progress = {}
 
     def knows(self, progress: Progress) -> bool:
-        """Tell whether something is the progress of passes."""
+        """Return True if a value is the progress of passes."""
         names = {"pass", "low", "high", "place"}
         return not progress or (set(progress) == names and all(map(is_count, progress.values())))
 
     def n_batches(self) -> int | None:
-        """Return how many batches the passes have, of what there is now; None: they have no end."""
+        """Return the number of batches for the rows stored now; None: no end."""
         if self.epochs is None:
             return None
         n = self.source.n_made()

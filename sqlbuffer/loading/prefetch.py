@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# How long leaving a loop waits for what the thread has begun.
+# Seconds that leaving a loop waits for the item that the thread has begun.
 LEAVING_S = 5.0
 
 

@@ -106,7 +106,7 @@ class DrawAccounts:
         self._log.add(seqs, clock, entry, None if given is None else given.tolist())
 
     def _begin(self) -> None:
-        """Have what is kept be stored from time to time."""
+        """Start the thread that stores the kept draws."""
         if self._error is not None:
             self.settle()  # raises again, unless the role may write now
         if self._is_memory:
@@ -128,7 +128,7 @@ class DrawAccounts:
                     at_process_end(_close_all, priority=1)  # before connections are closed
 
     def settle(self) -> None:
-        """Store what is kept, and give back credits that no draw uses.
+        """Store the kept draws, and give back credits that no draw uses.
 
         Raises:
             StorageError: The sample log cannot be written; it is kept.
@@ -146,7 +146,7 @@ class DrawAccounts:
             self._store.pacer.publish_counts()
 
     def close(self) -> None:
-        """Store what is kept, for the last time.
+        """Store the kept draws for the last time.
 
         Raises:
             StorageError: The sample log cannot be written.
@@ -182,7 +182,7 @@ def _settle(
 
 
 def _close_all() -> None:
-    """Store what is kept, because the process ends."""
+    """Store the kept draws, because the process ends."""
     for own in list(_open):
         with suppress(SQLBufferError):
             own.close()

@@ -23,7 +23,7 @@ from sqlbuffer.storage.following.buffer_state import ChunkRow
 from sqlbuffer.storage.following.feed import News
 from sqlbuffer.storage.store import BufferStore
 
-# Room for what is new before what it evicts has gone, as a share of the capacity.
+# Room for new steps before the evicted ones are gone, as a share of the capacity.
 SLACK = 1 / 8
 FEWEST_SLOTS = 65_536
 

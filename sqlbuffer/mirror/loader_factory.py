@@ -106,7 +106,7 @@ class MirrorDrawsPlan:
             yield batch, {**behind, "head": head}
 
     def knows(self, progress: Progress) -> bool:
-        """Tell whether something is the progress of draws from a mirror."""
+        """Return True if a value is the progress of draws from a mirror."""
         names = {"batch", "head"}
         return not progress or (set(progress) == names and all(map(is_count, progress.values())))
 

@@ -20,7 +20,7 @@ MOST_CHANGED = 1 / 2
 class MatchingSteps:
     """Says which steps in memory may be drawn by a condition.
 
-    It remembers what it found for the last conditions, and looks again at slots that have changed.
+    It keeps the results of the last conditions, and tests changed slots again.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class BatchMaker(Protocol):
         """Return of which slots something can be made that may be drawn."""
 
     def read(self, slots: Integers) -> Batch:
-        """Return what is made of accepted slots."""
+        """Return the items made from accepted slots."""
 
 
 class MemoryDraws:
@@ -71,7 +71,7 @@ class MemoryDraws:
         refreshing: Keeps its steps in memory.
 
     Attributes:
-        accounts: Counts and logs what is drawn.
+        accounts: Counts and logs the draws.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class MemoryDraws:
             key = _key_of(given)
             known = self._forms.get(key)
         except TypeError:
-            return made()  # says what is wrong with them
+            return made()  # raises the right error
         if known is None:
             known = made()
             if len(self._forms) >= MOST_FORMS:

@@ -51,7 +51,7 @@ class OwnPriorities:
         return is_live
 
     def write(self, memory: StepMemory, for_s: float = math.inf) -> None:
-        """Write to the database what it does not have; what fails is written later.
+        """Write the kept priorities to the database; failed writes are repeated later.
 
         Args:
             memory: The steps.
@@ -77,7 +77,7 @@ class OwnPriorities:
                 own.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
 
     def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
-        """Return slots, numbers and priorities of what was set, and take them for written."""
+        """Return slots, numbers and values of set priorities, and mark them as written."""
         with self._lock:
             own = memory.priorities
             if own is None:
@@ -101,14 +101,14 @@ class OwnPriorities:
         self._store.priorities.update_priorities(seqs.tolist(), values.tolist(), self._origin)
 
     def keep(self, memory: StepMemory) -> None:
-        """Keep what a memory has that the database has not, before the memory is dropped."""
+        """Keep the unwritten priorities of a memory before the memory is dropped."""
         _, seqs, values = self._taken(memory)
         seqs = np.concatenate([self._kept[0], seqs])
         distinct, last = last_of_each(seqs)
         self._kept = distinct, np.concatenate([self._kept[1], values])[last]
 
     def restore(self, memory: StepMemory) -> None:
-        """Set again what was kept."""
+        """Set the kept priorities again."""
         seqs, values = self._kept
         if len(seqs):
             self.set(memory, seqs, values)

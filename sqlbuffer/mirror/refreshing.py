@@ -80,7 +80,7 @@ class Refreshing:
         self.state: BufferState
 
     def start(self) -> None:
-        """Read the buffer, and begin to look for what is new."""
+        """Read the buffer, and begin to look for changes."""
         has_found = self._publisher is not None and self._find(self._publisher)
         try:
             self.refresh()
@@ -136,10 +136,10 @@ class Refreshing:
             self._publisher.close()
 
     def refresh(self, write_s: float = math.inf) -> None:
-        """Write the priorities that were set, and take what is new in the buffer now.
+        """Write the priorities that were set, and read what is new in the buffer now.
 
         Args:
-            write_s: For how long to write; what is left is written later.
+            write_s: Seconds to write; the rest is written later.
 
         Raises:
             MirrorFullError: It does not fit.
@@ -218,7 +218,7 @@ class Refreshing:
             self._publisher.hold()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
-        """Return what a function makes of the steps, which do not change until it returns."""
+        """Return a function's result for the steps, which do not change until it returns."""
         with self.lock:
             return made(self.memory)
 
@@ -289,7 +289,7 @@ class Refreshing:
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws go on; `lag` tells
-            self.refresh(0.0)  # what was set can wait
+            self.refresh(0.0)  # priorities can wait
 
     @property
     def n_live(self) -> int:

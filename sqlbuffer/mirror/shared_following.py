@@ -129,7 +129,7 @@ class SharedFollowing:
             self._place.close()
 
     def refresh(self) -> None:
-        """Have what is new taken now, by the process that follows.
+        """Make the process that follows read changes now.
 
         Raises:
             MirrorFullError: It does not fit.
@@ -156,7 +156,7 @@ class SharedFollowing:
         self._own.refresh()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
-        """Return what a function makes of the steps in one state of the buffer.
+        """Return a function's result for the steps in one state of the buffer.
 
         If the follower changes the memory before the function returns, the function is called
         again.
@@ -174,7 +174,7 @@ class SharedFollowing:
                         replica.update(generation)
                         found = made(replica.memory)
                     except Exception:
-                        # Half of what was read may be of another state.
+                        # Half of the read data may be of another state.
                         if replica.segment.get(Counter.GENERATION) == generation:
                             raise
                     else:

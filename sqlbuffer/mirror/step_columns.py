@@ -28,7 +28,7 @@ Column = NumberColumn | TextColumn
 
 
 def check_in_memory(node: Node, kept: Collection[str]) -> None:
-    """Raise ConditionError where a condition names what is not in memory.
+    """Raise ConditionError if a condition uses a field that is not in memory.
 
     Args:
         node: The condition.

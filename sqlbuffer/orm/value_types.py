@@ -1,4 +1,4 @@
-"""Types of the mapped columns: what the database holds, as Python values and back."""
+"""Types of the mapped columns: conversion of database values to Python values and back."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -112,6 +112,6 @@ def _column_itself(element: row_number_of, compiler: Any, **kw: Any) -> str:
 @compiles(row_number_of, "sqlite")
 def _sqlite_row_number(element: row_number_of, compiler: Any, **kw: Any) -> str:
     if compiler.isinsert:
-        # RETURNING has what was sent to the view, but sees what the trigger of the row has done.
+        # RETURNING has the values sent to the view, but sees the effects of the row's trigger.
         return "(SELECT next_seq - 1 FROM buffers WHERE name = v_experiences.buffer)"
     return _column_itself(element, compiler, **kw)

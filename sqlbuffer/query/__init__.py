@@ -1,1 +1,1 @@
-"""Conditions: how they are built, and what they mean in Python."""
+"""Conditions: their construction, and their meaning in Python."""

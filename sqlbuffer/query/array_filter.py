@@ -54,7 +54,7 @@ def matching(node: Node, n: int, column: Callable[[Field], NumberColumn | TextCo
 
     Args:
         node: The condition.
-        n: How many rows there are.
+        n: Number of rows.
         column: Returns the values of the rows.
 
     Example:

@@ -20,7 +20,7 @@ def chain_text(
     Args:
         first: The first condition, if there is one.
         others: The operator before each of the others, and the condition.
-        depth: How many groups it is in.
+        depth: Number of groups around it.
     """
     parts = [_text(condition, depth) for condition in first]
     pairs = iter(others)

@@ -85,7 +85,8 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         declared: The buffer's own fields, and whether conditions can use each.
 
     Raises:
-        ConditionError: No such field, or a malformed path; names the nearest known fields.
+        ConditionError: The field is unknown, or the path is malformed; the message names the
+            nearest known fields.
     """
     if not isinstance(name, str):
         raise ConditionError(f"a field is named by text such as 'task_id', got {name!r}")

@@ -164,7 +164,7 @@ def _is_same(value: Any, target: Any) -> bool:
 
 
 def _contains(value: Any, target: Any) -> bool | None:
-    """Tell whether text, a list or a dict contains a value; None for what contains nothing."""
+    """Return True if text, a list or a dict contains a value; None for other values."""
     if isinstance(value, list):
         return any(_is_member(item, [target]) for item in value)
     if isinstance(value, dict) and tag_of(value) is None:

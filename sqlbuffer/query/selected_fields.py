@@ -21,7 +21,7 @@ Tree = dict[Segment, Any] | None
 
 
 class _Missing:
-    """Stands for what a value does not have."""
+    """Stands for a part that a value does not have."""
 
 
 MISSING = _Missing()
@@ -107,7 +107,7 @@ def _add(tree: Any, path: Sequence[Segment]) -> None:
 
 
 def pruned(node: Any, wanted: Tree) -> Any:
-    """Return what is wanted of a tagged tree, or `MISSING`.
+    """Return the wanted parts of a tagged tree, or `MISSING`.
 
     A key wanted of a list is wanted of each of its items. A list keeps its length: items that have
     nothing of what is wanted are null.

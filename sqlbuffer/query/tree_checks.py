@@ -173,7 +173,7 @@ _CHECKS = {
 
 
 def _check_storable(field: Field, op: str, value: Any) -> None:
-    """Refuse what the databases could not compare exactly."""
+    """Refuse values that the databases could not compare exactly."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

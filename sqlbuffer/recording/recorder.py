@@ -40,7 +40,7 @@ class StepTarget(Protocol):
 
 
 class _Lane:
-    """One environment: its open episode and what was observed last."""
+    """One environment: its open episode and its last observation."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -81,7 +81,7 @@ class _Lane:
         if episode is not None and episode.is_open:
             try:
                 episode.abort()
-            except SQLBufferError as error:  # what went wrong first is what the caller must see
+            except SQLBufferError as error:  # the caller must see the first error
                 logger.warning("episode %r waits to be stored: %s", episode.episode_id, error)
 
     def _final(self, observation: Values | None) -> Values | None:

@@ -20,7 +20,7 @@ LOWEST_HIT_RATE = 1 / 256
 FEWEST_TO_JUDGE = 1024
 # Where hits are rarer, tasks are long: the batch has about as many rows as numbers are looked up,
 # and each row takes longer to read. A number takes about as long as 36 rows of a scan, so that this
-# share of the window is a quarter of one: what is lost where few tasks match.
+# share of the window is a quarter of one: the cost if few tasks match.
 MOST_PROBED_SHARE = 1 / 128
 MOST_AT_ONCE = 32_768
 

@@ -39,7 +39,7 @@ def _equal_by_content(self: Any, other: Any) -> Any:
 
 
 def _repr_of_values(self: Any) -> str:
-    """Show what is known, arrays and long values in short."""
+    """Return the known values; arrays and long values are shortened."""
     known = {
         f.name: value
         for f in dataclasses.fields(self)

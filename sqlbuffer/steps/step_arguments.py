@@ -87,7 +87,7 @@ def whole_step(
 def takes(
     arguments: Callable[P, Any],
 ) -> Callable[[Callable[Concatenate[S, ...], T]], Callable[Concatenate[S, P], T]]:
-    """Give a method that passes on what it is given the parameters of another function.
+    """Give a method that passes its arguments on the parameters of another function.
 
     Args:
         arguments: A function with the parameters. It is not called.

@@ -1,4 +1,4 @@
-"""A page in the browser that shows what a database holds. It only reads."""
+"""A page in the browser that shows the contents of a database. It only reads."""
 
 from collections.abc import Collection
 from typing import Any
@@ -50,7 +50,7 @@ def app(url: Database = None, *, token: str | None = None, hosts: Collection[str
 
 
 def require_extra() -> None:
-    """Raise MissingExtraError unless what the page is made with is installed."""
+    """Raise MissingExtraError unless the packages for the page are installed."""
     try:
         import jinja2  # noqa: F401
         import starlette  # noqa: F401

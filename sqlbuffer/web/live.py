@@ -1,4 +1,4 @@
-"""One poller for all clients: it looks while someone watches, and sends what it saw to all."""
+"""One poller for all clients: it polls while a client watches, and sends the result to all."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ class LivePoller:
     """Looks every few seconds while there is a watcher, from one thread.
 
     Args:
-        look: Returns what is shown; its errors are told to the watchers, and it is asked again.
+        look: Function that returns the figures; watchers get its errors, and it is called again.
         every_s: Seconds between two looks.
     """
 

@@ -63,7 +63,7 @@ def link(request: Request, path: str, **query: Any) -> str:
     Args:
         request: The request that is answered.
         path: From "/" on.
-        **query: The state of the page; what is None is left out.
+        **query: State of the page; values that are None are left out.
     """
     root = request.scope.get("root_path", "")
     given = {name: value for name, value in query.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A report: what the pages show of buffers, in one file without a server."""
+"""A report: the pages' figures of buffers, in one file without a server."""
 
 import base64
 import hashlib

@@ -38,7 +38,7 @@ class Weights:
     """The known weights of rows, by block: sums and bounds, and single weights of blocks read.
 
     Args:
-        size: How many numbers a block has.
+        size: Number of numbers.
         blocks: The blocks, without a gap and in order: block b has the numbers from b * size on.
         sums: The sum of the weights of each.
         bounds: No weight of a block is larger.

@@ -1,4 +1,4 @@
-"""`sqlbuffer report`: write what the pages show into one file."""
+"""`sqlbuffer report`: write the figures of the pages into one file."""
 
 import os
 import sys

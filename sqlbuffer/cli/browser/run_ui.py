@@ -38,7 +38,7 @@ def ui(
         bool, typer.Option("--no-open", help="Print the address, and open no browser.")
     ] = False,
 ) -> None:
-    """Show what a database holds, in the browser.
+    """Show the contents of a database in the browser.
 
     The page only reads, also while training writes. Its address, with a secret token, is printed on
     standard output. Ctrl-C ends it.

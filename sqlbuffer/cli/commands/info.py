@@ -1,4 +1,4 @@
-"""`sqlbuffer info`: show what a database holds."""
+"""`sqlbuffer info`: show the contents of a database."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any

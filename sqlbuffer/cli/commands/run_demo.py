@@ -78,7 +78,7 @@ def _play(plan: "DemoPlan") -> None:
         with DemoProgress(out, plan) as progress:
             report = run(plan, progress.update)
     except KeyboardInterrupt:
-        typer.echo("sqlbuffer: interrupted; what was stored stays in the buffer", err=True)
+        typer.echo("sqlbuffer: interrupted; the stored steps stay in the buffer", err=True)
         raise typer.Exit(INTERRUPTED) from None
     print_report(out, plan, report)
 

@@ -22,7 +22,7 @@ _INSTEAD = {
     "use_time_check": "max_use in the config of AdvancedReplayBuffer",
     "staleness_check": "max_staleness in the config of AdvancedReplayBuffer",
     "sample_range_view": "sample(..., sample_range=slice(...)), by age",
-    "clone_object": "nothing: what is sampled is always a copy",
+    "clone_object": "nothing: sampled items are always copies",
     "group_sample": _EPISODES,
     "padding": _EPISODES,
 }

@@ -37,7 +37,7 @@ class IBuffer(ABC):
 
     @abstractmethod
     def update(self, info: Any) -> Any:
-        """Take what the learner knows of items."""
+        """Update items with the learner's data."""
 
     @abstractmethod
     def sample(self, batch_size: int, cur_learner_iter: int) -> list[Any] | None:
@@ -57,7 +57,7 @@ class IBuffer(ABC):
 
     @abstractmethod
     def load_data(self, file_name: Any) -> None:
-        """Hold what was written to a file."""
+        """Replace the contents by those of a file."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

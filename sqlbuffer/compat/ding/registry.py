@@ -44,7 +44,7 @@ def create_buffer(cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         UnknownBufferError: No buffer of that type.
-        ImportError: One that this package has not; names what it has instead.
+        ImportError: This package does not have it; the message names the replacement.
 
     Example:
         >>> buffer = create_buffer({"type": "naive", "replay_buffer_size": 100})
@@ -63,7 +63,7 @@ def get_buffer_cls(cfg: Mapping[str, Any]) -> Any:
 
     Raises:
         UnknownBufferError: No buffer of that type.
-        ImportError: One that this package has not; names what it has instead.
+        ImportError: This package does not have it; the message names the replacement.
 
     Example:
         >>> get_buffer_cls({"type": "naive"}).__name__

@@ -23,7 +23,7 @@ class EpisodeCollector:
 
     Args:
         replay_buffer: Where episodes are stored.
-        num_groups: How many environments, at least one.
+        num_groups: Number of environments, at least one.
         fieldnames: Names of the fields of steps that are collected; all by default.
         meta_fieldnames: Names of the values of episodes; all by default.
         strict: Raise for a name that is not among them; otherwise it is ignored.
@@ -69,7 +69,7 @@ class EpisodeCollector:
         return self.step_count
 
     def clear(self) -> None:
-        """Forget what was collected."""
+        """Forget the collected steps."""
         self.step_count = 0
         self._steps: dict[str, list[Any]] = {}
         self._whole: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class EpisodeCollector:
 
         Raises:
             AssertionError: Another shape, or other fields than before. It is a ValueError as well.
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
         """
         steps, meta = self._split(data)
         found = {name: self._step(name, value) for name, value in steps.items()}
@@ -133,7 +133,7 @@ class EpisodeCollector:
         """Return `data` for a field of steps, `meta` for a value of episodes.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
         """
         if name in self.fieldnames:
             return "data"
@@ -145,7 +145,7 @@ class EpisodeCollector:
         """Return the shape that one step, or one episode, has of a field.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
         """
         is_step = self.field_kind(name) == "data"
         shape: tuple[int, ...] = (self.shapes if is_step else self.meta_shapes)[name]
@@ -156,7 +156,7 @@ class EpisodeCollector:
 
         Raises:
             AssertionError: Another shape.
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
         """
         return list(self._by_group(name, value, self.field_shape(name)))
 
@@ -164,7 +164,7 @@ class EpisodeCollector:
         """Return what each group has of a field: (steps, *shape) for one of steps.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
             ValueError: Nothing of it was collected.
         """
         if self.field_kind(name) == "data":
@@ -179,7 +179,7 @@ class EpisodeCollector:
         Tensors where tensors were given, arrays otherwise.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
             ValueError: Nothing of it was collected.
         """
         if self.field_kind(name) == "meta":
@@ -194,7 +194,7 @@ class EpisodeCollector:
         """Return a field of steps as (groups, steps, *shape); values of episodes as (groups, ..).
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
             ValueError: Nothing of it was collected.
         """
         found = self.time_major(name)
@@ -208,7 +208,7 @@ class EpisodeCollector:
             device: Where tensors are put; arrays stay arrays.
 
         Raises:
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
             ValueError: Nothing was collected.
         """
         if not self.step_count:
@@ -275,7 +275,7 @@ class EpisodeCollector:
 
         Raises:
             AssertionError: Another shape. It is a ValueError as well.
-            KeyError: An unknown name.
+            KeyError: The name is unknown.
             ValueError: Nothing was collected, or the buffer has no room for one episode a group;
                 nothing was stored.
         """

@@ -128,7 +128,7 @@ def seed(value: Any) -> int | None:
 
 
 def report(value: Any) -> Any:
-    """Return what is called with reports."""
+    """Return the function that is called with reports."""
     if value is not None and not callable(value):
         raise FragmentTypeError(f"report is called with a dict of numbers, got {value!r}")
     return value

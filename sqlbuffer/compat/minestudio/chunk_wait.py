@@ -1,4 +1,4 @@
-"""Waits until there are enough chunks, and logs what is missing."""
+"""Waits until there are enough chunks, and logs the missing ones."""
 
 import logging
 import time
@@ -21,8 +21,8 @@ class Wait:
 
     Args:
         reader: The buffer.
-        k: How many chunks it wants.
-        timeout_s: How long to wait at most; None: without end.
+        k: Number of chunks.
+        timeout_s: Seconds to wait; None: without end.
     """
 
     def __init__(self, reader: FragmentReader, k: int, timeout_s: float | None) -> None:
@@ -55,7 +55,7 @@ class Wait:
             pool = self._reader.pool()
 
     def missing(self, pool: Pool, waited_s: float) -> str:
-        """Return a message that says what is missing."""
+        """Return a message about the missing chunks."""
         first = self._first or pool
         now, then = pool.counts, first.counts
         left = ", ".join(

@@ -19,7 +19,7 @@ _HELP = {
     "fragments_per_chunk": "how many consecutive fragments of a worker are a chunk; 1: each one",
     "fragments_per_report": "every how many fragments is reported; leave it out for never",
     "max_bytes": "bytes of payloads that may be fetched at most; leave it out for any",
-    "clear": "True deletes what the buffer holds; leave it out to go on with it",
+    "clear": "True deletes the contents of the buffer; omit it to keep them",
     "database_config": "a mapping with path=... (a folder) or url=...",
     "path": "a folder",
     "url": "a database URL",
@@ -64,11 +64,11 @@ class Config(ConfigModel):
     Attributes:
         max_chunks: Chunks that may be fetched at most; the oldest leave first.
         max_staleness: By how much a fragment may be behind the model's version.
-        max_reuse: How often a chunk is fetched at most.
+        max_reuse: Largest number of times that a chunk is fetched.
         fragments_per_chunk: Consecutive fragments of one worker that are a chunk.
         fragments_per_report: Number of fragments between two reports of the state.
         max_bytes: Bytes of payloads that may be fetched at most.
-        clear: Delete what the buffer holds.
+        clear: Delete the contents of the buffer.
         database_config: Where it is.
 
     Example:
@@ -89,11 +89,12 @@ class Config(ConfigModel):
 
     @classmethod
     def parse(cls, given: Any) -> "Config":
-        """Return what a dict, or a DictConfig of omegaconf, says.
+        """Return the rules in a dict, or in a DictConfig of omegaconf.
 
         Raises:
             FragmentTypeError: Neither of them.
-            FragmentError: An unknown or missing name, or a value that cannot be; names each.
+            FragmentError: A name is unknown or missing, or a value is invalid; the message
+                names each.
         """
         if not isinstance(given, Mapping):
             raise FragmentTypeError(
@@ -137,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def _line(error: Any) -> str:
-    """Return what is wrong, where, and what is right."""
+    """Return the error, its place and the remedy."""
     where = ".".join(map(str, error["loc"]))
     name = str(error["loc"][-1])
     if error["type"] == "extra_forbidden":

@@ -96,9 +96,9 @@ class SampleFragment:
         return FragmentIndex(self.worker_uuid, self.fid_in_worker)
 
     def follows(self, other: "SampleFragment") -> bool:
-        """Tell whether it begins where another one ended, with no step between them.
+        """Return True if it begins where another one ended, with no step between them.
 
-        MineStudio's workers number only what they send: what they discarded between two fragments
+        MineStudio's workers number only sent fragments: those they discarded between two fragments
         does not show in the numbers, and advantages must not be carried across.
 
         Args:
@@ -168,7 +168,7 @@ class FragmentDataDict(dict[FragmentIndex, Any]):
     """
 
     def format_batch(self, fragments: Sequence[Any], device: Any) -> Any:
-        """Return what there is of fragments, stacked, as tensors.
+        """Return the parts of fragments that exist, stacked, as tensors.
 
         Args:
             fragments: The fragments, n of them, by their `index`.
@@ -186,7 +186,7 @@ class FragmentDataDict(dict[FragmentIndex, Any]):
 
 
 def _is_first(obs: Any, one: Any) -> bool:
-    """Tell whether an observation is the first of those that are stacked."""
+    """Return True if an observation is the first of those that are stacked."""
     if isinstance(obs, dict):
         own = one if isinstance(one, dict) else {}
         return obs.keys() == own.keys() and all(_is_first(obs[key], own[key]) for key in obs)

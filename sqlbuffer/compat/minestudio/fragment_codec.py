@@ -87,7 +87,7 @@ def decoded(row: DataRow, wanted: Sequence[str] | None = None) -> SampleFragment
 
 
 def wanted_of(names: Any) -> SelectedFields:
-    """Return what is read of a row for fields of a fragment.
+    """Return the parts of a row that fields of a fragment need.
 
     Raises:
         FragmentTypeError: No list of names.
@@ -167,7 +167,7 @@ def _plain(value: Any, path: tuple[Any, ...], kinds: list[Any]) -> Any:
 
 
 def _restore(found: dict[str, Any], path: Sequence[Any], kind: str) -> None:
-    """Put what was stored as an array in its place, where that was read."""
+    """Put a value that was stored as an array in its place, if that place was read."""
     holders, place = [found], found
     for step in path:
         try:

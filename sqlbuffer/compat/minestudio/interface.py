@@ -62,7 +62,7 @@ class ReplayBufferInterface:
         database_config: Where the buffer is: `FragmentStore(**database_config)` opens it.
 
     Raises:
-        FragmentError: A config that cannot be, or other than what is stored; or there is no buffer.
+        FragmentError: The config is invalid or differs from the stored one, or there is no buffer.
 
     Example:
         >>> from sqlbuffer.compat.minestudio import FragmentMetadata, SampleFragment
@@ -283,11 +283,10 @@ class ReplayBufferInterface:
         return _indexed(self._reader.prepared(argument_checks.consumer(consumer)))
 
     def release_prepared(self, consumer: str = "") -> int:
-        """Give back what was prepared, as if it had not been fetched: for a consumer that failed
-        before it used it.
+        """Give back the prepared fragments, as if they had not been fetched.
 
-        The uses are counted back, and chunks that left for having been used may be fetched again,
-        where they are fresh and there is room.
+        Use it if a consumer failed before it used them. Their uses are subtracted. Chunks that left
+        because they were used up may be fetched again, if they are fresh and there is room.
 
         Args:
             consumer: Whose list.

@@ -59,7 +59,7 @@ def read_buffer(
         BufferNotFoundError: There is no such buffer.
         CopyError: The buffer is one of `sqlbuffer.compat`. In a task: steps have left, because the
             role may not hold them or the program that made the data set has ended.
-        FieldError: An unknown column.
+        FieldError: The column is unknown.
         ValueError: A database in memory, which tasks cannot open.
 
     Example:

@@ -74,7 +74,7 @@ def checked_gamma(n_steps: int, gamma: float | None) -> float:
 
     Raises:
         BufferConfigError: There are several steps, and no discount.
-        ValueError, TypeError: A wrong value.
+        ValueError, TypeError: A value is invalid.
     """
     check_n_step(n_steps, 1.0 if gamma is None else gamma)
     if gamma is not None:

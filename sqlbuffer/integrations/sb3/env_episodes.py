@@ -23,7 +23,7 @@ class EnvEpisodes:
 
     Args:
         begin: Begins an episode of an environment, given by its number.
-        n_envs: How many environments there are.
+        n_envs: Number of environments.
     """
 
     def __init__(self, begin: Callable[[int], EpisodeWriter], n_envs: int) -> None:

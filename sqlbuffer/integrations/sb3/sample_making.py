@@ -22,7 +22,7 @@ class SampleMaker:
 
     Args:
         fields: The fields of a step.
-        n_steps: How many steps a transition spans at most.
+        n_steps: Largest number of steps that a transition spans.
         gamma: Discount of one step.
         ends_at_limits: Whether an episode that was cut at a time limit counts as done.
     """

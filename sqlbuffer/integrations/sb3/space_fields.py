@@ -43,7 +43,7 @@ class SpaceFields:
     Attributes:
         parts: The arrays of an observation.
         action: Shape and dtype of an action.
-        n_envs: How many environments there are.
+        n_envs: Number of environments.
     """
 
     parts: tuple[ObservationPart, ...]
@@ -60,7 +60,7 @@ class SpaceFields:
             space: The space of an observation.
             shapes: The shape that Stable-Baselines3 gives it; a dict of those of a Dict space.
             action: Shape and dtype of an action.
-            n_envs: How many environments there are.
+            n_envs: Number of environments.
         """
         if isinstance(space, spaces.Dict):
             parts = tuple(

@@ -74,7 +74,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         FieldError: The buffer is stored with other fields than those of the spaces.
         StorageUnreachableError: The database does not answer; see `sqlbuffer.ReplayBuffer` for
             other errors.
-        TypeError: An unknown argument.
+        TypeError: The argument is unknown.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -195,7 +195,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self.__init__(**{**state, "url": _with_password(state["url"]), "create": False})  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
-        """Raise for what is not there; say where the arrays of SB3's buffers are."""
+        """Raise for a missing attribute; say where the arrays of SB3's buffers are."""
         kind = type(self).__name__
         known = NO_ARRAYS.format(name) if name in ARRAYS else f"{kind!r} has no {name!r}"
         raise AttributeError(known)
@@ -276,7 +276,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         those that follow them are stored.
 
         Args:
-            batch_size: How many.
+            batch_size: Number of items.
             env: A `VecNormalize` that normalizes observations and rewards.
 
         Returns:

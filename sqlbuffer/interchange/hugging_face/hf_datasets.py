@@ -95,7 +95,7 @@ def _steps(
 
 
 def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
-    """Return the value of each step of a batch: fields as arrays, JSON as what was stored."""
+    """Return the value of each step of a batch: fields as arrays, JSON as the stored values."""
     if name in batch.fields:
         arrays = batch.fields[name]
         missing = batch.is_null.get(name, batch.is_null.get("fields", ()))

@@ -41,7 +41,7 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 def json_lines(
     batch: ColumnBatch, specs: Mapping[str, FieldSpec], names: Sequence[str]
 ) -> Iterator[bytes]:
-    """Yield a line for each step; what it does not have is left out.
+    """Yield a line for each step; values that it does not have are left out.
 
     Args:
         batch: The steps.
@@ -214,7 +214,7 @@ def declared_fields(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         trees: The first steps. A field of integers is one of floats where another step has floats.
 
     Raises:
-        FileImportError: A value that no field can hold; names the key.
+        FileImportError: A value that no field can hold; the message names the key.
     """
     found = {}
     for key, value in trees[0].items():

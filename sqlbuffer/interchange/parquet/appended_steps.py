@@ -161,7 +161,7 @@ def append_files(
 
     Raises:
         FieldError: A value that a field cannot hold.
-        FileImportError: A column does not fit; names it.
+        FileImportError: A column does not fit; the message names it.
     """
     plan, counts = _plan(files, buffer, columns), ImportCounts()
     n_all, marks = files.n_rows(), {path: files.mark(path) for path in files.paths}

@@ -1,4 +1,4 @@
-"""The schema of the Parquet files: which columns there are, and what they are in Arrow."""
+"""The schema of the Parquet files: their columns, and the Arrow type of each."""
 
 import json
 import math
@@ -108,7 +108,7 @@ class StepSchema:
         return cls({f"{n}_" if n in specs else n: n for n in built_in}, dict(specs))
 
     def arrow(self, metadata: Mapping[str, Any] | None = None) -> Any:
-        """Return the schema as Arrow has it, with what is to be known of the buffer."""
+        """Return the Arrow schema, with metadata of the buffer."""
         pa, types = load_pyarrow(), built_in_types()
         columns = [pa.field(name, types[own]) for name, own in self.built_in.items()]
         for name, spec in self.specs.items():

@@ -27,7 +27,7 @@ def step_table(batch: ColumnBatch, schema: StepSchema, arrow: Any) -> Any:
         arrow: The same, as Arrow has it.
 
     Raises:
-        FieldError: A text that is not Unicode; names the column.
+        FieldError: A text that is not Unicode; the message names the column.
     """
     pa, types = load_pyarrow(), built_in_types()
     run_of = pa.array(batch.run_of)

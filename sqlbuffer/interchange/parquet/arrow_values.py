@@ -95,7 +95,7 @@ def field_values(spec: FieldSpec, column: Any) -> Any:
         return _ragged(spec, array)
     if each is None:
         return items(spec, array)
-    # `values` has all of the array that this is a part of, what is null too.
+    # `values` has the whole array that this is a part of, with null values.
     flat = array.values.slice(array.offset * each, n * each)
     return items(spec, flat).reshape(n, *spec.shape)
 
@@ -106,7 +106,7 @@ def _ragged(spec: FieldSpec, array: Any) -> list[NDArray[Any]]:
     factor = 2 if is_pair(spec.dtype) else 1
     sizes = np.array(pc.list_value_length(array).fill_null(0).to_numpy(), np.int64) // factor
     ends = np.cumsum(sizes).tolist()
-    flat = items(spec, array.flatten())  # without what is null
+    flat = items(spec, array.flatten())  # without null values
     starts = [0, *ends[:-1]]
     try:
         return [

@@ -14,7 +14,7 @@ from sqlbuffer.mirror.memory.weight_tree import WeightTree
 from sqlbuffer.samplers import PrioritizedSampler
 from sqlbuffer.storage.sampling.row_priorities import no_priorities
 
-# Where fewer of what is drawn than this share can be taken, all steps are looked at.
+# If less than this share of the drawn slots can be taken, all steps are tested.
 LOWEST_SHARE = 1 / 8
 
 
@@ -128,7 +128,7 @@ class _Draw:
     def distinct(self, n: int) -> Integers:
         """Return n distinct slots; fewer if there are fewer.
 
-        Slots drawn with replacement, without repeats, are drawn by weight from what is left.
+        Slots drawn with replacement, without repeats, are drawn by weight from the rest.
         """
         found, size = np.zeros(0, np.int64), n + n // 16 + 4
         while len(found) < n:
@@ -156,7 +156,7 @@ class _Draw:
         it cannot be taken, one that is drawn from all stands in for it.
 
         Args:
-            n: How many.
+            n: Number of items.
             order: The blocks of slots in insert order.
             has_condition: The sum is of the slots that may be drawn.
         """

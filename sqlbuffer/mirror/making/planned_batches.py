@@ -76,7 +76,7 @@ class PlannedBatches(Generic[P]):
         return found
 
     def read(self, slots: Integers) -> Batch:
-        """Return what is made of accepted slots, in their order."""
+        """Return the items made from accepted slots, in their order."""
         return self._batch(self._plan(slots), NO_COLUMNS)
 
     def _accepted(self, slots: Integers, size: int) -> Flags:
@@ -104,7 +104,7 @@ class PlannedBatches(Generic[P]):
         raise NotImplementedError
 
     def _taken(self, plan: P, at: Integers) -> P:
-        """Return some of what was planned."""
+        """Return a part of the plan."""
         raise NotImplementedError
 
     def _batch(self, plan: P, columns: Columns) -> Batch:

@@ -34,7 +34,7 @@ class TrajectoryPlan:
     Attributes:
         slots: Slots of their first steps, shape (b,).
         steps: Slots of their steps, shape (b, n); -1 behind the last.
-        lens: How many each has, shape (b,).
+        lens: Number of each, shape (b,).
         reaches_end: Whether the last of them is the last of the episode.
         accepted: Whether the episode can be read.
     """

@@ -40,7 +40,7 @@ class TransitionTable:
 
     Args:
         memory: The steps.
-        n_step: How many steps a transition spans at most.
+        n_step: Largest number of steps that a transition spans.
         plan: Makes the plans of slots.
     """
 

@@ -29,7 +29,7 @@ class BlockMap:
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks, self.n_used = n_blocks, 0
-        # The oldest first: what is written in order is in order then.
+        # The oldest first: then steps that are written in order are in order.
         self._free: deque[int] = deque()
         # The block of slots of the block of numbers `_base + i`.
         self._base, self._slots = 0, np.full(1024, NONE, np.int64)

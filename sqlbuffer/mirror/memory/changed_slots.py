@@ -13,7 +13,7 @@ class ChangedSlots:
         most: When more slots than these have changed, those before are forgotten.
 
     Attributes:
-        n: How many changes there were.
+        n: Number of changes.
 
     Example:
         >>> changed = ChangedSlots(3)

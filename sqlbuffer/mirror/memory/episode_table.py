@@ -32,15 +32,15 @@ class EpisodeTable:
 
     Attributes:
         status: `OPEN`, `COMPLETE` or `ABORTED` of each number, int8.
-        length: How many steps it has, -1 while it is open, int64.
+        length: Number of steps, -1 while it is open, int64.
         last_slot: Where its newest step is, -1 if it is not in memory, int64.
         last_t: The place of that step in the episode, int64.
-        n_steps: How many of its steps are in memory, int64.
+        n_steps: Number of its steps in memory, int64.
         keys: The user's id of each.
         finals: The bytes of the final observation of each, None without one.
         returns: The sum of rewards of each, NaN while it is open, float64.
         rewards: The own reward of each, NaN without one, float64.
-        n_aborted: How many were aborted.
+        n_aborted: Number of aborted episodes.
         unread: Keys of those of which `update` was told nothing yet.
         touched: Collects the numbers of those that are new or changed; None: it does not.
     """
@@ -139,7 +139,7 @@ class EpisodeTable:
         self.returns[number], self.rewards[number] = entry.return_, entry.reward
 
     def entry(self, number: int) -> "EpisodeEntry":
-        """Return what is known of an episode."""
+        """Return the data of an episode."""
         return EpisodeEntry(
             int(self.status[number]), int(self.length[number]), self.keys[number],
             self.finals[number], float(self.returns[number]), float(self.rewards[number]),

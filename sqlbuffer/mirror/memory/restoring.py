@@ -1,4 +1,4 @@
-"""Find out what a mirror knows of its steps from the arrays that hold them."""
+"""Restore a mirror's data about its steps from the arrays that hold them."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -21,7 +21,7 @@ def slot_shapes(layout: Layout, n_slots: int, heap_bytes: int) -> Shapes:
 
     Args:
         layout: How the bytes of chunks are laid out.
-        n_slots: How many steps there is room for.
+        n_slots: Number of steps that fit.
         heap_bytes: Room for values of varying length.
     """
     record = record_of(layout)

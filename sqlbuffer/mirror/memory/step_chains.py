@@ -23,7 +23,7 @@ def chains(memory: StepMemory, slots: Integers, n: int | None, *, back: bool = F
     Args:
         memory: The steps.
         slots: Where to begin, shape (b,).
-        n: How many of each, the first one among them; None: as many as the longest has.
+        n: Number of each, with the first one; None: the length of the longest.
         back: The steps before, from the newest to the oldest.
     """
     direction, link = (-1, "prev") if back else (1, "next")

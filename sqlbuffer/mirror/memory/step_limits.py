@@ -61,7 +61,7 @@ class StepLimits:
         Args:
             chunks: Their chunks.
             at: Their slots.
-            counts: How many each chunk has.
+            counts: Number of each.
         """
         versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
         self.version[at] = np.repeat(versions, counts)

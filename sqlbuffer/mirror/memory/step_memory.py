@@ -293,12 +293,12 @@ class StepMemory:
         self._evict(low, gone)
 
     def make_room(self, low: int) -> None:
-        """Make what was staged visible, and free the slots of steps up to a number."""
+        """Make staged steps visible, and free the slots of steps up to a number."""
         list(map(self._judge, self._show_staged(low)))
         self._evict(low, np.zeros(0, np.int64))
 
     def _show_staged(self, low: int) -> list[Integers]:
-        """Make what was staged visible; return its slots."""
+        """Make staged steps visible; return their slots."""
         links, shown = self.links, self._staged
         for slots in shown:
             is_live = self.records[SEQ][slots] > low

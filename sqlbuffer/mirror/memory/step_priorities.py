@@ -21,7 +21,7 @@ class StepPriorities:
     """The priorities of steps by slot, and their weights.
 
     Args:
-        n_slots: How many steps there is room for.
+        n_slots: Number of steps that fit.
         alpha: The weight of a step is its priority ^ alpha.
 
     Attributes:

@@ -42,7 +42,7 @@ LINK: np.dtype[Any] = np.dtype(
 
 
 def record_of(layout: Layout) -> np.dtype[Any]:
-    """Return the dtype of what is gathered of a step: its small fields, and what batches say."""
+    """Return the dtype of a step's record: its small fields, and the columns of batches."""
     small = [
         (name, layout.record[name])
         for name, spec in layout.specs.items()
@@ -156,7 +156,7 @@ class StoredFields:
 
         Args:
             heads: Their stored records.
-            n: How many.
+            n: Number of items.
             at: The slots.
             records: The records of the mirror, shape (n_slots, numbers of a record).
             large: Fields with an array of their own.

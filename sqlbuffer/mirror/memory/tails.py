@@ -27,7 +27,7 @@ def tail_shapes(n_slots: int, heap_bytes: int) -> Shapes:
 class Tails:
     """Where the values of each step begin in the heap, and how long they are.
 
-    The heap is only appended to. When it is full, what is still in use moves to another one.
+    The heap is only appended to. When it is full, the values in use move to another one.
 
     Attributes:
         n_live: Bytes in use.
@@ -42,7 +42,7 @@ class Tails:
         self._at, self._size, self._heap = arrays[AT], arrays[SIZE], arrays[HEAP]
 
     def restore(self) -> None:
-        """Find out what is in use from arrays of another memory."""
+        """Find the values in use from arrays of another memory."""
         self.n_live = int(self._size.sum())
         self._end = int((self._at + self._size).max(initial=0))
 
@@ -83,7 +83,7 @@ class Tails:
         self._size[slots] = 0
 
     def move(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what is in use in other arrays."""
+        """Keep the values in use in other arrays."""
         at, size, heap = self._at, self._size, self._heap
         self._use(arrays)
         self.n_live = self._end = 0

@@ -20,10 +20,10 @@ _N_LEVELS = 3
 class WeightTree:
     """Weights of slots, the sums of 16 slots each, and the sums of 256.
 
-    A sum is always computed from what it adds up, so rounding errors do not accumulate.
+    A sum is always computed from its parts, so rounding errors do not accumulate.
 
     Args:
-        n_slots: How many slots; whole blocks of them.
+        n_slots: Number of slots; whole blocks of them.
 
     Attributes:
         weights: The weight of each slot, shape (n_slots,). Call `add_up` after a change.

@@ -1,4 +1,4 @@
-"""The follower's side of a shared mirror: what it stores for the others."""
+"""The follower's side of a shared mirror: the data that it stores for other processes."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ from sqlbuffer.mirror.sharing.segment import NO_CLOCK, Counter, Segment
 from sqlbuffer.mirror.sharing.shared_place import SharedPlace
 
 FEWEST_JOURNAL_BYTES = 2**20
-# Room for what is told later, as a multiple of what is told now.
+# Room for later entries, as a multiple of the entries now.
 JOURNAL_SLACK = 4
 
 

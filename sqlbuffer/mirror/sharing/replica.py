@@ -30,7 +30,7 @@ def shared_shapes(shapes: Shapes) -> Shapes:
 
 
 def replay(memory: StepMemory, told: memoryview) -> None:
-    """Take what a journal says of names and episodes."""
+    """Read a journal's entries about names and episodes."""
     names: dict[int, dict[int, str]] = defaultdict(dict)
     for entry in unpacked(told):
         if entry.kind >= EPISODE_STATE:
@@ -45,7 +45,7 @@ def replay(memory: StepMemory, told: memoryview) -> None:
 
 
 def take_counters(memory: StepMemory, segment: Segment) -> None:
-    """Take what a segment says of the steps as a whole."""
+    """Read a segment's data about the steps as a whole."""
     memory.n_live = segment.get(Counter.N_LIVE)
     memory.has_barred = bool(segment.get(Counter.HAS_BARRED))
     memory.low, memory.high = segment.get(Counter.LOW), segment.get(Counter.HIGH)
@@ -83,7 +83,7 @@ class Replica:
         self._generation, self._journal_end, self._n_changed = -1, 0, 0
 
     def update(self, generation: int) -> None:
-        """Take what was told up to a generation."""
+        """Read the entries up to a generation."""
         if generation == self._generation:
             return
         segment, memory = self.segment, self.memory

@@ -48,7 +48,7 @@ class PagePlace:
 
     @classmethod
     def of(cls, request: Request) -> "PagePlace":
-        """Return what an address asks for; what it says wrongly is as if left out."""
+        """Return the place that an address names; wrong parts are ignored."""
         query = request.query_params
         view = query.get("view", "steps")
         return cls(
@@ -201,7 +201,7 @@ def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:
 def _sought(
     request: Request, connection: Any, buffer: Any, rollout: Rollout, place: PagePlace
 ) -> Response:
-    """Send the browser to the next step that has what is looked for."""
+    """Send the browser to the next step that contains the searched text."""
     after = None if place.at is None else _before(place.at)
     found = found_ahead(connection, buffer, rollout, after, place.wanted)
     query: dict[str, Any] = {"q": place.wanted}

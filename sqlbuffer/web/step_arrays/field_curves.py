@@ -50,7 +50,7 @@ class FieldCurve:
         return json.dumps(self.as_json(), separators=(",", ":"))
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a chart takes: lists of numbers, null where there is none."""
+        """Return the data of a chart: lists of numbers, null for a missing number."""
         return {
             "title": self.name,
             "x": _listed(self.x),

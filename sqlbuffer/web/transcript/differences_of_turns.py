@@ -49,7 +49,7 @@ class Difference:
 
     Attributes:
         turns: All turns of both, in order.
-        n_same: How many turns are the same.
+        n_same: Number of equal turns.
         is_cut: Some lines were left out, or compared as a whole.
     """
 

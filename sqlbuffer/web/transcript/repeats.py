@@ -1,4 +1,4 @@
-"""Find which messages of a step only repeat what the conversation has already."""
+"""Find the messages of a step that only repeat the conversation so far."""
 
 from collections.abc import Sequence
 

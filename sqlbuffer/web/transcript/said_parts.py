@@ -90,7 +90,7 @@ def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
 
 
 def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
-    """Yield what a message says; results of tools that are parts of it one by one."""
+    """Yield the parts of a message; results of tools inside it one by one."""
     role, parts = _role(message), _parts(message)
     thoughts: list[str] = []
     calls: list[ToolCall] = []

@@ -72,7 +72,7 @@ class StepsPage:
 
     Attributes:
         steps: The steps that fit.
-        matches: The turns among them that have what is looked for.
+        matches: Turns among them that contain the searched text.
         is_conversation: Any of them says something.
         columns: Paths of values, for a table of steps that say nothing.
         is_cut: Steps that were read do not fit.

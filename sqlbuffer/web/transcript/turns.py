@@ -66,7 +66,7 @@ class StepTurns:
 
     Attributes:
         turns: Its turns, without results that stand with their call.
-        n_folded: How many messages repeat the conversation before.
+        n_folded: Number of messages that repeat the conversation before.
     """
 
     turns: list[Turn]

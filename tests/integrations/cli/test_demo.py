@@ -25,7 +25,7 @@ def test_ctrl_c_ends_the_demo_and_its_writers(sqlite_url, tmp_path):
         os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert errors == "sqlbuffer: interrupted; what was stored stays in the buffer\n"
+        assert errors == "sqlbuffer: interrupted; the stored steps stay in the buffer\n"
         wait_until(lambda: not alive(process.pid), "the end of the writers")
         assert rows_of(sqlite_url) > 0
     finally:

@@ -388,7 +388,7 @@ def _new_items(items: Sequence[Any]) -> NewItems:
     """Return items without the keys that a sample adds, and what these keys say.
 
     Raises:
-        ItemError: A priority or a `collect_iter` cannot be; names the item.
+        ItemError: A priority or a `collect_iter` cannot be; the message names the item.
     """
     priorities, versions, stripped = [], [], []
     for i, item in enumerate(items):

@@ -56,7 +56,7 @@ def initial_priority(value: Any, i: int) -> float | None:
 
 
 def new_priorities(info: Any) -> dict[str, NewPriority]:
-    """Return what the lists of an update say, by id."""
+    """Return the contents of an update's lists, by id."""
     if info is None:
         return {}
     if not isinstance(info, Mapping):

@@ -66,7 +66,7 @@ class ElasticReplayBuffer(NaiveReplayBuffer):
         """Draw items uniformly among the newest, in random order.
 
         Args:
-            size: How many.
+            size: Number of items.
             cur_learner_iter: The learner's iteration; not used.
             sample_range: None: the range is `set_buffer_size`'s.
             replace: An item may be drawn several times.

@@ -13,7 +13,7 @@ from sqlbuffer.compat.ding.rings.ring import Choice
 class NaiveReplayBuffer(RingBuffer):
     """A ring of items that are drawn uniformly.
 
-    Config: `replay_buffer_size` (10,000), `deepcopy` (what is sampled is a copy always),
+    Config: `replay_buffer_size` (10,000), `deepcopy` (sampled items are always copies),
     `enable_track_used_data`, `periodic_thruput_seconds` (60); and `url`, `name`, `seed`, which are
     not DI-engine's.
 

@@ -52,7 +52,7 @@ class RingBuffer(IBuffer):
     """A ring of items, in the memory of this process or in a shared database.
 
     Args:
-        cfg: Config; what it lacks is taken from the defaults.
+        cfg: Config; missing keys are taken from the defaults.
         tb_logger: A TensorBoard `SummaryWriter`, or None.
         exp_name: Name of the experiment.
         instance_name: Name of the buffer.
@@ -83,7 +83,7 @@ class RingBuffer(IBuffer):
         self._buffer_name = _name(self._cfg.name, "name") or self._instance_name or "buffer"
         self._size = checked_count(self._cfg.replay_buffer_size, "replay_buffer_size")
         self._tracks = checked_flag(self._cfg.enable_track_used_data, "enable_track_used_data")
-        checked_flag(self._cfg.deepcopy, "deepcopy")  # what is sampled is a copy always
+        checked_flag(self._cfg.deepcopy, "deepcopy")  # sampled items are always copies
         self._url = url_of(self._cfg.url)
         self._rng = np.random.default_rng(checked_seed(self._cfg.seed))
         self._remover = self._made_remover() if self._tracks else None
@@ -93,7 +93,7 @@ class RingBuffer(IBuffer):
         self._throughput = self._made_throughput()
 
     def _check_config(self) -> None:
-        """Check what the config says before anything is opened, or made at a URL."""
+        """Check the config before anything is opened, or made at a URL."""
         period_of({"seconds": self._periodic_seconds()})
 
     def _made_throughput(self) -> PeriodicThruputMonitor:
@@ -222,7 +222,7 @@ class RingBuffer(IBuffer):
             cur_collector_envstep: The collector's step; kept as the column `step`.
 
         Raises:
-            ItemError: An item cannot be stored; names the place in it.
+            ItemError: An item cannot be stored; the message names the place in it.
         """
         items = data if isinstance(data, list) else [data]
         if not items:
@@ -300,7 +300,7 @@ class RingBuffer(IBuffer):
         self._ring.replace(found.items, RingCounts(found.push_count, found.tail))
 
     def save_data(self, file_name: Any) -> None:
-        """Write all that it holds to a file, in place of what there is.
+        """Write the contents to a file; an existing file is replaced.
 
         Args:
             file_name: Any name; folders are made. The file is an archive of numpy arrays, without

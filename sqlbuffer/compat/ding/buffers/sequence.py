@@ -49,8 +49,8 @@ class SequenceReplayBuffer(NaiveReplayBuffer):
         """Draw windows uniformly over all that lie within an episode.
 
         Args:
-            batch: How many windows.
-            sequence: How many items each has.
+            batch: Number of windows.
+            sequence: Number of items of each.
             cur_learner_iter: The learner's iteration; not used.
             sample_range: None.
             replace: A window may be drawn several times. Windows may overlap in any case.
@@ -92,10 +92,10 @@ def window_starts(n: int, push_count: int, sequence: int, length: int) -> NDArra
     """Return where the windows begin that lie within an episode, as ages from the oldest item.
 
     Args:
-        n: How many items there are: the last of those that were pushed.
-        push_count: How many were pushed.
-        sequence: How many items a window has.
-        length: How many an episode has; the first began with the first item that was pushed.
+        n: Number of items: the last of those that were pushed.
+        push_count: Number of pushed items.
+        sequence: Number of items.
+        length: Number of items of an episode; the first began with the first pushed item.
     """
     ages = np.arange(max(0, n - sequence + 1))
     places = (push_count - n + ages) % length

@@ -40,11 +40,11 @@ class AdvancedState:
 
 
 def to_state_dict(held: AdvancedState, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
-    """Return what a buffer holds as a dict.
+    """Return the contents of a buffer as a dict.
 
     Args:
         held: The contents.
-        size: How many places the buffer has.
+        size: Number of places.
         beta: Its exponent if none is kept.
         anneal_step: In how many samples that is raised to 1.
     """
@@ -105,7 +105,7 @@ def file_head(held: AdvancedState, size: int, beta: float, anneal_step: int) -> 
 
     Args:
         held: The contents.
-        size: How many places the buffer has.
+        size: Number of places.
         beta: Its exponent if none is kept.
         anneal_step: In how many samples that is raised to 1.
     """
@@ -146,7 +146,7 @@ def _fitted(
     had: int,
     size: int,
 ) -> AdvancedState:
-    """Return what a buffer of one size held as one of another can."""
+    """Return the contents of a buffer, as far as one of another size can hold them."""
     numbers = [number_of(id_) for _, id_, _, _ in found]
     end = counts.push_count
     if len(set(numbers)) < len(numbers) or not all(max(end - had, 0) <= n < end for n in numbers):

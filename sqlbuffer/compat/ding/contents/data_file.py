@@ -53,7 +53,7 @@ def read_file(file_name: Any) -> tuple[list[Encoded], dict[str, Any]]:
     """Return what `write_file` wrote.
 
     Raises:
-        FileNotFoundError: No such file.
+        FileNotFoundError: There is no such file.
         ReplayError: Another kind of file, or a damaged one.
     """
     path = _path(file_name)

@@ -26,7 +26,7 @@ def encoded_item(item: Any, path: str) -> Encoded:
     """Return an item as JSON and the bytes of its arrays.
 
     Raises:
-        ItemError: It has what cannot be stored; names the place.
+        ItemError: A part of it cannot be stored; the message names the place.
     """
     encoder = ExactEncoder()
     try:
@@ -138,7 +138,7 @@ def records_of(items: Sequence[Any], source: tuple[str, str], envstep: Any) -> l
         envstep: The collector's step.
 
     Raises:
-        ItemError: One has what cannot be stored; names the item and the place in it.
+        ItemError: A part of an item cannot be stored; the message names the item and the place.
     """
     step = _integer(envstep)
     found = []

@@ -36,7 +36,7 @@ def copied_items(items: Sequence[Any]) -> CopiedItems:
     """Return copies of items.
 
     Raises:
-        ItemError: One has what cannot be stored; names the item and the place in it.
+        ItemError: A part of an item cannot be stored; the message names the item and the place.
     """
     columns = alike_items(items)
     return EncodedItems(items) if columns is None else columns

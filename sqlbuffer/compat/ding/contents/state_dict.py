@@ -19,7 +19,7 @@ class RingState(NamedTuple):
 
     Attributes:
         items: The items, the oldest first.
-        push_count: How many were pushed; None where the state does not say.
+        push_count: Number of pushed items; None where the state does not say.
         tail: The place of the next item; None likewise.
     """
 
@@ -37,10 +37,10 @@ def in_places(items: Sequence[Any], tail: int, size: int) -> list[Any]:
 
 
 def ring_state(state: Any, size: int) -> RingState:
-    """Return what a state of a buffer says, as far as a buffer of this size can hold it.
+    """Return the contents of a state, as far as a buffer of this size can hold them.
 
     Raises:
-        ReplayError: It lacks `data`, or what it says of that does not fit.
+        ReplayError: The state has no `data`, or its parts do not fit together.
     """
     data = data_of(state)
     if not all(key in state for key in KEYS):

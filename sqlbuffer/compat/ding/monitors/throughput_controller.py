@@ -19,7 +19,7 @@ class ThruputController:
 
     Both counts decay to a hundredth within `window_seconds`, in steps of one second. Above `max`
     pushes are refused, and their items thrown away; never before anything was sampled. Below `min`
-    samples are refused. It has no thread: it computes what is left of a count when that is used.
+    samples are refused. It has no thread: a count decays when it is read.
 
     Args:
         cfg: `push_sample_rate_limit` with `max` and `min`, and `window_seconds`.

@@ -21,7 +21,7 @@ class CellWeights:
     weights of few blocks. Sums are made when they are needed, of the blocks that have changed.
 
     Args:
-        n_blocks: How many blocks of cells there are.
+        n_blocks: Number of blocks of cells.
         alpha: The exponent.
     """
 

@@ -192,7 +192,7 @@ class PrivatePrioritizedRing(PrivateRing):
         return self._used(found, numbers, wanted)
 
     def _used(self, found: SampledItems, numbers: Integers, wanted: WantedItems) -> SampledItems:
-        """Count the uses of what was drawn; remove items that are used up, or draw them no more."""
+        """Count the uses of drawn items; remove used-up items, or do not draw them any more."""
         counted = Counter(numbers.tolist())
         own = np.array(list(counted))
         cells = own % self._n_cells

@@ -20,8 +20,8 @@ class PrivateRing:
     cells. Numbers below `push_count` - `size` have left.
 
     Args:
-        size: How many items it holds.
-        n_cells: How many cells it has, at least `size`; None: `size`.
+        size: Number of items.
+        n_cells: Number of cells, at least `size`; None: `size`.
     """
 
     shown_url = None
@@ -71,7 +71,7 @@ class PrivateRing:
         Args:
             first: The first number.
             copies: The items.
-            n: How many of them.
+            n: Number of items.
             start: The place of the first one among them.
         """
         self._n += n
@@ -82,7 +82,7 @@ class PrivateRing:
             start = end
 
     def _take_all(self) -> list[Cell]:
-        """Empty all cells, and return what they held."""
+        """Empty all cells, and return their items."""
         found = self._held(self._low, self._push_count)
         self._empty(self._low, self._push_count)
         self._n = 0

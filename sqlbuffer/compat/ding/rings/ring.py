@@ -23,7 +23,7 @@ class RingContents(NamedTuple):
 class Ring(Protocol):
     """The items of one buffer, the oldest first.
 
-    Items that go in and come out are copies: no change of one changes what the ring holds. Calls
+    Items that go in and come out are copies: a change of one does not change the ring. Calls
     come from any thread, and each is done as a whole.
     """
 
@@ -44,12 +44,12 @@ class Ring(Protocol):
 
         Args:
             items: The items that are kept: no more than it holds.
-            n_pushed: How many were pushed.
+            n_pushed: Number of pushed items.
             envstep: The collector's step.
             track: Return the items that leave.
 
         Raises:
-            ItemError: An item cannot be stored; names the place in it.
+            ItemError: An item cannot be stored; the message names the place in it.
         """
 
     def uniform(self, size: int, *, replace: bool, seed: int) -> list[Any]:
@@ -79,7 +79,7 @@ class Ring(Protocol):
         """Hold these items instead of those that there are."""
 
     def close(self) -> None:
-        """Free what it holds in this process."""
+        """Free its memory in this process."""
 
 
 class NewItems(NamedTuple):
@@ -107,9 +107,9 @@ class SampledItems:
         versions: The iteration at which each was collected; None: unknown.
         priorities: Their priorities.
         weights: Their importance weights, as numpy's float64.
-        uses: How often each was used, this draw included.
+        uses: Number of uses of each, with this draw.
         beta: The exponent after the draw.
-        n_removed: How many items left.
+        n_removed: Number of items that left.
         left: These items, if they are tracked.
         refused: Why nothing was drawn; None: it was.
         is_empty_range: It was refused because the wanted range has no items.
@@ -179,7 +179,7 @@ class PrioritizedRing(Ring, Protocol):
         """
 
     def hold(self, state: AdvancedState, versions: Sequence[int | None]) -> None:
-        """Hold this instead of what there is.
+        """Replace the contents.
 
         Args:
             state: Its items, the oldest first, and counters.

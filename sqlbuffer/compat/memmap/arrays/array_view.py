@@ -40,7 +40,7 @@ class WritesThrough:
         raise NotImplementedError
 
     def _current(self) -> NDArray[Any]:
-        """Return a writable array of what is stored now."""
+        """Return a writable array of the values stored now."""
         raise NotImplementedError
 
     def fill(self, value: Any) -> None:

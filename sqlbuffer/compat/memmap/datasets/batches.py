@@ -26,7 +26,7 @@ class Items(Sequence[dict[str, Any]]):
 
     Args:
         columns: Arrays of shape (n, ..), by name.
-        n: How many items.
+        n: Number of items.
         lens: Lengths of the items, where columns are padded.
         ragged: Names of the columns that are padded.
     """

@@ -54,7 +54,7 @@ def dataset(
     return_episode_lens: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Return a torch dataset of what is stored now, the episode that is being written included.
+    """Return a torch dataset of the steps stored now, with those of the open episode.
 
     Args:
         n_steps: Transitions that reach so far ahead: a `ReplayDatasetNStep`.
@@ -72,7 +72,7 @@ def dataset(
         **kwargs: `include_metadata`, `return_indices`, `min_episode_len`.
 
     Raises:
-        KeyError: A filter names what there is not; at the first item, `fields` do.
+        KeyError: A filter has an unknown name; at the first item: `fields` has one.
         MissingExtraError: torch is not installed.
         TypeError: Names that are not in a tuple.
         ValueError: Nothing is stored, or parameters that exclude each other.

@@ -23,7 +23,7 @@ class ReplayDatasetNStep(StepDataset):
 
     Args:
         replay_buffer: The buffer, its folder, or its URL.
-        n_steps: How far ahead.
+        n_steps: Number of steps ahead.
         current_fields: All by default.
         next_fields: All by default.
         sequence_fields: None by default.

@@ -37,7 +37,7 @@ class Readable(Protocol):
     def num_episodes(self) -> int: ...
 
     def _flush(self) -> None:
-        """Make what was stored readable."""
+        """Make the stored steps readable."""
 
     def _snapshot(self, slots: Ints | None = None) -> AbstractContextManager[Any]:
         """Read the database at one moment for all reads of this thread in a block.

@@ -89,7 +89,7 @@ def squeezed(track: DeclaredField, array: NDArray[Any], n_leading: int) -> NDArr
     Args:
         track: The field.
         array: Shape (*leading, *shape of one value).
-        n_leading: How many leading axes.
+        n_leading: Number of leading axes.
     """
     own = array.shape[n_leading:]
     if own == (1,) and track.shape == ():

@@ -71,7 +71,7 @@ class RowCoder:
         return np.full(shape, self.blank)
 
     def columns(self, rows: NDArray[Any]) -> Columns:
-        """Return what the database has of rows.
+        """Return the database's values of rows.
 
         Args:
             rows: Structured array of shape (n,).

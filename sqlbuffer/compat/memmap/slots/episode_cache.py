@@ -18,7 +18,7 @@ class CacheKey(NamedTuple):
     Attributes:
         episode: The number of the episode; numbers are never reused.
         last: Its last step that was read, from the first one on.
-        changes: How often stored steps of the buffer had been changed.
+        changes: Number of changes of stored steps of the buffer.
     """
 
     episode: int
@@ -30,7 +30,7 @@ class EpisodeCache:
     """The fields of episodes, up to a number of bytes.
 
     Attributes:
-        max_bytes: How many bytes are kept; 0 keeps nothing.
+        max_bytes: Number of bytes to keep; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:

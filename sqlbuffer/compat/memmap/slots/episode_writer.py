@@ -92,7 +92,7 @@ class EpisodeWriter:
         config: Its configuration.
         rows: Encodes its steps.
         metas: Encodes its meta values.
-        flush_s: How long a step waits at most before it is stored.
+        flush_s: Longest time in seconds until a step is stored.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class EpisodeWriter:
         _writers.add(self)
 
     def check_process(self) -> None:
-        """In a forked child: leave what is open to the parent."""
+        """In a forked child: leave open episodes to the parent."""
         if self._pid != os.getpid():
             self._begin()
 
     @property
     def is_own(self) -> bool:
-        """Whether this process opened what is open."""
+        """Whether this process opened the open episodes."""
         return self._pid == os.getpid()
 
     @property

@@ -36,7 +36,7 @@ class SlotReader:
         circular: Slots are used again.
         tracks: The fields of a step by name.
         meta_tracks: The fields of an episode by name.
-        store_step: How often `store` was called.
+        store_step: Number of calls of `store`.
         flush_every_store_step: As it was given.
     """
 

@@ -181,8 +181,8 @@ class StoreCalls(SlotReader):
         """End the open episodes, store all of them and go on with the next slots.
 
         Args:
-            batch_size: How many; all of them have the steps so far. Without a step nothing is done
-                for one, and of several each is ended empty.
+            batch_size: Number of episodes; all of them have the steps so far. Without a step, one
+                episode is not ended, and several are ended empty.
 
         Raises:
             MemmapError: The buffer is full and not circular.
@@ -203,7 +203,7 @@ class StoreCalls(SlotReader):
             self._t = 0
             try:
                 writer.drop()
-            except SQLBufferError as error:  # what went wrong first is what the caller must see
+            except SQLBufferError as error:  # the caller must see the first error
                 logger.warning("an episode could not be undone: %s", error)
             raise
 

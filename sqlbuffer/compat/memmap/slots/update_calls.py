@@ -81,7 +81,7 @@ class UpdateCalls(SlotReader):
 
         Raises:
             MemmapError: No such field, or another shape.
-            MemmapIndexError: No such slot.
+            MemmapIndexError: There is no such slot.
         """
         self._check_writable("store_batch_meta_datapoint")
         track = self._meta_track(name)
@@ -102,7 +102,7 @@ class UpdateCalls(SlotReader):
         Raises:
             MemmapError: Nothing, an unknown field, another shape, or more than `max_timesteps`;
                 nothing is changed.
-            MemmapIndexError: No such slot.
+            MemmapIndexError: There is no such slot.
         """
         self._check_writable("update")
         if not data:
