@@ -745,7 +745,7 @@ class ReplayBuffer:
             strict: Raise if fewer match.
             fields: Fields of each row to read, by dotted names such as `["state.image",
                 "reward_t"]`; all by default. Keys are always read. A field that a row does not have
-                is left out. See `docs/how-to/train-on-fragments.md`.
+                is left out. See `docs/how-to/read-in-part.md`.
             query_condition: Other name of `condition`.
 
         Returns:
@@ -1227,7 +1227,7 @@ class ReplayBuffer:
             condition: Condition that rows must match.
             fields: Fields of each row to read, by dotted names such as `["state.image",
                 "reward_t"]`; all by default. Keys are always read. A field that a row does not have
-                is left out. See `docs/how-to/train-on-fragments.md`.
+                is left out. See `docs/how-to/read-in-part.md`.
             query_condition: Other name of `condition`.
 
         Raises:
