@@ -187,7 +187,7 @@ def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last:
 
 
 def _started_at(connection: Connection, buffer_id: int, numbers: Numbers, now: float) -> Floats:
-    """Return when the first episode from each number on began; now where there is none."""
+    """Return the begin of the first episode from each number on; now if there is none."""
     own, given = episodes.c, _given(numbers)
     age = (
         select(age_s(own.started_at))
@@ -267,7 +267,7 @@ def _steps_before(
 ) -> list[tuple[int, float] | None]:
     """Return the number and the age in seconds of the last step at or before each number.
 
-    For a chunk these are the number and the age of its last step. None where there is no step.
+    For a chunk these are the number and the age of its last step; None if there is no step.
     """
     given, row, own = _given(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)

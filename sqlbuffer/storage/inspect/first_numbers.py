@@ -18,8 +18,8 @@ def first_numbers(
 
     Args:
         low: First number of each range, of shape (n,).
-        high: Last number of each range, of shape (n,); it is returned where all below are before.
-        is_before: Called with places of ranges and numbers in them, both of shape (m,); returns
+        high: Last number of each range, of shape (n,); it is returned if all lower ones are before.
+        is_before: Function of places of ranges and numbers in them, both of shape (m,). It returns
             True for numbers before the searched one. In a range these come first.
 
     Returns:

@@ -228,7 +228,7 @@ def test_the_process_behind_which_the_log_grows_is_named(make_database_url, monk
         later = findings(url)["WAL size"]
     assert f"process {process.pid} (" in found.detail
     assert "end that transaction" in found.remedy
-    assert "none is now" in later.detail
+    assert "none is open now" in later.detail
 
 
 def test_the_lock_file_is_free_held_or_not_there(make_database_url):
