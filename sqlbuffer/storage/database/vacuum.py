@@ -86,8 +86,8 @@ WHERE s.relid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])
 class Table:
     """Statistics of the server about a table.
 
-    They are the dead and live rows, how many rows ever died, the time of the last cleaning, the
-    right to clean, the size with large values, and the number of rows that the planner expects.
+    They are the dead and live rows, the rows that ever died, and the time of the last cleaning.
+    Further: the right to clean, the size with large values, and the rows that the planner expects.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Storage of the compatibility layers, with the layouts of their buffers.
 
-`sqlbuffer.storage` imports this package for its tables, so that every process knows the layouts,
-also a process that opens such a buffer with the core API alone.
+`sqlbuffer.storage` imports this package for its tables, so that every process knows the layouts. A
+process may open such a buffer with the core API alone.
 """
 
 from sqlbuffer.storage.buffers.layouts import BufferLayout, register_layout

@@ -11,8 +11,8 @@ from sqlbuffer.storage.schema.compiled_clauses import processed
 class steps_near(FunctionElement[Any]):
     """A table of steps near to others: `steps_near(buffer_id, anchors, first, last)`.
 
-    `anchors` is a select of (episode_id, t, length). For each of its rows the table has the
-    buffer's rows of the episode from t + first to t + last except itself, with the anchor's t and
+    `anchors` is a select of (episode_id, t, length). For each of its rows the table has the steps
+    of the episode from t + first to t + last, except itself. They come with the anchor's t and
     length. Each anchor is looked up: PostgreSQL without statistics would rather read the whole
     buffer.
     """

@@ -149,8 +149,8 @@ class RowSelection:
             node: The condition.
             limits: Limits that rows must meet.
             has_labels: Read values that were given late.
-            has_chunks: Read steps of chunks. If arrays are wanted, they are the block of bytes that
-                has them, and one more column at the end has the place in the block.
+            has_chunks: Read steps of chunks. Wanted arrays are then the block of bytes that has
+                them, and one more column at the end has the place in the block.
         """
         return self._built(node, limits.kind, has_labels, has_chunks)
 

@@ -26,8 +26,8 @@ from sqlbuffer.storage.schema.column_types import (
 )
 from sqlbuffer.storage.schema.current_transaction import current_transaction_id
 
-# The `info` of a table names the rights that the script of roles grants (`writer_may`,
-# `learner_may`, in addition to reading), and marks tables whose rows die often (`is_vacuumed`).
+# The `info` of a table names the rights that the script of roles grants in addition to reading:
+# `writer_may` and `learner_may`. It also marks tables whose rows die often: `is_vacuumed`.
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -5,9 +5,9 @@
 --
 -- Writers open and create buffers, store and sample.
 -- Learners also delete, clear, resize, update priorities, set the clock, lease, start sessions,
--- quarantine rows, remove expired rows, sample if that is a write (max_use, track_samples), follow
--- changes, hold steps for copies, and annotate. A process that judges the actions of others takes
--- this role. Writers may not change the reward of a step.
+-- quarantine rows, and remove expired rows. They sample if that is a write (max_use,
+-- track_samples), follow changes, hold steps for copies, and annotate. A process that judges the
+-- actions of others takes this role. Writers may not change the reward of a step.
 -- Analysts read. The role that runs this must be allowed to create roles, unless these exist, and
 -- it must own the schema.
 -- You can run it any number of times; run it again after `sqlbuffer db upgrade`.

@@ -136,8 +136,8 @@ def insert_records(
 ) -> None:
     """Write records under their numbers; `priority` is for records without a given one.
 
-    There is no savepoint: inside one each row's trigger reads the journal in memory from its start,
-    and 10,000 rows in a full buffer take six times as long.
+    There is no savepoint: inside one each row's trigger reads the journal in memory from its start.
+    10,000 rows in a full buffer then take six times as long.
     """
     given = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
     columns: dict[str, Sequence[Any]] = {

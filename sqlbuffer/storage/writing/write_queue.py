@@ -78,9 +78,9 @@ class WriteQueue(Generic[S, B]):
     """Collects steps and stores them in batches, in the order in which they were added.
 
     A batch is stored when there are enough steps, and never later than `flush_s` after the first
-    one, from a thread that ends with the work. Steps that could not be stored stay here and are
-    tried again. A packed batch is sent unchanged until the database has acknowledged it, so it is
-    stored once; later steps are in later batches.
+    one. The thread that stores it ends with the work. Steps that could not be stored stay here and
+    are tried again. A packed batch is sent unchanged until the database has acknowledged it, so it
+    is stored once; later steps are in later batches.
 
     Args:
         pack: Function that makes a batch of steps that may be stored now.

@@ -1,6 +1,6 @@
--- After a DELETE or TRUNCATE of plain SQL: counts the rows again for buffers that evict by task or
--- episode, removes the sums of the blocks of priorities so that they are computed again, and
--- deletes the rows of deleted steps in the narrow tables.
+-- Runs after a DELETE or TRUNCATE of plain SQL. Counts the rows again for buffers that evict by
+-- task or episode. Removes the sums of the blocks of priorities, so that they are computed again.
+-- Deletes the rows of deleted steps in the narrow tables.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,6 +1,6 @@
--- Counts the deletion of a step inside a chunk, as trg_experiences_delete_v1 does for a row, cleans
--- the narrow tables, and logs it unless the library does. A chunk without steps left is deleted as
--- a whole.
+-- Counts the deletion of a step inside a chunk, as trg_experiences_delete_v1 does for a row. Cleans
+-- the narrow tables, and logs the deletion unless the library does. A chunk without steps left is
+-- deleted as a whole.
 CREATE TRIGGER trg_deleted_steps_insert_v1 AFTER INSERT ON deleted_steps
 BEGIN
     UPDATE buffers

@@ -1,7 +1,8 @@
 """The slots that one writer claims and fills.
 
-A slot is claimed by a writer, begun in the transaction that stores the first step of its episode,
-and finished in the one that stores the last. Its previous episode leaves when it is begun.
+A writer claims a slot. It begins the slot in the transaction that stores the first step of its
+episode, and finishes it in the one that stores the last. Its previous episode leaves when it is
+begun.
 """
 
 import time
