@@ -6,11 +6,14 @@ import pickle
 import re
 import traceback
 
+import numpy as np
 import pytest
 
-from sqlbuffer import errors
+from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer, errors
 from sqlbuffer.cli.errors import exit_code
+from sqlbuffer.interchange import insert_jsonl
 from tests.docs.pages import text_of
+from tests.support.sql import run as sql_run
 
 PAGE = errors.REFERENCE
 CLASSES = {
@@ -68,3 +71,59 @@ def test_a_class_of_another_module_leads_to_its_public_base_class():
 
 def test_the_example_of_the_page_runs(read):
     read(PAGE)
+
+
+def message_on_the_page(error):
+    """Return the message of the entry of an error as a pattern; `...` stands for anything."""
+    (shown,) = re.findall(r"^```text\n(.+)\n```$", ENTRIES[type(error).__name__], re.MULTILINE)
+    return ".*".join(map(re.escape, shown.split("...")))
+
+
+def lose_a_lease(buffer):
+    with buffer.lease(1, timeout_s=0, lease_s=0.05), buffer.lease(1, timeout_s=10):
+        pass  # the second one waits until the first has ended
+
+
+def test_messages_are_those_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url, fields = "sqlite:///replay.db", {"obs": ("float32", (4,))}
+    limiter = RateLimiter(samples_per_insert=1.0, min_size=10, error_buffer=10.0)
+    with (
+        ReplayBuffer(url, fields=fields, max_capacity=1000) as buffer,
+        ReplayBuffer(url, "small", fields={"obs": ("float32", (2,))}) as small,
+        ReplayBuffer("sqlite://", leases=True) as leased,
+        ReplayBuffer("sqlite://", rate_limiter=limiter, wait_s=0) as paced,
+        ReplayBuffer(f"{url}?mode=ro") as read_only,
+    ):
+        with buffer.episode(task_id="t", episode_id="e1") as episode:
+            episode.append(obs=np.zeros(4))
+            episode.append(obs=np.zeros(4), terminated=True)
+        leased.add(state=1)
+        with open("bad.jsonl", "w", encoding="utf-8") as file:
+            file.write('{"task_id": "t", "reward": 1}\n{"task_id": "t", "reward": 1\n')
+        sql_run("sqlite:///app.db", "CREATE TABLE episodes (x)")
+        calls = [
+            lambda: ReplayBuffer("mysql://host/replay"),
+            lambda: ReplayBuffer(url, max_capacity=2000),
+            lambda: ReplayBuffer("sqlite:///app.db", create=True),
+            lambda: ReplayBuffer(url, "missing", create=False),
+            lambda: buffer.size(QueryBuilder().eq("reward_tt", 1)),
+            lambda: buffer.add(obs=[1, 2, 3]),
+            lambda: buffer.set_model_version(3, "monday"),
+            lambda: buffer.episode(task_id="t", episode_id="e1"),
+            lambda: buffer.sample(64, strict=True),
+            lambda: buffer.copy_to(small),
+            lambda: insert_jsonl("bad.jsonl", url, "lines"),
+            lambda: paced.sample(1),
+            lambda: lose_a_lease(leased),
+            lambda: buffer.mirror(max_bytes=10),
+            lambda: read_only.clear(),
+        ]
+        wrong = []
+        for call in calls:
+            with pytest.raises(errors.SQLBufferError) as caught:
+                call()
+            message = str(caught.value).replace(f"sqlite:///{tmp_path}/", "sqlite:///")
+            if not re.fullmatch(message_on_the_page(caught.value), message, re.DOTALL):
+                wrong.append((message, message_on_the_page(caught.value)))
+    assert wrong == [], wrong
