@@ -254,8 +254,9 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
 def ages_of(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
 ) -> tuple[Floats, Floats]:
-    """Return the steps that `_steps_before` finds, sorted and each once: their numbers and their
-    ages in seconds.
+    """Return the numbers and the ages in seconds of the steps that `_steps_before` finds.
+
+    The steps are sorted, and each occurs once.
     """
     found = {each for each in _steps_before(connection, buffer_id, low, numbers) if each}
     seqs, seconds = np.array(sorted(found), np.float64).reshape(-1, 2).T

@@ -20,7 +20,7 @@ _NOTE_LABELS = (
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
     "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
-# With other conditions the server would plan an update of all labels of the buffer.
+# An UPDATE would be planned as one of all labels of the buffer.
 _LABEL = (
     "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) "
     f"SELECT %s::integer, n.seq, n.reward_t, n.adv_t, n.v_t, n.extra::jsonb FROM {_LABELS} "

@@ -39,8 +39,8 @@ _STALE = (
     .order_by(_TABLE.oldest_version, _TABLE.number)
 )
 _ALL = select(*_COLUMNS).where(OWN, _PLACED).order_by(_TABLE.number)
-# The condition on null follows from the other one. With both, SQLite would read all groups that are
-# not null.
+# Without the condition that the place is not null, which follows from this one: with it SQLite
+# would read all groups that have a place.
 _AT_PLACES = select(*_COLUMNS).where(
     OWN, is_number_of(_TABLE.place, bindparam("places", type_=SeqList()))
 )
