@@ -295,7 +295,7 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
     collector = PrometheusCollector(*buffers)
     from prometheus_client import CollectorRegistry, generate_latest
 
-    # A registry of its own: the global one is the program's.
+    # A separate registry: the global one belongs to the program.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return str(generate_latest(registry).decode())
@@ -309,8 +309,8 @@ def _check_buffers(buffers: Sequence[Any]) -> None:
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise ValueError(
-            f"two buffers are named {double!r}, and metrics tell them apart by name; give each "
-            f"one once, and those of another database a registry of their own"
+            f"two buffers are named {double!r}, but metrics distinguish them by name; give each "
+            f"one once, and use another registry for those of another database"
         )
 
 

@@ -30,7 +30,7 @@ app = typer.Typer(
     cls=ErrorsAsLines,
     help="A replay buffer for reinforcement learning that lives in a SQL database.",
     epilog="URL is sqlite:///FILE, the path of a SQLite file, or postgresql://USER@HOST/DATABASE; "
-    "without one SQLBUFFER_URL, else sqlite:///sqlbuffer.db. Exit codes: 0 ok, 1 failed, 2 usage, "
+    "by default SQLBUFFER_URL, else sqlite:///sqlbuffer.db. Exit codes: 0 ok, 1 failed, 2 usage, "
     "3 unreachable or not there, 4 needs `db init` or `db upgrade`, 5 busy.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,

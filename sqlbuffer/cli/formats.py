@@ -29,7 +29,7 @@ class _Writable(Protocol):
 
 
 def chosen(*, json: bool, csv: bool, ndjson: bool) -> Format:
-    """Return the format that the options name; a table without one.
+    """Return the format that the options name; by default a table.
 
     Raises:
         UsageError: Two of them.

@@ -94,7 +94,7 @@ def _table_of(
     made = Table(title=None if title is None else Text(title), title_justify="left")
     for index, name in enumerate(columns):
         numeric = all(_is_number(row[index]) for row in rows)
-        # The first column tells the rows apart: the others give way to it.
+        # The first column identifies the rows: the others are shortened first.
         width = min(max(map(len, [name, *(row[0] for row in cells)])), FIRST_WIDTH)
         made.add_column(
             Text(name),

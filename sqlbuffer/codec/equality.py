@@ -20,7 +20,7 @@ def equal(left: Any, right: Any, *, strict: bool = False) -> bool:
     Args:
         left: One value.
         right: The other.
-        strict: To the bit: also tell 1 from 1.0 and True, and 0.0 from -0.0.
+        strict: Compare bit by bit: 1, 1.0 and True differ, and 0.0 and -0.0 do.
     """
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _arrays_equal(left, right, strict)

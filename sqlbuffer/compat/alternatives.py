@@ -21,7 +21,7 @@ class Alternatives(dict[str, str]):
         self._library = library
 
     def message(self, name: str) -> str:
-        """Return what to tell the user of a name."""
+        """Return the message about a name."""
         return f"sqlbuffer has no {name} of {self._library}; instead, {self[name]}"
 
     def error(self, name: str) -> ImportError:

@@ -34,5 +34,5 @@ class DemoPlan:
         return self.writers * self.episodes
 
     def model_version(self, episode: int) -> int:
-        """Return the version of the model that plays an episode: it improves as the run goes on."""
+        """Return the version of the model that plays an episode: it improves during the run."""
         return episode * MODEL_VERSIONS // self.episodes

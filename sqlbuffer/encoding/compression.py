@@ -1,7 +1,7 @@
 """The bytes of rows, compressed where that makes them shorter.
 
 A compressed row is a Zstandard frame and begins with its magic number. A row that would not shrink
-is kept as it is, unless it begins with that number by chance.
+is kept as it is, unless it happens to begin with that number.
 """
 
 from collections.abc import Sequence

@@ -39,12 +39,12 @@ class GivenColumns:
         reward: Shape (n,), NaN where the tags hold the value; None if no step has a reward.
         reward_tags: Values that the column of rewards cannot hold (NaN, -0.0), tagged, by position.
         terminated: Shape (n,); None if it was not given.
-        truncated: Likewise.
+        truncated: Flags in the same form.
         ids: The ids of the steps, if they were given.
         task_id: One key for all steps, or one for each.
-        agent_id: Likewise.
-        model_version: Likewise, or None.
-        session_id: Likewise, or None.
+        agent_id: One agent for all steps, or one for each.
+        model_version: One version for all steps, one for each, or None.
+        session_id: One session for all steps, one for each, or None.
         steps: Shape (n,).
         priority: Initial priorities, if they were given.
         payloads: n values of state, actions, messages and extra each, or None.
@@ -155,7 +155,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
     if len(set(sizes.values())) > 1:
         raise FieldError(f"every column has the same number of rows, got {sizes}")
     if not sizes:
-        raise FieldError("no column tells how many rows there are; give at least one field")
+        raise FieldError("the number of rows is unknown without a column; give at least one field")
     return next(iter(sizes.values()))
 
 

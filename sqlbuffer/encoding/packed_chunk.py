@@ -51,7 +51,7 @@ class PackedChunk:
         adv_t: Advantages.
         v_t: State values.
         terminated: Flags, of which False and None are two values.
-        truncated: Likewise.
+        truncated: Flags in the same form.
         initial_priority: Priorities that were given with the steps.
         fields: Values of the `column=True` fields by name: arrays of shape (n_steps,), lists of
             texts, which are tagged where JSON cannot hold them.

@@ -49,7 +49,7 @@ class PackedStep(NamedTuple):
         row: The bytes of its typed fields, as `RowPacker` returns them.
         reward_t: Its reward as the column holds it.
         terminated: The flag, if it was given.
-        truncated: Likewise.
+        truncated: Flags in the same form.
         priority: Its initial priority, if it was given.
         payload: Its payload, if it has one.
         n_bytes: Bytes of both.

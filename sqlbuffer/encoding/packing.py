@@ -200,7 +200,7 @@ class Layout:
         return found
 
     def columns_of(self, records: NDArray[Any], names: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return fields of fixed shape as arrays of shape (n, *shape) of their own memory."""
+        """Return fields of fixed shape as arrays of shape (n, *shape) with their own memory."""
         # The copy is aligned; the records may not be.
         return {name: np.array(records[name], order="C") for name in self.specs if name in names}
 

@@ -223,7 +223,7 @@ def read_steps(
 
     Args:
         layout: The typed fields.
-        records: See `PackedChunk`; likewise the next three.
+        records: See `PackedChunk`, also for the next three.
         n_steps: See `records`.
         block_steps: See `records`.
         offsets: See `records`.
@@ -276,7 +276,7 @@ def stored_blocks(
     """Return blocks of a chunk as they are stored.
 
     Args:
-        records: See `PackedChunk`; likewise the next three.
+        records: See `PackedChunk`, also for the next three.
         n_steps: See `records`.
         block_steps: See `records`.
         offsets: See `records`.

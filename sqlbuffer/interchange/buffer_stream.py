@@ -238,8 +238,8 @@ class BufferStream:
         """Return the part of the stream with `low < seq <= high`.
 
         Args:
-            low: The end of a piece: no chunk goes on behind it.
-            high: Likewise; None: the end of the stream.
+            low: End of a piece; no chunk continues after it.
+            high: End of the next piece; None: the end of the stream.
         """
         self._has_pieces, own = True, self.state.range
         end = own.high if high is None else min(high, own.high)

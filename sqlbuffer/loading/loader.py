@@ -99,11 +99,11 @@ class Loader(Generic[T]):
         """Number of the next iteration.
 
         Raises:
-            ValueError: A state was loaded, and the next iteration is to go on with it.
+            ValueError: A state was loaded, and the next iteration must continue from it.
         """
         if self._is_resumed:
             raise ValueError(
-                "a state was loaded, and worker processes cannot go on with it: iterate in this "
+                "a state was loaded, and worker processes cannot continue from it: iterate in this "
                 "process (num_workers=0), with prefetch=... in place of workers"
             )
         return self._next_run
@@ -129,12 +129,12 @@ class Loader(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next `iter` go on where a state was taken, by another process perhaps: with the
-        batches that would have come then, as long as the buffer is the same.
+        """Make the next `iter` continue where a state was taken, perhaps by another process. It
+        gives the batches that would have come next, if the buffer has not changed.
 
         Raises:
-            ValueError: No state, or one of a loader of other rows, batches or seed; says what
-                differs.
+            ValueError: It is not a state, or its loader has other rows, batches or seed; the
+                message names the difference.
         """
         self._check_state(state)
         self.seed, self._run = state["seed"], state["run"]

@@ -126,7 +126,7 @@ class LoaderOptions:
 
         Raises:
             FieldError: Another one is named.
-            ValueError: An option that cannot be.
+            ValueError: An option is invalid.
         """
         own: dict[str, Any] = {"names": self.fields, "compression": compression}
         if self.mode == "step":
@@ -224,7 +224,7 @@ def _check_order(options: LoaderOptions) -> None:
     how = "epochs" if options.epochs is not None else "shuffle=False"
     if not options.is_drawn and (sampler is not None or options.replace):
         given = "a sampler" if sampler is not None else "replace=True"
-        raise ValueError(f"{how} visits each row once, in an order of its own; leave out {given}")
+        raise ValueError(f"{how} visits each row once, in its own order; leave out {given}")
     if sampler is not None and (options.replace or options.seed is not None):
         given = "replace" if options.replace else "seed"
         raise ValueError(f"a sampler is given: give {given} to it, not to the loader")

@@ -80,7 +80,7 @@ def prefetched(items: Callable[[], Iterator[T]], ahead: int) -> Generator[T, Non
         while True:
             if os.getpid() != pid:
                 raise RuntimeError(
-                    "a loop over batches that are prefetched goes on in the process that began it; "
+                    "a loop over prefetched batches continues only in the process that began it; "
                     "begin another one after the fork"
                 )
             taken = channel.take()

@@ -21,12 +21,12 @@ def warn_of_ranks(*, passes: bool, seeded: bool) -> None:
     if passes:
         what = "each rank visits all rows in a pass"
         remedy = (
-            "use sqlbuffer.torch.Dataset with torch's DistributedSampler, or give each rank a "
-            "condition of its own"
+            "use sqlbuffer.torch.Dataset with torch's DistributedSampler, or give each rank "
+            "its own condition"
         )
     else:
         what = "ranks with the same seed draw the same batches"
-        remedy = "leave out seed, or give each rank a seed of its own"
+        remedy = "leave out seed, or give each rank its own seed"
     warnings.warn(
         f"WORLD_SIZE is {size}, and loaders do not divide rows between ranks: {what}; {remedy}. "
         f"Where that is done or meant: warnings.filterwarnings('ignore', 'WORLD_SIZE')",

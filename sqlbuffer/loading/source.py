@@ -106,7 +106,7 @@ class BatchSource:
         return SourceWindow(candidates.low, candidates.high, keys)
 
     def numbers(self) -> Intervals:
-        """Return the keys of all things there are now; reads none where there is no hole."""
+        """Return the keys of all items that exist now; it reads none if there is no hole."""
         n_rows = self.store.rows.count(self.node)
 
         def numbers(candidates: Candidates) -> Intervals:

@@ -1,1 +1,1 @@
-"""A copy of a buffer in the memory of a learner, kept in step with the database."""
+"""A copy of a buffer in the memory of a learner that follows the database."""

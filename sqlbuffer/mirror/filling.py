@@ -1,4 +1,4 @@
-"""Keep the memory of a mirror in step with the database: one look after the other."""
+"""Update the memory of a mirror from the database: one look after the other."""
 
 from collections.abc import Callable, Sequence
 

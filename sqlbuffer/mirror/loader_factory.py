@@ -89,7 +89,7 @@ class MirrorDrawsPlan:
         """Yield the batches.
 
         Warns:
-            UserWarning: It goes on at another head than it stopped at.
+            UserWarning: The newest step is not the one at which the state was taken.
         """
         before = progress.get("head")
         begun = {"batch": progress["batch"]} if progress else {}

@@ -113,7 +113,7 @@ class MemoryDraws:
         """Return n things that a sampler draws; see `sampled`."""
         batch, _ = self.sampled(form, n, sampler, node, reader)
         if sampler is not None and batch.n_rows:
-            sampler.handed_out()  # loaders tell it themselves
+            sampler.handed_out()  # loaders call it themselves
         return batch
 
     def sampled(

@@ -49,7 +49,7 @@ def lag_of(
         store: The buffer.
         seconds: Age of the last look that succeeded.
         high: The newest step that the mirror has.
-        state: The state of the buffer that it has; None: it cannot be told.
+        state: State of the buffer that it shows; None if it is unknown.
         error: Why the last look failed.
     """
     steps, writer = None, None

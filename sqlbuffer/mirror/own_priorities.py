@@ -116,7 +116,7 @@ class OwnPriorities:
 
 
 def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
-    """Return the slots of numbers, 0 where there is none, and which of them the buffer has."""
+    """Return the slots of numbers, 0 for a missing step, and flags of the existing steps."""
     slots = memory.blocks.slots_of(seqs)
     is_known = slots != NONE
     slots = np.where(is_known, slots, 0)

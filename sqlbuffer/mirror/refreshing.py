@@ -1,4 +1,4 @@
-"""Follow a buffer into memory, from a thread of its own and from draws."""
+"""Follow a buffer into memory, from a separate thread and from draws."""
 
 import math
 import os
@@ -128,7 +128,7 @@ class Refreshing:
                 finally:
                     self._feed.leave()
             return
-        # The registration stays, for the process that goes on; it is forgotten after a minute.
+        # The registration stays, for the process that continues; it is removed after a minute.
         self._publisher.wake()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join()
@@ -288,7 +288,7 @@ class Refreshing:
             )
 
     def _refresh_if_reachable(self) -> None:
-        with suppress(StorageError):  # draws go on; `lag` tells
+        with suppress(StorageError):  # draws continue; `lag` shows the error
             self.refresh(0.0)  # priorities can wait
 
     @property
@@ -307,7 +307,7 @@ class Refreshing:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether draws go on after a look failed: the database may be there again soon."""
+    """Return True if draws continue after a failed look: the database may come back soon."""
     return isinstance(error, StorageError) and not isinstance(error, OTHER_SCHEMA)
 
 

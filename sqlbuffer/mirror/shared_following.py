@@ -78,7 +78,7 @@ class SharedFollowing:
                 daemon=True,
             )  # fmt: skip
             thread.start()
-            # The process that follows may be about to leave: then the thread goes on.
+            # The process that follows may be about to leave: then the thread continues.
             self._refresh_if_reachable()
 
     def _follow(self) -> bool:
@@ -114,12 +114,12 @@ class SharedFollowing:
 
     def take_over(self) -> bool:
         """Follow the buffer if the process that did has ended; True: this one does now."""
-        with suppress(Exception), self._role:  # the next try may have more luck, and draws go on
+        with suppress(Exception), self._role:  # the next try may succeed, and draws continue
             return self._closed.is_set() or self._follow()
         return False
 
     def close(self) -> None:
-        """Leave; another process goes on, if there is one."""
+        """Leave; another process continues, if there is one."""
         if self._closed.is_set() or self._pid != os.getpid():
             return
         self._closed.set()
@@ -199,7 +199,7 @@ class SharedFollowing:
         return replica
 
     def prepare(self) -> None:
-        """Have what this process has written taken, before a draw.
+        """Make the follower read this process's writes before a draw.
 
         Raises:
             BufferConfigError: The mirror was closed, or is another process's.
@@ -233,7 +233,7 @@ class SharedFollowing:
         )
 
     def _refresh_if_reachable(self) -> None:
-        with suppress(StorageError):  # draws go on; `lag` tells
+        with suppress(StorageError):  # draws continue; `lag` shows the error
             self.refresh()
 
     def _no_answer(self) -> MirrorBehindError:
@@ -255,7 +255,7 @@ class SharedFollowing:
             return self._own.lag()
         segment = self._current().segment
         state = None
-        # It is being written, or is too large to be told.
+        # It is being written, or is too large to be published.
         with suppress(ValueError, TypeError):
             state = state_of(segment.cursor)
         high, error = segment.get(Counter.HIGH), _error_of(self._current())

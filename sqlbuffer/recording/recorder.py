@@ -209,7 +209,7 @@ class Recorder:
         self._flush()
 
     def forget(self) -> None:
-        """Be without an episode: in a forked child, whose parent goes on with them."""
+        """Forget the open episodes: in a forked child, whose parent continues them."""
         for lane in self._lanes:
             lane.episode, lane.before = None, None
 

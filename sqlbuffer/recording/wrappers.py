@@ -188,7 +188,7 @@ class RecordVectorEnv(_Records, VectorWrapper):  # type: ignore[misc]
         return values
 
     def _final(self, info: dict[str, Any], i: int) -> Values | None:
-        """Return the observation that an environment ended with, if it was told."""
+        """Return the observation that an environment ended with, if it is known."""
         found, mask = info.get("final_obs"), info.get("_final_obs")
         if found is None or (mask is not None and not mask[i]):
             return None

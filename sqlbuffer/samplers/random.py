@@ -19,7 +19,7 @@ LARGEST_SHUFFLED = 2**24
 PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the keys is cheaper than the probes.
 LOWEST_HIT_RATE = 1 / 32
-# Fewer numbers do not tell: of 24, none is a hit once in twelve times where every tenth would be.
+# Fewer numbers are not enough: of 24, none is a hit once in twelve times where one in ten would be.
 FEWEST_TO_JUDGE = 256
 
 

@@ -16,7 +16,7 @@ SMALL_SPAN = 4096
 # Most batches take one or two; a scan over the keys costs more than all of them.
 PROBE_ROUNDS = 8
 LOWEST_HIT_RATE = 1 / 256
-# Fewer numbers do not tell: of 320, one or none is a hit in 300 batches where every fortieth is.
+# Fewer numbers are not enough: of 320, one or none is a hit in 300 batches where one in 40 is.
 FEWEST_TO_JUDGE = 1024
 # Where hits are rarer, tasks are long: the batch has about as many rows as numbers are looked up,
 # and each row takes longer to read. A number takes about as long as 36 rows of a scan, so that this

@@ -18,7 +18,7 @@ def check_seed(seed: Any) -> None:
 
 
 class Seeding:
-    """Gives each call a generator of its own: the same sequence for the same seed, or fresh entropy
+    """Gives each call its own generator: the same sequence for the same seed, or fresh entropy
     without one.
 
     Each call's numbers depend on the seed and the number of the call alone, not on how many an
@@ -66,7 +66,7 @@ def own_copy(sampler: T) -> T:
 
 
 def restart(sampler: Any, path: Sequence[int]) -> None:
-    """Have a sampler begin the sequence of its seed and a path of numbers."""
+    """Make a sampler begin the sequence of its seed and a path of numbers."""
     for seeding in _seedings(sampler).values():
         seeding.restart(path)
 

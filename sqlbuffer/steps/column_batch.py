@@ -1,4 +1,4 @@
-"""Steps as they are read in bulk: column by column, with what neighbours share said once."""
+"""Steps as they are read in bulk: column by column, with the values that neighbours share."""
 
 from dataclasses import dataclass, field
 from typing import Any

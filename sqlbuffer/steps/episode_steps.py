@@ -18,7 +18,7 @@ class EpisodeSteps:
     Args:
         episode: Number of the episode of each of n rows.
         t: Step within the episode.
-        reward: NaN where there is none.
+        reward: Rewards; NaN for a missing one.
         terminated: The episode terminated there.
         truncated: It was cut there.
         blobs: The arrays of each row as bytes, None where they were not read; or all of them as an

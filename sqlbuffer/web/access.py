@@ -90,7 +90,7 @@ class Access:
                 request,
                 403,
                 "A page of another site requested this.",
-                "Open the address in a tab of its own.",
+                "Open the address in a new tab.",
             )
         return self._check_token(request)
 
@@ -101,7 +101,7 @@ class Access:
     def _check_token(self, request: Request) -> Response | None:
         if self._token is None or path_of(request).startswith(_PUBLIC):
             return None
-        # A name for each port: cookies do not tell ports apart.
+        # A name for each port: cookies do not distinguish ports.
         name = f"sqlbuffer_{request.url.port or 80}"
         given = request.query_params.get(TOKEN)
         if given is not None and self._is_token(given):
@@ -154,7 +154,7 @@ def _is_own(request: Request, host: str) -> bool:
     origin = request.headers.get("origin")
     if origin is not None and origin.lower().partition("://")[2] != host.lower():
         return False
-    # A link to the page from elsewhere is fine: a tab of its own shows it.
+    # A link to the page from elsewhere is fine: a new tab shows it.
     is_link = request.headers.get("sec-fetch-mode") == "navigate" and (
         request.headers.get("sec-fetch-dest") == "document"
     )

@@ -22,7 +22,7 @@ class Series:
 
     Attributes:
         label: Its name.
-        values: A value for each x; NaN where there is none.
+        values: A value for each x; NaN if there is none.
         kind: `line`, `points` or `faint`.
     """
 

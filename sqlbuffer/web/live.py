@@ -121,7 +121,7 @@ class _Watcher:
         self._seen: Sighting | None = None
 
     def put(self, seen: Sighting | None) -> None:
-        """Have a client get a sighting; None ends its stream."""
+        """Send a sighting to a client; None ends its stream."""
         try:
             self._loop.call_soon_threadsafe(self._set, seen)
         except RuntimeError:  # its loop has ended, and its stream with it

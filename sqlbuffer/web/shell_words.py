@@ -18,7 +18,7 @@ def command_line(command: str, *words: Any, **options: Any) -> str:
         if value is True:
             parts.append(option)
         elif value is not None:
-            # A value that begins with a dash is not an option of its own.
+            # A value that begins with a dash is not a separate option.
             parts.append(f"{option}={value}")
     given = [str(word) for word in words]
     if any(word.startswith("-") for word in given):

@@ -152,7 +152,7 @@ def test_a_loaded_state_goes_on_without_workers_only(buffer):
     batches = iter(data_loader(dataset, 0))
     first = flat([next(batches)])
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="worker processes cannot go on with it"):
+    with pytest.raises(ValueError, match="worker processes cannot continue from it"):
         begin(dataset, 0)
     rest = flat(data_loader(dataset, 0))
     assert sorted(first + rest) == list(range(16))

@@ -13,7 +13,7 @@ _END_S = 5.0
 
 
 class DemoPage:
-    """A page that is served by a process of its own.
+    """A page that is served by a separate process.
 
     Args:
         process: The process.

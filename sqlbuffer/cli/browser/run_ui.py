@@ -160,7 +160,7 @@ def _warning(address: str) -> str:
 
 
 def _open(address: str) -> None:
-    """Open a browser with windows of its own, if there is one."""
+    """Open a browser with its own windows, if there is one."""
     import webbrowser
 
     try:

@@ -44,7 +44,7 @@ def info(
     """
     if config:
         if json or csv or ndjson or exact:
-            raise UsageError("--config prints JSON of its own; leave out the other options")
+            raise UsageError("--config prints its own JSON; leave out the other options")
         with opened(database(url), buffer) as one:
             typer.echo(one.config.model_dump_json(indent=2))
         return

@@ -59,7 +59,7 @@ def copy(
                     try:
                         report = found.copy_to(copied, wanted, on_progress=bar.of(name))
                     except KeyboardInterrupt:
-                        note(f"buffer {name!r} is copied in part; the same command goes on")
+                        note(f"buffer {name!r} is copied in part; the same command continues")
                         raise
             bar.print(str(report))
     if not names:

@@ -95,6 +95,6 @@ def import_(
                     source, target, buffer, columns=columns or None, on_progress=show
                 )
         except KeyboardInterrupt:
-            note("the steps are imported in part; the same command goes on")
+            note("the steps are imported in part; the same command continues")
             raise
         bar.print(str(report))

@@ -36,7 +36,7 @@ def watch(
     ] = 60.0,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Count the rows of each buffer, however many there are."),
+        typer.Option("--exact", help="Count the rows of each buffer exactly."),
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     json: Annotated[

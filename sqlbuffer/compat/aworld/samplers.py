@@ -23,7 +23,7 @@ class Sampler:
         """Return up to `batch_size` of the rows that match.
 
         Raises:
-            NotImplementedError: A subclass without a `sample` of its own.
+            NotImplementedError: The subclass has no `sample`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define sample()")
 
@@ -70,7 +70,7 @@ def _task_order(row: DataRow) -> tuple[Any, ...]:
 
 
 class RandomTaskSample(TaskSampler):
-    """Draws distinct tasks uniformly, however many rows each has.
+    """Draws distinct tasks uniformly, independent of their numbers of rows.
 
     Example:
         >>> from sqlbuffer.compat.aworld import ReplayBuffer

@@ -11,7 +11,7 @@ logger = logging.getLogger("sqlbuffer")
 
 
 class UsedDataRemover:
-    """Deletes the files that used items name, in a thread of its own.
+    """Deletes the files that used items name, in a separate thread.
 
     In DI-engine's parallel mode an item's payload is a file, and the item a dict whose `data_id` is
     the path.

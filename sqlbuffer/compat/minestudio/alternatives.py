@@ -4,7 +4,7 @@ from sqlbuffer.compat.alternatives import Alternatives
 
 _RECORDS = (
     "the database keeps chunks in the table item_groups and prepared lists in participants; "
-    "ReplayBufferInterface.stats() tells their numbers"
+    "ReplayBufferInterface.stats() returns their numbers"
 )
 _INSTEAD = {
     "ReplayBufferActor": "ReplayBufferInterface does in the database what the actor did, and every "

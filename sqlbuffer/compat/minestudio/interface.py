@@ -340,7 +340,7 @@ def _indexed(fragments: Sequence[fetching.Prepared]) -> list[tuple[FragmentIndex
 def _behind(given: FragmentMetadata, last: Any) -> FragmentAssertionError:
     return FragmentAssertionError(
         f"worker {given.worker_uuid!r}: fragment {given.fid_in_worker} came behind {last}; a "
-        f"worker numbers its fragments upward, and a new worker has a worker_uuid of its own"
+        f"worker numbers its fragments upward, and a new worker has its own worker_uuid"
     )
 
 
@@ -352,6 +352,6 @@ def _other_content(given: FragmentMetadata) -> FragmentAssertionError:
 
 
 def _id_of(given: FragmentMetadata) -> str:
-    """Return the id of a fragment: the same however often it is sent."""
+    """Return the id of a fragment: the same each time that it is sent."""
     key = f"{len(given.session_id)} {given.session_id} {given.fid_in_worker} {given.worker_uuid}"
     return str(uuid.uuid5(uuid.NAMESPACE_OID, key))

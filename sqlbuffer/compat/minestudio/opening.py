@@ -16,7 +16,7 @@ NAME = "replay_buffer"
 
 
 def open_or_make(config: Config, url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
-    """Return the buffer of a config, made where there is none, and its rules.
+    """Return the buffer of a config, made if missing, and its rules.
 
     Raises:
         FragmentError: It is stored with another config.
@@ -71,7 +71,7 @@ def open_existing(url: Any, name: str) -> tuple[BufferStore, pool.Rules]:
 
 
 def plain_store(url: Any, name: str) -> BufferStore:
-    """Return a buffer, made where there is none; it may have no chunks yet."""
+    """Return a buffer, made if missing; it may have no chunks yet."""
     check_name(name)
     store = BufferStore.open(url, name, create=None, layout=FRAGMENTS)
     if store.info.layout != FRAGMENTS or store.info.config.retention.max_capacity:

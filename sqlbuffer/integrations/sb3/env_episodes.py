@@ -77,7 +77,7 @@ class EnvEpisodes:
             episode.finish()
 
     def _end_where_reset(self, observed: Arrays) -> None:
-        """End the episodes of environments that do not go on from where they were."""
+        """End the episodes of environments that do not continue from their last observation."""
         for name, now in observed.items():
             then = self._after[name]
             if now.tobytes() == then.tobytes():  # bytes, because NaN does not equal itself

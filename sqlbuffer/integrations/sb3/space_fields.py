@@ -108,7 +108,7 @@ class SpaceFields:
             what: Name of the observations, for messages.
 
         Raises:
-            FieldError: Another shape, or no such key.
+            FieldError: The shape is wrong, or the key does not exist.
         """
         found = {}
         for part in self.parts:

@@ -212,7 +212,7 @@ def data_rows(batch: ColumnBatch, *, has_payloads: bool = True) -> list[DataRow]
 
 
 def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
-    """Return the values of a column, None where there is none."""
+    """Return the values of a column, None for missing ones."""
     values = batch.column(name)
     if isinstance(values, list):
         return values

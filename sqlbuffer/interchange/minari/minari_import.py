@@ -134,9 +134,7 @@ def _loaded(minari: Any, dataset: Any) -> Any:
     except (ValueError, KeyError, AssertionError) as error:
         raise FileImportError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
     if not found.total_episodes:
-        raise InsufficientDataError(
-            f"{path} has no episodes; what wrote it may have been broken off"
-        )
+        raise InsufficientDataError(f"{path} has no episodes; its writer may have been interrupted")
     return found
 
 

@@ -206,7 +206,7 @@ class _Part:
         return any(self._has(n) and self._table[self._plan.built_in[n]].null_count for n in names)
 
     def _column(self, name: str) -> list[Any]:
-        """Return a built-in column as a list; None where there is no value."""
+        """Return a built-in column as a list, with None for a missing value."""
         pa = load_pyarrow()
         if not self._has(name):
             return [None] * self._n

@@ -29,26 +29,26 @@ def nulls(column: Any) -> NDArray[np.bool_]:
 
 
 def reals(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return numbers, and where there are none."""
+    """Return numbers, and flags of missing ones."""
     pa, array = load_pyarrow(), whole(column)
     found = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return np.array(found, np.float64), nulls(array)
 
 
 def integers(column: Any, missing: int = 0) -> NDArray[np.int64]:
-    """Return whole numbers, and another one where there are none."""
+    """Return integers, with another number for missing ones."""
     pa = load_pyarrow()
     return np.array(whole(column).cast(pa.int64()).fill_null(missing).to_numpy(), np.int64)
 
 
 def texts(column: Any) -> list[Any]:
-    """Return texts; None where there are none."""
+    """Return texts; None for missing ones."""
     found: list[Any] = whole(column).to_pylist()
     return found
 
 
 def times(column: Any) -> list[Any]:
-    """Return times; None where there are none. Arrow itself would load pandas for its zones."""
+    """Return times; None for missing ones. Arrow itself would load pandas for its zones."""
     pa = load_pyarrow()
     since = whole(column).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     return [None if each is None else _EPOCH + timedelta(microseconds=each) for each in since]

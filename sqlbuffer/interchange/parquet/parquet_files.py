@@ -71,7 +71,7 @@ class ParquetFiles:
 
     @property
     def episodes(self) -> Path | None:
-        """The file with episodes; None where there is none."""
+        """The file with episodes; None if there is none."""
         file = self.path / "episodes.parquet"
         return file if self.path.is_dir() and file.exists() else None
 

@@ -100,7 +100,7 @@ def import_parquet(
 def _restored(
     files: ParquetFiles, buffer: ReplayBuffer, on_progress: OnProgress | None
 ) -> ImportCounts | None:
-    """Restore a buffer, or go on with that; None where it has other steps or settings."""
+    """Restore a buffer, or continue that; None if it has other steps or settings."""
     noted = files.metadata
     assert noted is not None
     store, config = buffer._store, BufferConfig.model_validate(noted["config"])

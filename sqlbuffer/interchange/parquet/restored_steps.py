@@ -68,7 +68,7 @@ class StepTable:
         return (times if name.endswith("_at") else texts)(self.column(name))
 
     def reals(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return numbers, and where there are none."""
+        """Return numbers, and flags of missing ones."""
         if name in self:
             return reals(self.column(name))
         return np.full(self.n, np.nan), np.ones(self.n, bool)
@@ -89,7 +89,7 @@ class StepTable:
 
         Args:
             name: The column.
-            tags: Takes those that it cannot hold, NaN and -0.0; None where there are none.
+            tags: Receives values that it cannot hold, NaN and -0.0; None if there are none.
         """
         values, missing = self.reals(name)
         if tags is not None:

@@ -16,8 +16,8 @@ class RowGroups:
     """Makes row groups of batches that are given in the order of `seq`.
 
     A row group has steps of one range of numbers. In it, the steps of each episode follow each
-    other, in the order of the first of each. It ends where no episode goes on, unless one is larger
-    than a row group, or episodes overlap all the time.
+    other, in the order of the first of each. It ends where no episode continues, unless one is
+    larger than a row group, or episodes overlap all the time.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class StepRuns:
         return found
 
     def continued(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return numbers that go on by one in the place of those of filled steps."""
+        """Return numbers that increase by one in the place of those of filled steps."""
         if not self.has_gaps:
             return values
         held = self.held[self.run_of]

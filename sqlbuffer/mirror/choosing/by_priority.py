@@ -73,7 +73,7 @@ class PrioritizedChooser:
     def _total(
         self, priorities: StepPriorities, is_drawable: Flags, tree: WeightTree
     ) -> float | None:
-        """Return the sum of the weights that steps are drawn by; None: it is not told."""
+        """Return the sum of the weights that steps are drawn by; None if it is unknown."""
         if not self.sampler.exact and (self.has_condition or priorities.is_limited):
             return None
         if self.has_condition:

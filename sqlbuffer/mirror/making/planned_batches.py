@@ -1,4 +1,4 @@
-"""Make batches of steps in memory, where only a look at the steps near them tells if one can."""
+"""Make batches from steps in memory whose neighbours decide whether an item can be made."""
 
 from typing import Generic, Protocol, TypeVar
 

@@ -26,11 +26,11 @@ def check_kept(memory: StepMemory, names: Sequence[str]) -> None:
 
 
 class StepsAt:
-    """Steps by their slots; where there is none, all values are zero.
+    """Steps by their slots; values of a missing step are zero.
 
     Args:
         memory: The steps.
-        index: Their slots, of any shape; -1 where there is none.
+        index: Their slots, of any shape; -1 for a missing step.
     """
 
     def __init__(self, memory: StepMemory, index: Integers) -> None:

@@ -144,7 +144,7 @@ class TrajectoryBatches(PlannedBatches[TrajectoryPlan]):
         return Batch({**arrays, **columns}, info)
 
     def _final(self, rows: NDArray[Any], reaches_end: Flags) -> dict[str, NDArray[Any]]:
-        """Return the final observations, zeros where there is none, and which there are."""
+        """Return the final observations, zeros for missing ones, and flags of existing ones."""
         names = self._form.finals
         if not names:
             return {}

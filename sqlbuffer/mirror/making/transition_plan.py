@@ -20,7 +20,7 @@ class TransitionPlan:
         steps: Slots of all steps, shape (b, n); -1 where one is missing.
         truncated: Whether the episode was cut at the last step, shape (b,).
         returns: Their returns.
-        after: Slots of the steps that have the observations after; -1 without one.
+        after: Slots of the steps that have the observations after; -1 if there is none.
         is_final: Whether it is the final observation of the episode.
         frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
         next_frames: Slots of those before the observation after.

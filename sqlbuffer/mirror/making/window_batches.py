@@ -29,7 +29,7 @@ class WindowPlan:
 
     Attributes:
         slots: Slots of the steps that they are laid at, shape (b,).
-        index: Slots of their steps, shape (b, burn_in + length); -1 where there is none.
+        index: Slots of their steps, shape (b, burn_in + length); -1 for a missing step.
         frames: Slots of the frames of each, the oldest first, shape (b, burn_in + length, k); k is
             0 where none are stacked.
         accepted: Whether everything that is needed is there and may be sampled.

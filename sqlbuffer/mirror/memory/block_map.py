@@ -61,7 +61,7 @@ class BlockMap:
         return self.n_used // BLOCK - 1
 
     def _reach(self, first: int, last: int) -> None:
-        """Have entries from a block of numbers to another one."""
+        """Make entries from one block of numbers to another."""
         held = np.flatnonzero(self._slots != NONE)
         low, high = first, last
         if len(held):

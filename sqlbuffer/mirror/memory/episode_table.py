@@ -37,11 +37,11 @@ class EpisodeTable:
         last_t: The place of that step in the episode, int64.
         n_steps: Number of its steps in memory, int64.
         keys: The user's id of each.
-        finals: The bytes of the final observation of each, None without one.
+        finals: Bytes of the final observation of each, None if it has none.
         returns: The sum of rewards of each, NaN while it is open, float64.
-        rewards: The own reward of each, NaN without one, float64.
+        rewards: Own reward of each, NaN if it has none, float64.
         n_aborted: Number of aborted episodes.
-        unread: Keys of those of which `update` was told nothing yet.
+        unread: Keys of episodes that `update` has not received yet.
         touched: Collects the numbers of those that are new or changed; None: it does not.
     """
 

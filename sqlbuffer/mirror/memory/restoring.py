@@ -19,10 +19,10 @@ def block_numbers(memory: StepMemory, blocks: Integers) -> Integers:
 
 
 def restore(memory: StepMemory, n_used: int) -> None:
-    """Find out all that is needed to go on with the arrays of another memory.
+    """Restore the state that is needed to continue with the arrays of another memory.
 
     Args:
-        memory: It has those arrays, and was told the names and the episodes.
+        memory: Memory with those arrays, and with the names and the episodes.
         n_used: Slots from 0 to this one have been given at some time.
     """
     memory.blocks.restore(block_numbers(memory, np.arange(n_used // BLOCK)))

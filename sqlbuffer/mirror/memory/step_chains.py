@@ -43,7 +43,7 @@ def chains(memory: StepMemory, slots: Integers, n: int | None, *, back: bool = F
         lens = is_reached.sum(axis=1)
         own, place = np.nonzero(is_reached)
         runs.append((rows[own], at[own] + place, near[own, place]))
-        # Where a run ends, it may go on elsewhere.
+        # A run that ends here may continue elsewhere.
         starts = following[np.arange(len(rows)), np.maximum(lens - 1, 0)].astype(np.int64)
         at = at + lens
         goes_on = (lens > 0) & (starts != NONE) & (at < most)

@@ -26,7 +26,7 @@ class StepLimits:
     Attributes:
         version: The model version of each step, int64.
         has_version: Whether it has one.
-        session: The number of its session, -1 without one, int32.
+        session: Number of its session, -1 if it has none, int32.
         session_keys: The user's id of each session, by number.
         unread: Numbers of the sessions whose ids are not known yet.
         is_quarantined: Whether it is in quarantine.

@@ -15,7 +15,7 @@ from sqlbuffer.storage.following.buffer_state import ChunkRow
 
 Integers = NDArray[np.int64]
 
-# Fields of that many bytes have an array of their own: a gather of whole records would copy them
+# Fields of that many bytes have a separate array: a gather of whole records would copy them
 # where they are not asked for.
 LARGE_BYTES = 1024
 # Fields have names that Python could use, so these are free.
@@ -159,7 +159,7 @@ class StoredFields:
             n: Number of items.
             at: The slots.
             records: The records of the mirror, shape (n_slots, numbers of a record).
-            large: Fields with an array of their own.
+            large: Fields with a separate array.
         """
         stored = np.frombuffer(heads, np.uint8).reshape(n, self._layout.size_bytes)
         own = records.view(np.uint8)

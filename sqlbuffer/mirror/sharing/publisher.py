@@ -212,7 +212,7 @@ class Publisher:
         self._place.wake()
 
     def close(self) -> None:
-        """Leave the segment so that another follower can go on."""
+        """Leave the segment so that another follower can continue."""
         segment = self._segment
         if segment is None:
             return

@@ -206,7 +206,7 @@ def is_segment(path: Path) -> bool:
 
 
 def boot_id() -> str:
-    """Return what tells this run of the machine from others."""
+    """Return an id of this run of the machine."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 

@@ -78,8 +78,8 @@ class SharedPlace:
                 os.read(self._pipe, 4096)
 
     def wake(self) -> None:
-        """Have the process that follows look now."""
-        with suppress(OSError):  # it has gone, or was told often enough
+        """Make the process that follows look now."""
+        with suppress(OSError):  # it has ended, or its pipe is full
             pipe = os.open(_beside(self.path, "wake"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(pipe, b"\0")

@@ -104,7 +104,7 @@ def _span(request: Request, chosen: str, now: float) -> TimeSpan:
 
 
 def _number(request: Request, name: str) -> float | None:
-    """Return a Unix time of the address; None where it is none."""
+    """Return a Unix time of the address; None if it is not a number."""
     try:
         found: Any = float(request.query_params.get(name, ""))
     except ValueError:

@@ -171,7 +171,7 @@ def _context(
         later = {"at": _text(steps[len(shown.steps)].key)}
     else:
         later = _later(keys, n_taken, place)
-    # The page has the last step already, which goes on behind it.
+    # The page has the last step already, which continues after it.
     is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
     return context | {"steps": shown, "later": later, "has_last": not is_last}
 

@@ -1,4 +1,4 @@
-"""Parts of steps at addresses of their own: whole texts, values, images; and differences."""
+"""Parts of steps at their own addresses: whole texts, values, images; and differences."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def found_ahead(
 ) -> SearchResult:
     """Return the next step of a rollout whose conversation has a text that is new there.
 
-    The search ends after a second, and goes on from where it ended when it is asked again.
+    The search ends after a second; the next call continues where it ended.
 
     Args:
         connection: A transaction.

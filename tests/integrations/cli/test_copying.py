@@ -33,7 +33,7 @@ def test_a_copy_that_is_interrupted_goes_on_when_it_is_typed_again(schema_url, t
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
-    assert "buffer 'default' is copied in part; the same command goes on" in stderr
+    assert "buffer 'default' is copied in part; the same command continues" in stderr
 
     process = start("copy", schema_url, target, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     stdout, stderr = process.communicate(timeout=60)

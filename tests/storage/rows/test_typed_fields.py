@@ -217,7 +217,7 @@ def test_a_buffer_without_fields_takes_rewards_and_flags_alone(buffer_url):
         batch = all_of(buffer, 2)
         assert batch.reward.tolist() == [2.0, 1.0]
         assert batch.terminated.tolist() == [True, False]
-        with pytest.raises(FieldError, match="no column tells how many rows"):
+        with pytest.raises(FieldError, match="the number of rows is unknown"):
             buffer.extend({})
 
 

@@ -53,7 +53,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         if isinstance(data, list) and not self._is_warned and any(map(_is_step, data)):
             self._is_warned = True
             logger.warning(
-                "%s: steps were pushed as episodes of their own; push one episode as "
+                "%s: steps were pushed as separate episodes; push one episode as "
                 "push([episode], ...)",
                 self._instance_name,
             )

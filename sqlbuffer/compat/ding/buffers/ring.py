@@ -148,7 +148,7 @@ class RingBuffer(IBuffer):
             return self._ring_
 
     def _opened(self, url: str | None, name: str) -> Ring:
-        """Return the ring at a URL, or a private one; for subclasses with limits of their own."""
+        """Return the ring at a URL, or a private one; for subclasses with their own limits."""
         if url is None:
             return PrivateRing(self._size)
         kind = type(self).config["type"]

@@ -50,7 +50,7 @@ def decoded_item(text: str | None, arrays: Any) -> Any:
         return decode(text, arrays)
     item = dict(plan.plain)
     for key, dtype, shape, start, end, tensor in plan.arrays:
-        # A copy of its own: writable.
+        # A separate copy: writable.
         array = np.frombuffer(bytearray(arrays[start:end]), dtype).reshape(shape)
         item[key] = array if tensor is None else tensor(array)
     return item

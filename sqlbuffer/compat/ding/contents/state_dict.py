@@ -20,7 +20,7 @@ class RingState(NamedTuple):
     Attributes:
         items: The items, the oldest first.
         push_count: Number of pushed items; None where the state does not say.
-        tail: The place of the next item; None likewise.
+        tail: Place of the next item; None if the state has none.
     """
 
     items: list[Any]
@@ -29,7 +29,7 @@ class RingState(NamedTuple):
 
 
 def in_places(items: Sequence[Any], tail: int, size: int) -> list[Any]:
-    """Return items in the places of a ring; None where there is none."""
+    """Return items in the places of a ring; None for an empty place."""
     places: list[Any] = [None] * size
     for i, item in enumerate(items):
         places[(tail - len(items) + i) % size] = item

@@ -136,7 +136,7 @@ class SampledDataAttrMonitor:
     def register_attribute_value(
         self, attribute_name: str, property_name: str, value: Callable[[], Any]
     ) -> None:
-        """Have `monitor.<attribute_name>[<property_name>]` be a value.
+        """Set `monitor.<attribute_name>[<property_name>]`.
 
         Example:
             >>> monitor = SampledDataAttrMonitor(TickTime(), 5)

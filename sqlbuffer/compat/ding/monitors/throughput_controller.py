@@ -26,7 +26,7 @@ class ThruputController:
         clock: Returns seconds.
 
     Raises:
-        ReplayConfigError: A limit or window that cannot be.
+        ReplayConfigError: A limit or the window is invalid.
 
     Example:
         >>> limits = {"push_sample_rate_limit": {"max": 2, "min": 0.5}, "window_seconds": 30}
@@ -109,7 +109,7 @@ def limit_of(cfg: Any) -> RatioWindow | None:
     """Return the limit that a config says; None: nothing is limited.
 
     Raises:
-        ReplayConfigError: A limit or window that cannot be.
+        ReplayConfigError: A limit or the window is invalid.
     """
     rates = config_value(cfg, "push_sample_rate_limit")
     most, least = (real_of(config_value(rates, name)) for name in ("max", "min"))

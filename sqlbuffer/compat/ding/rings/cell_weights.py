@@ -40,7 +40,7 @@ class CellWeights:
         self._has_changed[cells // BLOCK] = True
 
     def least(self) -> float:
-        """Return the least positive priority; infinity where there is none."""
+        """Return the least positive priority; infinity if there is none."""
         self._add_up()
         return float(self._leasts.min())
 

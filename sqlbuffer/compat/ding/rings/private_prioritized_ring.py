@@ -234,7 +234,7 @@ class PrivatePrioritizedRing(PrivateRing):
         return len(found)
 
     def clear(self, *, track: bool = False) -> Left:
-        """Remove all items; numbers go on."""
+        """Remove all items; the numbering continues."""
         with self._mutex:
             left = self._take_all()
             self._low, self._tail = self._push_count, 0

@@ -14,7 +14,7 @@ Cell = tuple[CopiedItems, int]
 
 
 class PrivateRing:
-    """The items of one buffer, in a list. A forked child has a copy of its own.
+    """The items of one buffer, in a list. A forked child has its own copy.
 
     Items are numbered over all pushes. The item of number n is in the cell n modulo the number of
     cells. Numbers below `push_count` - `size` have left.
@@ -142,7 +142,7 @@ class PrivateRing:
         return RingContents(values_of(cells, encoded=encoded), counts)
 
     def lengths(self) -> list[int | None]:
-        """Return the length of each item; None for an item without one."""
+        """Return the length of each item; None for an item without a length."""
         with self._mutex:
             cells = self._held(self._low, self._push_count)
         return [copies.length(i) for copies, i in cells]

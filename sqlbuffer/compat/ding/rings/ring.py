@@ -66,7 +66,7 @@ class Ring(Protocol):
         """
 
     def lengths(self) -> list[int | None]:
-        """Return the length of each item; None for an item without one."""
+        """Return the length of each item; None for an item without a length."""
 
     def clear(self, *, track: bool = False) -> Left:
         """Remove all items.
@@ -132,7 +132,7 @@ class SampledItems:
 class PrioritizedRing(Ring, Protocol):
     """A ring of items with priorities and counts of uses.
 
-    `clear` leaves `push_count`, so ids go on; new items then begin at the first place, with the
+    `clear` keeps `push_count`, so ids continue; new items then begin at the first place, with the
     priority 1.
     """
 

@@ -76,7 +76,7 @@ class SharedPrioritizedRing(SharedRing):
         return self._ring.update(given, max_use)
 
     def clear(self, *, track: bool = False) -> Left:
-        """Remove all items; numbers go on."""
+        """Remove all items; the numbering continues."""
         return decoded_left(self._ring.clear_items(track=track))
 
     def held(self, *, encoded: bool = False) -> AdvancedState:

@@ -92,7 +92,7 @@ class SharedRing:
         return RingContents(items_of(found.rows, encoded=encoded), found.counts)
 
     def lengths(self) -> list[int | None]:
-        """Return the length of each item; None for an item without one."""
+        """Return the length of each item; None for an item without a length."""
         return [None if text is None else loads(text)["length"] for text in self._ring.notes()]
 
     def clear(self, *, track: bool = False) -> Left:

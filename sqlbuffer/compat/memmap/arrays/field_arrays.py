@@ -75,7 +75,7 @@ class FieldArrays(SlotReader):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The declared default of each field; None without one."""
+        """The declared default of each field; None if it has none."""
         return {name: track.default for name, track in self.tracks.items()}
 
     @property
@@ -90,7 +90,7 @@ class FieldArrays(SlotReader):
 
     @property
     def meta_defaults(self) -> dict[str, Any]:
-        """The declared default of each meta field; None without one."""
+        """The declared default of each meta field; None if it has none."""
         return {name: track.default for name, track in self.meta_tracks.items()}
 
     @property

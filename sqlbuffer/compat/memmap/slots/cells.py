@@ -96,7 +96,7 @@ class Cells:
         Args:
             names: The fields.
             slots: The slot of each cell, of any shape S.
-            ts: The step, likewise.
+            ts: Step of each, in the same form.
             snapshot: Gives what to read in.
 
         Returns:
@@ -167,7 +167,7 @@ class Cells:
         return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
 
     def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> Columns:
-        """Return fields of rows, each an array of its own."""
+        """Return fields of rows, each as a separate array."""
         return {name: rows[self._rows.names[name]].copy() for name in names}
 
     def _stored(self, connection: Any, runs: list[Run]) -> StoredCells:
@@ -229,7 +229,7 @@ class Cells:
 
         Args:
             slots: The slot of each cell, of shape (n,); of cells named twice the last one counts.
-            ts: The step, likewise.
+            ts: Step of each, in the same form.
             values: For each field that is written an array of shape (n, *shape) of its dtype.
         """
         if not len(slots):

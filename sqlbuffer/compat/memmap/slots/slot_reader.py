@@ -198,7 +198,7 @@ class SlotReader:
         if held is not None:
             yield held
             return
-        # In this order: another thread may go on storing.
+        # In this order: another thread may store more.
         open_lengths = dict(self._open_lengths())
         self._flush()
         wanted = [] if slots is None else slots.tolist()

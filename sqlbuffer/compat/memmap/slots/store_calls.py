@@ -178,7 +178,7 @@ class StoreCalls(SlotReader):
         self.advance_episode(batch_size)
 
     def advance_episode(self, batch_size: int = 1) -> None:
-        """End the open episodes, store all of them and go on with the next slots.
+        """End the open episodes, store all of them and continue with the next slots.
 
         Args:
             batch_size: Number of episodes; all of them have the steps so far. Without a step, one
