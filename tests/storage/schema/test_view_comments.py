@@ -42,7 +42,7 @@ def test_the_migration_has_the_statement_that_the_command_prints():
     folder = migrate.script_location() / "versions/0001_first_schema/postgresql"
     written = (folder / "view_comments.sql").read_text(encoding="utf-8")
     assert written == view_comments.statement(), (
-        "run `python -m sqlbuffer.storage.schema.view_comments`"
+        "replace it with what `python -m sqlbuffer.storage.schema.view_comments` prints"
     )
 
 
