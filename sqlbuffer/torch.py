@@ -29,10 +29,10 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
     """The batches of a loader, for `DataLoader(dataset, batch_size=None, num_workers=...)`.
 
     Workers under fork and spawn open their own connections. Together they visit each row of a pass
-    once: worker w of W takes every W-th number of the pass, from w on, so each worker may have a
-    smaller last batch. For batches without end, each worker has its own random numbers. Each `iter`
-    of the `DataLoader` has other random numbers, also with persistent workers. They depend on the
-    loader's seed, not on that of torch.
+    once. Worker w of W takes every W-th number of the pass, from w on; the last batch of each
+    worker may be smaller. For batches without end, each worker has its own random numbers. Each
+    `iter` of the `DataLoader` has other random numbers, also with persistent workers. They depend
+    on the loader's seed, not on that of torch.
 
     Items are dicts of tensors with an entry `info`, also a dict; or the named tuples of the loader.
     Texts and objects stay arrays.

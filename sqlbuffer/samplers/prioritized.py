@@ -25,10 +25,9 @@ class PrioritizedSampler(Sampler):
     """Draws rows with probability p^alpha / sum for prioritized replay (Schaul et al. 2016).
 
     The buffer needs `priorities=True`; rows of priority 0 are never drawn. The probabilities are
-    exact, and the cost does not grow with the buffer, with some exceptions. These read the
-    priorities of all rows for each batch: a condition that few rows match, `exact` or `stratified`
-    with a condition, `stratified` windows, and a buffer that was opened with another `alpha` than
-    the stored one.
+    exact. The cost does not grow with the buffer, except in four cases that read the priorities of
+    all rows for each batch: a condition that few rows match; `exact` or `stratified` with a
+    condition; `stratified` windows; an `alpha` that is not the stored one.
 
     Batches have four extra arrays of shape (batch_size,), and lists of rows four extra attributes.
     `weights` (float32) is (N P)^-beta divided by the largest weight. `probabilities` (float64) is
@@ -43,9 +42,9 @@ class PrioritizedSampler(Sampler):
         normalize: Rows over which the largest weight is taken: the `batch`, or the whole `buffer`,
             where it is the weight of the least positive priority.
         replace: Draw with replacement.
-        stratified: One row from each of batch_size equal parts of the sum of all priorities ^
-            alpha in insert order (Schaul et al. 2016, appendix B.2.1), by blocks of at least 256
-            rows. Parts that share a block draw distinct rows of it, as far as weights allow.
+        stratified: Draw one row from each of batch_size equal parts of the sum of all priorities ^
+            alpha, in insert order (Schaul et al. 2016, appendix B.2.1). Blocks of at least 256 rows
+            are used; parts that share a block draw distinct rows of it, as far as weights allow.
         exact: With a condition: read all rows that match, and return the probabilities among them.
         seed: Seed that repeats the same sequence of batches over the same live rows and priorities.
 

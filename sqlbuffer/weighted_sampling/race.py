@@ -8,14 +8,14 @@ change its method between two rounds.
 
 Rows are numbered, and known by blocks of consecutive numbers: the sum of the weights of a block,
 and a bound of each of them. A round is the race up to a time that about as many arrivals come
-before as rows are wanted. In a block whose rows are unlikely to come at all, the arrivals of a
-process of its own are thinned: each of its numbers has arrivals of one rate, and an arrival at
+before as rows are wanted. In a block whose rows are unlikely to be drawn, the arrivals of a
+separate process are thinned. Each number of the block has arrivals of one rate, and an arrival at
 clock c of a row of weight w is one at time c / w. With a bound of w, few of them need be looked at,
 and only the weights of those. A block where rows are likely to come is read whole, and its arrivals
 are drawn by the sum of its weights.
 
-The random numbers belong to a key, a round and a block, so that what is drawn depends on the key
-and the weights alone, not on how tight the bounds are or which blocks were read before.
+The random numbers belong to a key, a round and a block. Therefore a draw depends on the key and the
+weights alone, not on the bounds or on blocks that were read before.
 """
 
 import math
