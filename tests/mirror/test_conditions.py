@@ -139,7 +139,7 @@ def test_random_conditions_select_the_same_steps(buffer, drawn):
     with buffer.mirror() as mirror:
         for tree in trees:
             if is_unknown(tree):
-                with pytest.raises(ConditionError, match="None or NaN"):
+                with pytest.raises(ConditionError, match="None and NaN"):
                     mirror.sample_arrays(1, condition=tree)
             else:
                 assert_same_steps(buffer, mirror, tree)
