@@ -16,7 +16,7 @@ TABLE_ROWS = 1_000
 
 
 class Format(enum.Enum):
-    """How rows are printed."""
+    """The form in which rows are printed."""
 
     TABLE = "table"
     JSON = "json"

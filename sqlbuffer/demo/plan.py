@@ -1,4 +1,4 @@
-"""How much is played, and where it goes."""
+"""The plan of a run: its database, its size and its seed."""
 
 from dataclasses import dataclass
 

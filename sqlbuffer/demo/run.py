@@ -21,7 +21,7 @@ PAUSE_S = 0.05
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         episodes: Episodes stored.

@@ -72,7 +72,7 @@ class Writers:
 
     @property
     def running(self) -> bool:
-        """Whether any may still store."""
+        """Whether a writer may still store rows."""
         return bool(self._processes)
 
     def reports(self, timeout_s: float) -> Iterator[Stored]:

@@ -1,1 +1,1 @@
-"""How values and objects are shown: in short, as JSON and CSV, and as HTML for notebooks."""
+"""Display of values and objects: in short, as JSON and CSV, and as HTML for notebooks."""

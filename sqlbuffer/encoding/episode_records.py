@@ -39,7 +39,7 @@ class EpisodeStart:
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """How an episode ends.
+    """The end of an episode.
 
     Attributes:
         key: The user's id of the episode.

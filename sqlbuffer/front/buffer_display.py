@@ -1,4 +1,4 @@
-"""How a buffer shows itself."""
+"""The text and the HTML of a buffer."""
 
 import threading
 from functools import partial

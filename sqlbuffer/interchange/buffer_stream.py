@@ -231,7 +231,7 @@ class BufferStream:
 
     @property
     def observation_layout(self) -> Layout:
-        """How the final observation of an episode is packed."""
+        """Layout of the final observation of an episode."""
         return self._source.buffer.observation_layout
 
     def between(self, low: int, high: int | None) -> StreamPiece:

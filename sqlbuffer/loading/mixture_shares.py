@@ -1,4 +1,4 @@
-"""How many rows of a batch come from each of several sources."""
+"""The number of rows of a batch from each of several sources."""
 
 from collections.abc import Sequence
 

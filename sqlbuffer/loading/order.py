@@ -47,7 +47,7 @@ class Order:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether it is known which numbers are there."""
+        """Whether the existing numbers are known."""
         return self._kept is not None
 
     def restrict(self, keys: Numbers) -> None:

@@ -17,7 +17,7 @@ _PARTS = (INFO, "n_rows", "keys", "values", "items", "get", "to", "to_torch", "t
 
 @dataclass(frozen=True)
 class Output:
-    """How batches are handed out.
+    """The form in which batches are handed out.
 
     Attributes:
         fieldname_map: `{name: other name}` of arrays.

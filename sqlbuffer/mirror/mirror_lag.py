@@ -1,4 +1,4 @@
-"""How far a mirror is behind its buffer."""
+"""The lag of a mirror behind its buffer."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -293,7 +293,7 @@ class Refreshing:
 
     @property
     def n_live(self) -> int:
-        """How many steps the mirror has."""
+        """Number of steps of the mirror."""
         return self.memory.n_live
 
     @property

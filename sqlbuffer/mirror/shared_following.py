@@ -244,7 +244,7 @@ class SharedFollowing:
 
     @property
     def n_live(self) -> int:
-        """How many steps the mirror has."""
+        """Number of steps of the mirror."""
         if self._own is not None:
             return self._own.n_live
         return self._current().segment.get(Counter.N_LIVE)

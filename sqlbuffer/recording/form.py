@@ -1,4 +1,4 @@
-"""How what an environment says becomes the fields of a step."""
+"""Conversion of an environment's outputs to the fields of a step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -107,7 +107,7 @@ class Histogram:
 
     @property
     def tallest(self) -> int:
-        """How many values the highest bar has."""
+        """Number of values of the highest bar."""
         return max((n for *_, n in self.bars), default=0)
 
 

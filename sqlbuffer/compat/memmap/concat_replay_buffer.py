@@ -62,17 +62,17 @@ class ConcatReplayBuffer:
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes are finished."""
+        """Number of finished episodes."""
         return sum(buffer.num_episodes for buffer in self.buffers)
 
     @property
     def max_episodes(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return sum(buffer.max_episodes for buffer in self.buffers)
 
     @property
     def max_timesteps(self) -> int:
-        """How many steps the longest episode may have."""
+        """Largest number of steps of an episode."""
         return max(buffer.max_timesteps for buffer in self.buffers)
 
     def dataset(self, **kwargs: Any) -> Any:

@@ -190,12 +190,12 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
 
     @property
     def should_flush(self) -> bool:
-        """Whether steps are stored without being asked for."""
+        """Whether steps are stored without a call of `flush`."""
         return self.flush_every_store_step > 0
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes have ended, by all writers; at most `max_episodes`."""
+        """Number of ended episodes of all writers; at most `max_episodes`."""
         self._flush()
         return self._slots.ring().num_episodes
 
@@ -223,7 +223,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
 
     @property
     def timestep_index(self) -> int:
-        """How many steps the open episode has.
+        """Number of steps of the open episode.
 
         Set it to a later step to leave out steps, which have the defaults of their fields; or to 0
         to drop the open episode.

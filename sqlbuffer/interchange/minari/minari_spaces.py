@@ -1,4 +1,4 @@
-"""How the fields of a buffer make the observations and actions of a Minari data set."""
+"""Conversion of a buffer's fields to observations and actions of a Minari data set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

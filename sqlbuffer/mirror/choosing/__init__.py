@@ -1,1 +1,1 @@
-"""How samplers choose among the steps in memory."""
+"""The choice of samplers among the steps in memory."""

@@ -37,7 +37,7 @@ class BlockMap:
 
     @property
     def n_free(self) -> int:
-        """How many blocks are free."""
+        """Number of free blocks."""
         return len(self._free) + self.n_blocks - self.n_used // BLOCK
 
     def add(self, seqs: Integers) -> Integers | None:

@@ -101,12 +101,12 @@ class StepMemory:
 
     @property
     def n_slots(self) -> int:
-        """How many steps there is room for."""
+        """Number of steps that fit."""
         return len(self.is_drawable)
 
     @property
     def n_wanted(self) -> int:
-        """How many steps the buffer has, without those that are not drawn by a condition."""
+        """Number of steps of the buffer, without those that a condition excludes from draws."""
         if not self.limits.selects:
             return self.n_live
         is_live = (self.links["flags"] & LIVE) != 0

@@ -54,7 +54,7 @@ class Tails:
 
     @property
     def next_bytes(self) -> int:
-        """How large the next heap should be."""
+        """Size of the next heap."""
         return max(len(self._heap), 2 * (self.n_live + self.n_wanted))
 
     def put(self, slots: Any, values: Sequence[bytes]) -> None:

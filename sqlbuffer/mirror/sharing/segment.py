@@ -155,7 +155,7 @@ class Segment:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another segment has its place."""
+        """Whether another segment has replaced it."""
         if self.counters[Counter.IS_SUPERSEDED]:
             return True
         try:
@@ -191,7 +191,7 @@ class Segment:
 
     @property
     def is_from_this_boot(self) -> bool:
-        """Whether all that was stored in it is there, also after a crash of its follower."""
+        """Whether its contents are complete, also after a crash of its follower."""
         return bool(self.about["boot_id"] == boot_id())
 
     def sync(self) -> None:

@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass
 class StepTurns:
-    """What is new in a step.
+    """The new messages of a step.
 
     Attributes:
         turns: Its turns, without results that stand with their call.

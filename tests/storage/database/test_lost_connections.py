@@ -215,7 +215,7 @@ def test_what_can_no_longer_be_known_is_not_guessed(proxy, monkeypatch):
     monkeypatch.setattr(applied_writes, "KEPT_LONGER_S", 0.0)
     with ReplayBuffer(proxy.url, retry_s=1) as buffer:
         proxy.cuts = ["after"]
-        with pytest.raises(StorageUnreachableError, match="no longer known whether"):
+        with pytest.raises(StorageUnreachableError, match="no longer known if"):
             buffer.store(make_row(1))
         assert steps_of(buffer) == [1]
 

@@ -31,7 +31,7 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
 
     @property
     def episode_len(self) -> list[int]:
-        """How many steps each episode has, the oldest first.
+        """Number of steps of each episode, the oldest first.
 
         Raises:
             TypeError: An item has no length.

@@ -123,17 +123,17 @@ class RingBuffer(IBuffer):
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is in a database that others may open: then `close` leaves it as it is."""
+        """Whether it is in a database that others may open; `close` then keeps its contents."""
         return self._url is not None
 
     @property
     def replay_buffer_size(self) -> int:
-        """How many items it holds at most."""
+        """Largest number of items."""
         return self._size
 
     @property
     def push_count(self) -> int:
-        """How many items were pushed since it was made or cleared, by every process."""
+        """Number of items pushed since it was made or cleared, by all processes."""
         return self._ring.counts().push_count
 
     @property

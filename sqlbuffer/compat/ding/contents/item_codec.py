@@ -71,8 +71,8 @@ def _check_classes(tree: Any) -> None:
 
 
 class _Plan(NamedTuple):
-    """How to decode a dict of arrays and plain values. Most items have the same text, so plans are
-    cached by text.
+    """A plan to decode a dict of arrays and plain values. Most items have the same text, so they
+    share plans, which are cached by text.
 
     Attributes:
         plain: Every key, in order, with the values that are not arrays.

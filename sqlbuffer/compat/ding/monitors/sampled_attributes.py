@@ -113,7 +113,7 @@ class SampledDataAttrMonitor:
 
     @property
     def expire(self) -> float:
-        """How far back it looks."""
+        """Length of the window."""
         return self._expire
 
     def current_time(self) -> float:

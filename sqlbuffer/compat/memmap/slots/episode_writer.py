@@ -127,7 +127,7 @@ class EpisodeWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open, and nothing waits."""
+        """Whether there is no open episode and no pending step."""
         return not self.open and self._queue.is_empty
 
     def claim(self, n: int) -> list[OpenEpisode]:
