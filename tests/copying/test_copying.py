@@ -233,7 +233,7 @@ def test_a_target_that_is_not_empty_is_refused(urls: tuple[str, str]) -> None:
     target = emptied(source, urls[1])
     target.add(task_id="t", state={})
 
-    with pytest.raises(CopyError, match="has rows already; copy into a buffer that is empty"):
+    with pytest.raises(CopyError, match="has rows already; copy into an empty buffer"):
         source.copy_to(target)
 
     assert len(target) == 1
