@@ -30,6 +30,7 @@ NEWEST_STEPS = 1_000
 VERSIONS_OF = 100
 
 _size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,10 @@ def _versions(
     listed = bindparam("ids", list(ids), IntegerList())
     columns = [value for end in ends for value in end]
     statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
+    with _in_order(connection):
+        found = connection.execute(statement).all()
     return {
-        number: (_known(min, found[::2]), _known(max, found[1::2]))
-        for number, *found in connection.execute(statement)
+        number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found
     }
 
 
