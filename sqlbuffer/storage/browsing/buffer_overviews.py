@@ -178,9 +178,7 @@ def _versions(
     statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
     with _in_order(connection):
         found = connection.execute(statement).all()
-    return {
-        number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found
-    }
+    return {number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found}
 
 
 def _versions_of(value: Any, where: Sequence[Any], order: Any) -> tuple[Any, Any]:

@@ -54,10 +54,10 @@ def test_the_error_counts_rows_in_quarantine_that_match(buffer_url, fields):
         buffer.extend({**values, "reward": np.ones(6), "task_id": ["a", "b"] * 3})
         of_a = QueryBuilder().eq("exp_meta.task_id", "a")
         buffer.quarantine(of_a, reason="broken")
-        with pytest.raises(InsufficientDataError, match=r"these are not drawn: 3 in quarantine(?m:$)"):
+        with pytest.raises(InsufficientDataError, match=r"these are not drawn: 3 in quarantine\n"):
             buffer.sample(4, strict=True)
         of_b = QueryBuilder().eq("exp_meta.task_id", "b")
-        with pytest.raises(InsufficientDataError, match=r"and 3 match; .*lower the batch size(?m:$)"):
+        with pytest.raises(InsufficientDataError, match=r"and 3 match; .*lower the batch size\n"):
             buffer.sample(4, condition=of_b, strict=True)
 
 
@@ -67,7 +67,7 @@ def test_the_error_of_transitions_counts_steps_in_no_episode(buffer_url):
         found = why(buffer, "transitions")
         assert found.startswith("5 in no episode (store_episode or episode() stores")
         assert "declare next_obs" in found
-        with pytest.raises(InsufficientDataError, match=r"asked for 6, .*lower the batch size(?m:$)"):
+        with pytest.raises(InsufficientDataError, match=r"asked for 6, .*lower the batch size\n"):
             buffer.sample(6, strict=True)
 
 
@@ -82,7 +82,7 @@ def test_the_error_of_tasks_counts_their_rows(buffer_url):
     with ReplayBuffer(buffer_url, max_use=1, keep_expired=True) as buffer:
         buffer.add(state=1)
         assert len(buffer.sample_tasks(1, strict=True)) == 1
-        with pytest.raises(InsufficientDataError, match=r"1 sampled 1 times \(max_use\)(?m:$)"):
+        with pytest.raises(InsufficientDataError, match=r"1 sampled 1 times \(max_use\)\n"):
             buffer.sample_tasks(1, strict=True)
 
 
@@ -90,12 +90,12 @@ def test_the_error_of_tasks_counts_their_rows(buffer_url):
 def test_the_error_of_a_draw_by_priority_names_priorities_of_zero(buffer_url, call):
     with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer:
         buffer.extend({"obs": np.zeros(4)}, priority=0)
-        with pytest.raises(InsufficientDataError, match=r"0 match; .*have the priority 0(?m:$)"):
+        with pytest.raises(InsufficientDataError, match=r"0 match; .*have the priority 0\n"):
             CALLS[call](buffer, PrioritizedSampler())
 
 
 def test_without_limits_the_error_names_none(buffer_url):
-    said = pytest.raises(InsufficientDataError, match=r"lower the batch size(?m:$)")
+    said = pytest.raises(InsufficientDataError, match=r"lower the batch size\n")
     with ReplayBuffer(buffer_url, fields=FIELDS) as buffer, said:
         buffer.sample_arrays(4)
 
