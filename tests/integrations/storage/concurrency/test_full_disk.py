@@ -96,10 +96,10 @@ def clear_full_sqlite(folder, make_buffer):
                 rest.append(f"r_{len(rest)}")
                 buffer.store_batch(make_batch(rest[-1], 1))
         n_rows = BATCH * len(stored) + len(rest) - 1
-        with pytest.raises(StorageFullError, match="delete rows takes") as caught:
+        with pytest.raises(StorageFullError, match="deleting rows needs") as caught:
             buffer.delete(QueryBuilder().gt("seq", 0).build())
         assert len(buffer) == n_rows
-        number, unit = re.search(r"takes ([\d.]+) (kB|MB) more", str(caught.value)).groups()
+        number, unit = re.search(r"needs ([\d.]+) (kB|MB) more", str(caught.value)).groups()
         needed = int(float(number) * {"kB": 10**3, "MB": 10**6}[unit])
         os.truncate(ballast, ballast.stat().st_size - needed)
         assert buffer.clear() == n_rows
