@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.display.jsonable import csv_field, dumps
-from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
 from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
 from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.web.access import UNRUN, is_from_here
@@ -87,7 +87,12 @@ def _run(request: Request, statement: str, time_s: float, rows: int, n_bytes: in
             f"{MOST_CHARACTERS:,}; `sqlbuffer sql URL -` reads longer ones from a file"
         )
     pool = site_of(request).pool
-    return pool.query(statement, time_s=time_s, max_rows=rows, max_bytes=n_bytes)
+    try:
+        return pool.query(statement, time_s=time_s, max_rows=rows, max_bytes=n_bytes)
+    except SchemaMissingError as error:
+        # The schema is there, or the site would not have begun. The statement misspells a name.
+        what = str(error).rpartition("; run")[0]
+        raise StorageError(f"{what}; the views that you can read are listed below") from None
 
 
 def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
