@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -163,28 +163,27 @@ def clicking(address: str, n_clients: int) -> Iterator[list[str]]:
     """
     stop, opened = threading.Event(), []
 
-    def click(place: int, paths: list[str]) -> None:
-        with _client(address) as client:
-            stop.wait(place * CLICK_S / n_clients)
-            while not stop.is_set():
-                path = paths[(len(opened) + place) % len(paths)]
-                client.get(path)
-                opened.append(path)
-                stop.wait(CLICK_S)
+    def click(place: int) -> None:
+        stop.wait(place * CLICK_S / n_clients)
+        while not stop.is_set():
+            path = paths[(len(opened) + place) % len(paths)]
+            clients[place].get(path)
+            opened.append(path)
+            stop.wait(CLICK_S)
 
-    paths = []
-    if n_clients:
-        with _client(address) as client:
-            paths = one_of_each_kind(lambda path: client.get(path).text)
-    threads = [threading.Thread(target=click, args=(place, paths)) for place in range(n_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield opened
-    finally:
-        stop.set()
+    with ExitStack() as stack:
+        # A browser that is open has logged in before.
+        clients = [stack.enter_context(_client(address)) for _ in range(n_clients)]
+        paths = one_of_each_kind(lambda path: clients[0].get(path).text) if clients else []
+        threads = [threading.Thread(target=click, args=(place,)) for place in range(n_clients)]
         for thread in threads:
-            thread.join(60)
+            thread.start()
+        try:
+            yield opened
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
 
 
 @contextmanager
