@@ -50,6 +50,10 @@ class DatabaseMissingError(StorageUnreachableError):
     """The server has no such database. Correct the name, or create the database."""
 
 
+class UnsupportedDatabaseError(StorageError):
+    """The database lacks a feature that the library needs. The message names it."""
+
+
 class StorageBusyError(StorageError):
     """The database stayed locked for the whole timeout. Try again, or increase the timeout."""
 

@@ -32,6 +32,7 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
+from sqlbuffer.storage.migrations.required_features import check_postgresql
 from sqlbuffer.storage.schema.tables import schema_info
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def upgrade(url: Database, revision: str = "head") -> None:
 
     Raises:
         SchemaTooNewError: A schema of a later release.
+        UnsupportedDatabaseError: PostgreSQL has no schema yet, and lacks a feature that it needs.
     """
     resolved = resolve_url(url)
     engine = url if isinstance(url, Engine) else engine_for(resolved)
@@ -136,6 +138,9 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
             _refuse_taken_names(connection, resolved)
             connection.rollback()
             _set_file_pragmas(connection)
+        elif current(connection) is None:
+            check_postgresql(engine, resolved)
+        connection.rollback()
         connection = connection.execution_options(**{BEGIN: Begin(writes=True, patient=True)})
         with connection.begin():
             if connection.dialect.name == "postgresql":

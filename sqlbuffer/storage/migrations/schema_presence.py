@@ -8,7 +8,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
-from sqlbuffer.errors import BufferNotFoundError, StorageError
+from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -17,10 +17,8 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.migrations import migrate
+from sqlbuffer.storage.migrations import migrate, required_features
 
-# The oldest versions that the tests ran on.
-OLDEST_VERSIONS = {"sqlite": (3, 38), "postgresql": (15,)}
 T = TypeVar("T")
 
 
@@ -37,11 +35,14 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
 
     Raises:
         SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+        UnsupportedDatabaseError: A schema would be created, and the database lacks a feature that
+            it needs; or SQLite does.
     """
     if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
         _want_file(url)
     with translated(url), engine.connect() as connection:
-        _check_version(connection)
+        if engine.dialect.name == "sqlite":
+            required_features.check_sqlite(connection, url)
         revision = migrate.current(connection)
         if revision is not None:
             migrate.check(connection, url, revision)
@@ -73,17 +74,6 @@ def with_schema(
         return work(engine)
 
     return retried(attempt, retry_s, lambda: close_idle(resolved))
-
-
-def _check_version(connection: Connection) -> None:
-    version = connection.dialect.server_version_info or ()
-    oldest = OLDEST_VERSIONS[connection.dialect.name]
-    if version < oldest:
-        have, need = (".".join(map(str, numbers)) for numbers in (version, oldest))
-        name = {"sqlite": "SQLite (of Python's sqlite3)", "postgresql": "PostgreSQL"}
-        raise StorageError(
-            f"{name[connection.dialect.name]} is {have}; sqlbuffer needs {need} or later"
-        )
 
 
 def _want_file(url: URL) -> None:

@@ -31,6 +31,7 @@ COMMON = [
 ]
 OF_SQLITE = ["lock file", "journal mode", "WAL size", "file system", "disk space"]
 OF_POSTGRESQL = [
+    "advisory locks",
     "autovacuum",
     "may VACUUM",
     "dead rows",

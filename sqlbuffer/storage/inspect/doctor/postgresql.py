@@ -10,6 +10,7 @@ from sqlbuffer.errors import StorageError
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.hanging.postgresql import hanging_writers
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
+from sqlbuffer.storage.migrations.required_features import check_advisory_locks
 from sqlbuffer.storage.schema.metadata import metadata
 
 LONG_TRANSACTION_S = 300
@@ -55,6 +56,11 @@ def _rights(connection: Connection, url: URL) -> Sequence[Finding]:
         return [read, Finding("can write", "WARN", detail, f"to store: {remedy}")]
     detail = "store and delete" if deletes else "store, not delete (enough for a writer)"
     return [read, Finding("can write", "OK", f"role {role} may {detail}")]
+
+
+def _advisory_locks(connection: Connection, url: URL) -> Sequence[Finding]:
+    check_advisory_locks(connection.engine, url)
+    return [Finding("advisory locks", "OK", "a second connection is kept out")]
 
 
 def _autovacuum(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -254,7 +260,10 @@ def _clock(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 CHECKS = Checks(
-    (_autovacuum, _old_transactions, _connections, _durability, _encoding, _clock),
+    (
+        *(_advisory_locks, _autovacuum, _old_transactions, _connections),
+        *(_durability, _encoding, _clock),
+    ),
     (),
     (_rights, _citus, _vacuum, _dead_rows, _hanging_writers),
     """SELECT CASE relkind WHEN 'i' THEN 'index' WHEN 'v' THEN 'view' ELSE 'table' END,

@@ -1,0 +1,222 @@
+"""Check that a database has the features that the library needs, by using them."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import psycopg
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from sqlbuffer.errors import UnsupportedDatabaseError
+from sqlbuffer.storage.database.urls import shown_url
+
+_ENGINES = "use PostgreSQL, see docs/how-to/engines.md"
+_LOCKS = "advisory locks"
+_LOCKS_DO_NOT_LOCK = "a second connection took a lock that another one held"
+
+
+class _Missing(Exception):
+    """A feature does not do what it should."""
+
+
+def check_sqlite(connection: Connection, url: URL) -> None:
+    """Raise an error if this SQLite lacks what the schema needs; 0.02 ms.
+
+    Raises:
+        UnsupportedDatabaseError: It does.
+    """
+    try:
+        # Both came with SQLite 3.38.
+        connection.exec_driver_sql("""SELECT '["a"]' ->> 0, unixepoch()""").one()
+    except DBAPIError as error:
+        raise UnsupportedDatabaseError(
+            f"{shown_url(url)}: SQLite (of Python's sqlite3) lacks the operator ->> or the "
+            f"function unixepoch: {error.orig}; use a Python with SQLite 3.38 or later"
+        ) from error
+
+
+def check_postgresql(engine: Engine, url: URL) -> None:
+    """Raise an error if a server lacks a feature that the schema or the library needs.
+
+    It opens two connections of its own, and leaves nothing behind.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL, for messages.
+
+    Raises:
+        UnsupportedDatabaseError: The server lacks a feature, which the message names.
+    """
+    with _two_connections(engine) as (first, second):
+        _check_locks(first, second, url)
+        _check_schema_features(first, url)
+
+
+def check_advisory_locks(engine: Engine, url: URL) -> None:
+    """Raise an error if an advisory lock of one connection does not keep another one out.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL, for messages.
+
+    Raises:
+        UnsupportedDatabaseError: It does not.
+    """
+    with _two_connections(engine) as (first, second):
+        _check_locks(first, second, url)
+
+
+@contextmanager
+def _two_connections(engine: Engine) -> Iterator[tuple[Any, Any]]:
+    """Open two connections of psycopg that are not in use elsewhere."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(2):
+            # The engine's own pool may have one connection, which is in use.
+            pool = engine.pool.recreate()
+            stack.callback(pool.dispose)
+            connection = pool.connect()
+            stack.callback(connection.close)
+            found.append(cast("Any", connection.driver_connection))
+            found[-1].autocommit = False
+        yield found[0], found[1]
+
+
+def _check_locks(first: Any, second: Any, url: URL) -> None:
+    keys = (secrets.randbits(31), secrets.randbits(31))
+
+    def taken(connection: Any, function: str) -> Any:
+        return connection.execute(f"SELECT {function}(%s, %s)", keys).fetchone()[0]
+
+    def use() -> None:
+        taken(first, "pg_advisory_xact_lock_shared")
+        if taken(second, "pg_try_advisory_xact_lock"):
+            raise _Missing(_LOCKS_DO_NOT_LOCK)
+        if not taken(second, "pg_try_advisory_xact_lock_shared"):
+            raise _Missing("two connections could not share a lock")
+        second.rollback()
+        first.rollback()
+        if not taken(second, "pg_try_advisory_xact_lock"):
+            raise _Missing("the end of a transaction did not release its lock")
+
+    try:
+        _used(_LOCKS, use, url)
+    finally:
+        first.rollback()
+        second.rollback()
+
+
+def _check_schema_features(connection: Any, url: URL) -> None:
+    name = f"sqlbuffer_probe_{secrets.token_hex(8)}"
+    features: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
+        ("transaction ids of 64 bits and snapshots", _use_transaction_ids),
+        ("sequences that a rollback does not set back", _use_sequences),
+        ("triggers in PL/pgSQL for statements, with their new rows", _use_statement_triggers),
+        ("triggers in place of an insert into a view", _use_view_triggers),
+        ("SKIP LOCKED", _use_skip_locked),
+    )
+    try:
+        for feature, use in features:
+            _used(feature, lambda use=use: use(connection, name), url)
+    finally:
+        connection.rollback()
+    try:
+        _used("DDL that a rollback undoes", lambda: _check_undone(connection, name), url)
+    finally:
+        connection.rollback()
+
+
+def _used(feature: str, use: Callable[[], None], url: URL) -> None:
+    """Use a feature, and raise an error that names it if that does not work."""
+    try:
+        use()
+    except _Missing as missing:
+        reason = str(missing)
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        # 42501: the role has no right, which another error tells.
+        if not state.startswith(("0A", "42")) or state == "42501":
+            raise
+        reason = str(error).strip().splitlines()[0]
+    else:
+        return
+    raise UnsupportedDatabaseError(
+        f"{shown_url(url)}: the server lacks {feature}, which sqlbuffer needs: {reason}; {_ENGINES}"
+    )
+
+
+def _use_transaction_ids(connection: Any, name: str) -> None:
+    (is_right,) = connection.execute(
+        "SELECT pg_current_xact_id() >= pg_snapshot_xmin(pg_current_snapshot()) "
+        "AND NOT pg_visible_in_snapshot(pg_current_xact_id(), pg_current_snapshot())"
+    ).fetchone()
+    if not is_right:
+        raise _Missing("the own transaction id was below the snapshot")
+
+
+def _use_sequences(connection: Any, name: str) -> None:
+    connection.execute(f"CREATE SEQUENCE {name}_seq")
+
+    def following() -> int:
+        return int(connection.execute(f"SELECT nextval('{name}_seq')").fetchone()[0])
+
+    numbers = [following(), following()]
+    connection.execute("SAVEPOINT probe")
+    numbers.append(following())
+    connection.execute("ROLLBACK TO SAVEPOINT probe")
+    numbers.append(following())
+    last = f"SELECT pg_sequence_last_value('{name}_seq'::regclass)"
+    numbers.append(int(connection.execute(last).fetchone()[0]))
+    if numbers != [1, 2, 3, 4, 4]:
+        raise _Missing(f"it gave {', '.join(map(str, numbers))} for 1, 2, 3, 4, 4")
+
+
+def _use_statement_triggers(connection: Any, name: str) -> None:
+    for statement in (
+        f"CREATE TABLE {name} (n bigint)",
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"PERFORM set_config('sqlbuffer.probe', (SELECT count(*) FROM added)::text, true); "
+        f"RETURN NULL; END $$",
+        f"CREATE TRIGGER {name} AFTER INSERT ON {name} REFERENCING NEW TABLE AS added "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}()",
+        f"INSERT INTO {name} VALUES (1), (2)",
+    ):
+        connection.execute(statement)
+    (seen,) = connection.execute("SELECT current_setting('sqlbuffer.probe', true)").fetchone()
+    if seen != "2":
+        raise _Missing(f"the trigger saw {seen or 0} of 2 rows")
+
+
+def _use_view_triggers(connection: Any, name: str) -> None:
+    for statement in (
+        f"CREATE VIEW {name}_view AS SELECT n FROM {name}",
+        f"CREATE FUNCTION {name}_view() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"INSERT INTO {name} VALUES (NEW.n + 10); RETURN NEW; END $$",
+        f"CREATE TRIGGER {name} INSTEAD OF INSERT ON {name}_view "
+        f"FOR EACH ROW EXECUTE FUNCTION {name}_view()",
+        f"INSERT INTO {name}_view VALUES (3)",
+    ):
+        connection.execute(statement)
+    (n,) = connection.execute(f"SELECT max(n) FROM {name}").fetchone()
+    if n != 13:
+        raise _Missing("the trigger did not run")
+
+
+def _use_skip_locked(connection: Any, name: str) -> None:
+    connection.execute(f"SELECT n FROM {name} FOR UPDATE SKIP LOCKED").fetchall()
+
+
+def _check_undone(connection: Any, name: str) -> None:
+    (is_there,) = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
+    if is_there:
+        for what in (
+            f"VIEW IF EXISTS {name}_view", f"TABLE IF EXISTS {name}",
+            f"SEQUENCE IF EXISTS {name}_seq", f"FUNCTION IF EXISTS {name}()",
+            f"FUNCTION IF EXISTS {name}_view()",
+        ):  # fmt: skip
+            connection.execute(f"DROP {what}")
+        connection.commit()
+        raise _Missing("a table stayed after it")

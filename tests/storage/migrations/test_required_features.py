@@ -1,0 +1,111 @@
+"""A server that lacks a feature is refused by its name, and nothing is created there."""
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, event
+
+from sqlbuffer import ReplayBuffer
+from sqlbuffer.errors import StorageError, UnsupportedDatabaseError
+
+# Each takes a feature away. A function of the schema `shadow` comes before the server's own.
+TAKEN_AWAY = {
+    "advisory locks": """CREATE FUNCTION shadow.pg_try_advisory_xact_lock(integer, integer)
+        RETURNS boolean LANGUAGE sql AS 'SELECT true'""",
+    "transaction ids of 64 bits and snapshots": """CREATE FUNCTION shadow.pg_snapshot_xmin(
+        pg_snapshot) RETURNS xid8 LANGUAGE sql AS $$ SELECT '999999999'::xid8 $$""",
+    "sequences that a rollback does not set back": """CREATE FUNCTION shadow.nextval(regclass)
+        RETURNS bigint LANGUAGE sql AS 'SELECT pg_catalog.nextval($1) + 1'""",
+    "triggers in PL/pgSQL for statements": "DROP EXTENSION plpgsql",
+    "for statements, with their new rows": """CREATE FUNCTION shadow.no() RETURNS event_trigger
+        LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'REFERENCING' THEN
+        RAISE 'REFERENCING: unimplemented' USING ERRCODE = '0A000'; END IF; END $$;
+        CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('CREATE TRIGGER')
+        EXECUTE FUNCTION shadow.no()""",
+    "triggers in place of an insert": """CREATE FUNCTION shadow.no() RETURNS event_trigger
+        LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'INSTEAD OF' THEN
+        RAISE 'INSTEAD OF: unimplemented' USING ERRCODE = '0A000'; END IF; END $$;
+        CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('CREATE TRIGGER')
+        EXECUTE FUNCTION shadow.no()""",
+    "DDL that a rollback undoes": """CREATE FUNCTION shadow.to_regclass(text) RETURNS regclass
+        LANGUAGE sql AS $$ SELECT 'pg_class'::regclass $$""",
+}
+
+
+def run(url, *statements):
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def objects(url):
+    """Return the names of what is in the schema that the library would use."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace "
+            "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        ).fetchall()
+    return [name for (name,) in found]
+
+
+@pytest.mark.parametrize("feature", TAKEN_AWAY)
+def test_a_server_without_a_feature_is_refused_by_name(postgres_url, feature):
+    database = postgres_url.partition("?")[0].rpartition("/")[2]
+    run(
+        postgres_url,
+        "CREATE SCHEMA shadow",
+        f'ALTER DATABASE "{database}" SET search_path = shadow, pg_catalog, public',
+        TAKEN_AWAY[feature],
+    )
+    with pytest.raises(UnsupportedDatabaseError, match=feature) as caught:
+        ReplayBuffer(postgres_url, create=True)
+    assert str(caught.value).endswith("; use PostgreSQL, see docs/how-to/engines.md")
+    assert objects(postgres_url) == []
+
+
+def test_a_server_is_accepted_once_it_has_the_feature(postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP EXTENSION plpgsql")
+        with pytest.raises(UnsupportedDatabaseError, match="plpgsql"):
+            ReplayBuffer(postgres_url, create=True)
+        connection.execute("CREATE EXTENSION plpgsql")
+    with ReplayBuffer(postgres_url, create=True) as buffer:
+        buffer.add(state=1)
+        assert len(buffer) == 1
+    assert [name for name in objects(postgres_url) if "probe" in name] == []
+
+
+def test_a_role_without_the_right_to_create_is_told_so(postgres_url):
+    """The server has all features; the role may not use them."""
+    run(postgres_url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "CREATE ROLE guest LOGIN")
+    try:
+        separator = "&" if "?" in postgres_url else "?"
+        guest = f"{postgres_url}{separator}options=-crole%3Dguest"
+        with pytest.raises(StorageError, match="permission denied for schema public") as caught:
+            ReplayBuffer(guest, create=True)
+        assert not isinstance(caught.value, UnsupportedDatabaseError)
+    finally:
+        run(postgres_url, "DROP ROLE guest")
+
+
+def test_a_pool_of_one_connection_is_enough(postgres_url):
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=5)
+    with ReplayBuffer(engine, create=True) as buffer:
+        buffer.add(state=1)
+        assert len(buffer) == 1
+    engine.dispose()
+
+
+def test_a_sqlite_that_is_too_old_is_refused_by_the_feature(sqlite_url):
+    engine = create_engine(sqlite_url)
+
+    @event.listens_for(engine, "connect")
+    def take_away(connection, _record):
+        def unixepoch():
+            raise ValueError
+
+        connection.create_function("unixepoch", 0, unixepoch)
+
+    with pytest.raises(UnsupportedDatabaseError, match=r"unixepoch.*; use a Python with SQLite"):
+        ReplayBuffer(engine)
+    engine.dispose()
