@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -111,20 +112,13 @@ def _check_locks(first: Any, second: Any, url: URL) -> None:
 
 def _check_schema_features(connection: Any, url: URL) -> None:
     name = f"sqlbuffer_probe_{secrets.token_hex(8)}"
-    features: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
-        ("transaction ids of 64 bits and snapshots", _use_transaction_ids),
-        ("sequences that a rollback does not set back", _use_sequences),
-        ("triggers in PL/pgSQL for statements, with their new rows", _use_statement_triggers),
-        ("triggers in place of an insert into a view", _use_view_triggers),
-        ("SKIP LOCKED", _use_skip_locked),
-    )
     try:
-        for feature, use in features:
-            _used(feature, lambda use=use: use(connection, name), url)
+        for feature, use in _SCHEMA_FEATURES:
+            _used(feature, partial(use, connection, name), url)
     finally:
         connection.rollback()
     try:
-        _used("DDL that a rollback undoes", lambda: _check_undone(connection, name), url)
+        _used(_UNDONE, lambda: _check_undone(connection, name), url)
     finally:
         connection.rollback()
 
@@ -220,3 +214,14 @@ def _check_undone(connection: Any, name: str) -> None:
             connection.execute(f"DROP {what}")
         connection.commit()
         raise _Missing("a table stayed after it")
+
+
+_SCHEMA_FEATURES: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
+    ("transaction ids of 64 bits and snapshots", _use_transaction_ids),
+    ("sequences that a rollback does not set back", _use_sequences),
+    ("triggers for statements, with their new rows", _use_statement_triggers),
+    ("triggers in place of an insert into a view", _use_view_triggers),
+    ("SKIP LOCKED", _use_skip_locked),
+)
+_UNDONE = "DDL that a rollback undoes"
+FEATURES = (_LOCKS, *(name for name, _ in _SCHEMA_FEATURES), _UNDONE)

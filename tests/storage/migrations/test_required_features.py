@@ -1,11 +1,15 @@
 """A server that lacks a feature is refused by its name, and nothing is created there."""
 
+import re
+
 import psycopg
 import pytest
 from sqlalchemy import create_engine, event
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError, UnsupportedDatabaseError
+from sqlbuffer.storage.migrations.required_features import FEATURES
+from tests.docs.pages import text_of
 
 # Each takes a feature away. A function of the schema `shadow` comes before the server's own.
 TAKEN_AWAY = {
@@ -15,14 +19,13 @@ TAKEN_AWAY = {
         pg_snapshot) RETURNS xid8 LANGUAGE sql AS $$ SELECT '999999999'::xid8 $$""",
     "sequences that a rollback does not set back": """CREATE FUNCTION shadow.nextval(regclass)
         RETURNS bigint LANGUAGE sql AS 'SELECT pg_catalog.nextval($1) + 1'""",
-    "triggers in PL/pgSQL for statements": "DROP EXTENSION plpgsql",
-    "for statements, with their new rows": """CREATE FUNCTION shadow.no() RETURNS event_trigger
-        LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'REFERENCING' THEN
+    "triggers for statements, with their new rows": """CREATE FUNCTION shadow.no()
+        RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'REFERENCING' THEN
         RAISE 'REFERENCING: unimplemented' USING ERRCODE = '0A000'; END IF; END $$;
         CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('CREATE TRIGGER')
         EXECUTE FUNCTION shadow.no()""",
-    "triggers in place of an insert": """CREATE FUNCTION shadow.no() RETURNS event_trigger
-        LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'INSTEAD OF' THEN
+    "triggers in place of an insert into a view": """CREATE FUNCTION shadow.no()
+        RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN IF current_query() ~ 'INSTEAD OF' THEN
         RAISE 'INSTEAD OF: unimplemented' USING ERRCODE = '0A000'; END IF; END $$;
         CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('CREATE TRIGGER')
         EXECUTE FUNCTION shadow.no()""",
@@ -60,6 +63,12 @@ def test_a_server_without_a_feature_is_refused_by_name(postgres_url, feature):
         ReplayBuffer(postgres_url, create=True)
     assert str(caught.value).endswith("; use PostgreSQL, see docs/how-to/engines.md")
     assert objects(postgres_url) == []
+
+
+def test_the_page_on_databases_names_each_feature():
+    table = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", text_of("docs/how-to/engines.md"), re.M)
+    named = [name.strip("`").lower() for name in table]
+    assert [name for name in FEATURES if name.lower() not in named] == []
 
 
 def test_a_server_is_accepted_once_it_has_the_feature(postgres_url):
