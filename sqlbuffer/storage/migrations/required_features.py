@@ -203,6 +203,10 @@ def _use_skip_locked(connection: Any, name: str) -> None:
     connection.execute(f"SELECT n FROM {name} FOR UPDATE SKIP LOCKED").fetchall()
 
 
+def _use_statistics(connection: Any, name: str) -> None:
+    connection.execute("SELECT pg_stat_force_next_flush()")
+
+
 def _check_undone(connection: Any, name: str) -> None:
     (is_there,) = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
     if is_there:
@@ -222,6 +226,7 @@ _SCHEMA_FEATURES: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
     ("triggers for statements, with their new rows", _use_statement_triggers),
     ("triggers in place of an insert into a view", _use_view_triggers),
     ("SKIP LOCKED", _use_skip_locked),
+    ("statistics that a session reports at once", _use_statistics),
 )
 _UNDONE = "DDL that a rollback undoes"
 FEATURES = (_LOCKS, *(name for name, _ in _SCHEMA_FEATURES), _UNDONE)

@@ -29,6 +29,9 @@ TAKEN_AWAY = {
         RAISE 'INSTEAD OF: unimplemented' USING ERRCODE = '0A000'; END IF; END $$;
         CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('CREATE TRIGGER')
         EXECUTE FUNCTION shadow.no()""",
+    "statistics that a session reports at once": """CREATE FUNCTION
+        shadow.pg_stat_force_next_flush() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        RAISE 'unimplemented' USING ERRCODE = '0A000'; END $$""",
     "DDL that a rollback undoes": """CREATE FUNCTION shadow.to_regclass(text) RETURNS regclass
         LANGUAGE sql AS $$ SELECT 'pg_class'::regclass $$""",
 }
