@@ -104,7 +104,9 @@ def export() -> None:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(DatabaseCollector(os.environ["SQLBUFFER_URL"]))
-    start_http_server(int(os.environ.get("PORT", EXPORTER_PORT)), registry=registry)
+    # The figures have no login. In a container, the network of the containers is the limit.
+    host = os.environ.get("HOST", "127.0.0.1")
+    start_http_server(int(os.environ.get("PORT", EXPORTER_PORT)), addr=host, registry=registry)
     signal.pause()
 
 

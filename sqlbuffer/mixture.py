@@ -282,12 +282,12 @@ class _MixedSource:
                 source.give_back(batch)
 
     def _check_full(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
-        for label, batch, count_ in zip(self.weights, batches, counts, strict=True):
-            if batch.n_rows < count_:
+        for i, (label, batch) in enumerate(zip(self.weights, batches, strict=True)):
+            if batch.n_rows < counts[i]:
                 raise InsufficientDataError(
-                    f"{label}: asked for {count_}, and {batch.n_rows} match; wait for more data, "
-                    f"lower the batch size or its weight, or, where a source may be empty, "
-                    f"mix(..., on_empty='redistribute')"
+                    f"{label}: asked for {counts[i]}, and {batch.n_rows} match; wait for more "
+                    f"data, lower the batch size or its weight, or, where a source may be empty, "
+                    f"mix(..., on_empty='redistribute'){self.sources[i].undrawn()}"
                 )
 
 

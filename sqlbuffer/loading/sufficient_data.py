@@ -63,6 +63,6 @@ def undrawn(
         ):
             if n:
                 causes.append(f"{n} {cause}")
-    if isinstance(sampler, Sampler) and sampler.reads_priorities:
-        causes.append("those that have the priority 0")
+        if isinstance(sampler, Sampler) and sampler.reads_priorities and store.rows.count(node):
+            causes.append("those that have the priority 0")
     return f"; of the rows that match these are not drawn: {', '.join(causes)}" if causes else ""

@@ -291,11 +291,14 @@ VIEWS = {
             "rows": ("integer", "rows claimed"),
             "claimed_at": ("time", "when it was claimed, or last renewed"),
             "leased_until": ("time", "when it ends, by the database's clock"),
-            "alive": ("boolean", "it has not ended; otherwise its rows are free again"),
+            "alive": (
+                "boolean",
+                "it has not ended; otherwise other trainers may claim its rows, or have used them",
+            ),
         },
     ),
     "v_queue": View(
-        "One row per task of a buffer with leases: the rows that can be claimed.",
+        "One row per task with rows that wait to be leased.",
         {
             "buffer": _BUFFER,
             "task_id": ("text", "the task"),

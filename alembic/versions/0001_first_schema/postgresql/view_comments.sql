@@ -175,8 +175,8 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_leases."rows" IS 'rows claimed';
     COMMENT ON COLUMN v_leases."claimed_at" IS 'when it was claimed, or last renewed';
     COMMENT ON COLUMN v_leases."leased_until" IS 'when it ends, by the database''s clock';
-    COMMENT ON COLUMN v_leases."alive" IS 'it has not ended; otherwise its rows are free again';
-    COMMENT ON VIEW v_queue IS 'One row per task of a buffer with leases: the rows that can be claimed.';
+    COMMENT ON COLUMN v_leases."alive" IS 'it has not ended; otherwise other trainers may claim its rows, or have used them';
+    COMMENT ON VIEW v_queue IS 'One row per task with rows that wait to be leased.';
     COMMENT ON COLUMN v_queue."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_queue."task_id" IS 'the task';
     COMMENT ON COLUMN v_queue."rows" IS 'rows in the queue';
