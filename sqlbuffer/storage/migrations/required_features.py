@@ -98,10 +98,20 @@ def _check_locks(first: Any, second: Any, url: URL) -> None:
             raise _Missing(_LOCKS_DO_NOT_LOCK)
         if not taken(second, "pg_try_advisory_xact_lock_shared"):
             raise _Missing("two connections could not share a lock")
+        listed = second.execute(
+            "SELECT count(DISTINCT virtualtransaction) FROM pg_locks WHERE locktype = 'advisory' "
+            "AND mode = 'ShareLock' AND granted AND (classid, objid) = (%s, %s)",
+            keys,
+        ).fetchone()
+        if listed != (2,):
+            raise _Missing(f"pg_locks lists {listed[0]} of the 2 connections that hold a lock")
         second.rollback()
         first.rollback()
+        first.execute("SAVEPOINT probe")
+        taken(first, "pg_advisory_xact_lock")
+        first.execute("ROLLBACK TO SAVEPOINT probe")
         if not taken(second, "pg_try_advisory_xact_lock"):
-            raise _Missing("the end of a transaction did not release its lock")
+            raise _Missing("the end of a transaction, or of a part of it, did not release its lock")
 
     try:
         _used(_LOCKS, use, url)

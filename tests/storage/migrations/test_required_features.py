@@ -53,6 +53,18 @@ def objects(url):
     return [name for (name,) in found]
 
 
+def test_locks_that_cannot_be_seen_are_no_locks(postgres_url):
+    database = postgres_url.partition("?")[0].rpartition("/")[2]
+    run(
+        postgres_url,
+        "CREATE SCHEMA shadow",
+        f'ALTER DATABASE "{database}" SET search_path = shadow, pg_catalog, public',
+        "CREATE VIEW shadow.pg_locks AS SELECT * FROM pg_catalog.pg_locks WHERE false",
+    )
+    with pytest.raises(UnsupportedDatabaseError, match="pg_locks lists 0 of the 2 connections"):
+        ReplayBuffer(postgres_url, create=True)
+
+
 @pytest.mark.parametrize("feature", TAKEN_AWAY)
 def test_a_server_without_a_feature_is_refused_by_name(postgres_url, feature):
     database = postgres_url.partition("?")[0].rpartition("/")[2]
