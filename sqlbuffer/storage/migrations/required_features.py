@@ -16,7 +16,6 @@ from sqlbuffer.storage.database.urls import shown_url
 
 _ENGINES = "use PostgreSQL, see docs/how-to/engines.md"
 _LOCKS = "advisory locks"
-_LOCKS_DO_NOT_LOCK = "a second connection took a lock that another one held"
 
 
 class _Missing(Exception):
@@ -95,7 +94,7 @@ def _check_locks(first: Any, second: Any, url: URL) -> None:
     def use() -> None:
         taken(first, "pg_advisory_xact_lock_shared")
         if taken(second, "pg_try_advisory_xact_lock"):
-            raise _Missing(_LOCKS_DO_NOT_LOCK)
+            raise _Missing("a second connection took a lock that another one held")
         if not taken(second, "pg_try_advisory_xact_lock_shared"):
             raise _Missing("two connections could not share a lock")
         listed = second.execute(

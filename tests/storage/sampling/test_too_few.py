@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import PrioritizedSampler, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import InsufficientDataError
 
 FIELDS = {"obs": "float32"}
@@ -92,6 +92,25 @@ def test_the_error_of_a_draw_by_priority_names_priorities_of_zero(buffer_url, ca
         buffer.extend({"obs": np.zeros(4)}, priority=0)
         with pytest.raises(InsufficientDataError, match=r"0 match; .*have the priority 0\n"):
             CALLS[call](buffer, PrioritizedSampler())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_empty_buffer_has_no_priorities_of_zero(buffer_url, call):
+    said = pytest.raises(InsufficientDataError, match=r"0 match; .*lower the batch size\n")
+    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer, said:
+        CALLS[call](buffer, PrioritizedSampler())
+
+
+def test_the_error_of_a_mixture_says_why_a_source_is_empty(buffer_url):
+    with (
+        ReplayBuffer(buffer_url, "stale", fields=FIELDS, max_staleness=3) as stale,
+        ReplayBuffer(buffer_url, "fresh", fields=FIELDS) as fresh,
+    ):
+        for each in (stale, fresh):
+            each.extend({"obs": np.zeros(4)}, model_version=1)
+        stale.set_clock(9)
+        with pytest.raises(InsufficientDataError, match=r"stale: .*4 more than 3 behind the clock"):
+            mix({stale: 1, fresh: 1}).sample_arrays(8)
 
 
 def test_without_limits_the_error_names_none(buffer_url):
