@@ -107,7 +107,8 @@ class Stats:
         inserted: Rows ever inserted. It counts numbers, so rows of writes that were rolled back
             count too.
         evicted: Rows that were evicted, deleted or rolled back; it does not include the next four
-            counts.
+            counts. It never falls in one process. It leaves out the numbers that a write took and
+            has not stored yet.
         expired: Rows deleted because they were too old by the clock; see `ReplayBuffer.expire`.
         used_up: Rows deleted because they were sampled `max_use` times.
         other_session: Rows deleted because they were of another session.

@@ -286,3 +286,18 @@ def tidy(connection: Connection, buffer_id: int) -> None:
     connection.execute(delete(flow_history).where(flow_history.c.buffer_id == buffer_id, old))
     dead = age_s(flow_waits.c.heartbeat_at) > GONE_S
     connection.execute(delete(flow_waits).where(flow_waits.c.buffer_id == buffer_id, dead))
+
+
+def share_since(start: float, bucket: int, now: float) -> float:
+    """Return the share of a bucket's current count that belongs to the time since `start`.
+
+    Args:
+        start: Unix time in seconds.
+        bucket: Unix time of its beginning / BUCKET_S.
+        now: Unix time in seconds; the newest bucket is filled up to then.
+    """
+    begin = bucket * BUCKET_S
+    end = min(begin + BUCKET_S, now)
+    if start <= begin:
+        return 1.0
+    return max(0.0, end - start) / (end - begin)

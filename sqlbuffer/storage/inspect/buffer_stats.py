@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, cast, column, func, literal, or_, select
 
-from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.buffer_window import windows
@@ -23,6 +22,12 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.tables import flow as flow_rows
 from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.inspect.eviction_counts import (
+    EvictionCount,
+    evicted_rows,
+    eviction_counts,
+    left_otherwise,
+)
 from sqlbuffer.storage.inspect.first_numbers import Numbers, first_numbers
 from sqlbuffer.storage.inspect.step_ages import first_step, newest_step_age
 from sqlbuffer.storage.leases.tables import queue_items
@@ -51,11 +56,16 @@ _ID = "buffer_id"
 
 def stats(queries: RowQueries, window_s: float) -> Stats:
     """Return the statistics of a buffer, with rates over a time in seconds."""
-    rows = queries.count(EVERYTHING)
+    queries.store_waiting()
+    number = queries.buffer.info.id
     # Its statements already read both layouts.
     engine = pool_owner(queries.buffer.engine)
-    with translated(queries.buffer.url), snapshot(engine) as connection:
-        found = look(connection, {queries.buffer.info.id: rows}, window_s)
+    with translated(queries.buffer.url):
+        counts = eviction_counts(engine, [number])
+        settled = counts[number].settled if counts else None
+        with snapshot(engine) as connection:
+            rows = queries.count_all_in(connection, settled)
+            found = look(connection, {number: rows}, window_s, counts)
     if not found:
         raise queries.buffer.dropped()
     return found[0]
@@ -65,6 +75,7 @@ def look(
     connection: Connection,
     rows: Mapping[int, int],
     window_s: float,
+    counts: Mapping[int, EvictionCount] | None = None,
     *,
     in_depth: bool = True,
     most_episodes: int = MOST_EPISODES,
@@ -75,6 +86,8 @@ def look(
         connection: A snapshot.
         rows: Number of rows of each buffer. Buffers that were dropped are left out.
         window_s: Time of the rates in seconds.
+        counts: What is known of the steps that left, read before the snapshot; without it `evicted`
+            is a lower bound, the steps below the window.
         in_depth: Also count episodes, and read a sample of the rows; otherwise there are 0 episodes
             and no distributions.
         most_episodes: Maximum number of episodes that are counted, of all buffers together.
@@ -88,10 +101,17 @@ def look(
     n_episodes = _episodes(connection, ids, most_episodes) if in_depth else dict.fromkeys(ids, 0)
     distributions = _distributions(connection, about if in_depth else [])
     waiting = _waiting(connection, ids)
+    evicted = {
+        each.buffer_id: evicted_rows(
+            connection, each, _inserted(each), rows[each.buffer_id], counts or {}
+        )
+        for each in about
+    }
     return [
         _stats(
             each,
             rows[each.buffer_id],
+            evicted[each.buffer_id],
             totals.get(each.buffer_id, (0, 0)),
             spans_s[each.buffer_id],
             (insert_rates[each.buffer_id], sample_rates[each.buffer_id]),
@@ -106,6 +126,7 @@ def look(
 def _stats(
     about: Any,
     rows: int,
+    evicted: int,
     totals: tuple[int, int],
     span_s: float,
     rates: tuple[float | None, float],
@@ -113,15 +134,13 @@ def _stats(
     distributions: "_Distributions",
     waiting: tuple[Waiting, ...],
 ) -> Stats:
-    left = (about.n_expired, about.n_used_up, about.n_other_session, about.n_partial)
-    inserted = _inserted(about)
     return Stats(
         about.buffer,
         rows,
         about.max_capacity,
-        inserted,
-        max(0, inserted - rows - sum(left)),
-        *left,
+        _inserted(about),
+        evicted,
+        *left_otherwise(about),
         *totals,
         span_s,
         *rates,
@@ -265,7 +284,7 @@ def _sample_rates(
     for number, bucket, n_rows in connection.execute(statement):
         start = now[number] - spans_s[number]
         if bucket >= start // limiters.BUCKET_S:
-            totals[number] += float(n_rows) * share_since(start, int(bucket), now[number])
+            totals[number] += float(n_rows) * limiters.share_since(start, int(bucket), now[number])
     return {number: total / spans_s[number] for number, total in totals.items()}
 
 
@@ -368,21 +387,6 @@ def _waiting(connection: Connection, ids: Sequence[int]) -> dict[int, list[Waiti
     for number, call in limiters.waiting(connection, ids):
         found[number].append(call)
     return found
-
-
-def share_since(start: float, bucket: int, now: float) -> float:
-    """Return the share of a bucket's current count that belongs to the time since `start`.
-
-    Args:
-        start: Unix time in seconds.
-        bucket: Unix time of its beginning / BUCKET_S.
-        now: Unix time in seconds; the newest bucket is filled up to then.
-    """
-    begin = bucket * limiters.BUCKET_S
-    end = min(begin + limiters.BUCKET_S, now)
-    if start <= begin:
-        return 1.0
-    return max(0.0, end - start) / (end - begin)
 
 
 def _numbers(low: int, high: int, most: int) -> Any:

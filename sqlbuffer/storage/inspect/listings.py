@@ -14,6 +14,7 @@ from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
+from sqlbuffer.storage.inspect.eviction_counts import eviction_counts
 
 # Counting this many rows and their tasks takes 0.2 s.
 MOST_COUNTED = 100_000
@@ -127,16 +128,18 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
         buffer: The buffer; None for all. An unknown buffer gives an empty list.
         window_s: Time of the rates in seconds. `rows` is as in `buffers`.
     """
-    rows = _COUNTED_ROWS if _is_small(url) else _MEASURED_ROWS
     named = "" if buffer is None else " WHERE buffer = :buffer"
-    statement = f"SELECT buffer_id, rows FROM ({rows}) held{named}"
-    held = dict(query(url, statement, {"buffer": buffer}).rows)
+    found = query(url, f"SELECT buffer_id FROM v_windows{named}", {"buffer": buffer}).rows
+    ids = [int(number) for (number,) in found]
     resolved = resolve_url(url)
 
     def look() -> list[Stats]:
         engine = engine_for(resolved)
-        with translated(resolved), snapshot(engine) as connection:
-            return buffer_stats.look(connection, held, window_s)
+        with translated(resolved):
+            counts = eviction_counts(engine, ids)
+            with snapshot(engine) as connection:
+                held = held_rows(connection, ids)
+                return buffer_stats.look(connection, held, window_s, counts)
 
     return retried(look, RETRY_S, lambda: close_idle(resolved))
 

@@ -77,6 +77,14 @@ class RowQueries:
                     ).scalar_one()
                 )
 
+    def store_waiting(self) -> None:
+        """Store the waiting steps of this process."""
+        self._own_writes.store()
+
+    def count_all_in(self, connection: Connection, settled: int | None) -> int:
+        """Return how many rows a snapshot has; no row up to `settled` can appear any more."""
+        return self._count_all(connection, self.buffer.window_in(connection), settled)
+
     def _count_all(self, connection: Connection, window: BufferWindow, settled: int | None) -> int:
         if window.evict_by != "row":
             return window.live_rows

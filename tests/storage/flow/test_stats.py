@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from sqlbuffer import DataRow, Experience, ExpMeta, RateLimiter, ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.stats import distribution
-from sqlbuffer.storage.inspect.buffer_stats import share_since
-from tests.support.processes import run_at_once
-from tests.support.sql import buffer_id, fill, run
+from sqlbuffer.storage.flow.limiters import share_since
+from sqlbuffer.storage.inspect import listings
+from tests.support.processes import run_at_once, running
+from tests.support.sql import buffer_id, connected, fill, run
 
 
 def ago(url, seconds):
@@ -53,6 +54,46 @@ def test_an_empty_buffer_has_figures_as_well(buffer_url):
     assert (found.capacity, found.fill, found.samples_per_insert) == (None, None, None)
     assert (found.oldest_age_s, found.newest_age_s) == (None, None)
     assert (found.insert_rate, found.sample_rate) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("fields", [None, {"obs": "float32"}])
+def test_numbers_of_open_transactions_are_not_evicted(make_database_url, fields):
+    postgres_url = make_database_url("postgresql", schema=True)
+    with ReplayBuffer(postgres_url, fields=fields, max_capacity=1_000) as buffer:
+        column = {"obs" if fields else "state": np.arange(10, dtype="float32")}
+        buffer.extend(column)
+        with connected(postgres_url) as writer:
+            reserve = f"SELECT sqlbuffer_reserve_v1({buffer_id(postgres_url)}, 20)"
+            writer.exec_driver_sql(reserve)
+            for stored in (20, 30):
+                buffer.extend(column)
+                for found in (buffer.stats(), *listings.figures(postgres_url, None, 60.0)):
+                    assert (found.rows, found.inserted, found.evicted) == (stored, stored + 20, 0)
+            assert buffer.delete(QueryBuilder().gte("seq", 35).build()) == 16
+            writer.rollback()
+        for found in (buffer.stats(), *listings.figures(postgres_url, None, 60.0)):
+            assert (found.rows, found.inserted, found.evicted) == (14, 50, 36)
+
+
+def store_many(url, n):
+    with ReplayBuffer(url) as buffer:
+        for _ in range(n):
+            buffer.store_batch(rows(10))
+
+
+def test_the_count_of_evicted_rows_never_falls_while_others_write(buffer_url):
+    with ReplayBuffer(buffer_url, max_capacity=700) as buffer:
+        with running([(store_many, buffer_url, 40) for _ in range(3)]) as writers:
+            seen = []
+            while writers.running:
+                found = buffer.stats()
+                seen.append((found.inserted, found.evicted))
+            writers.results()
+        assert seen == sorted(seen, key=lambda each: each[1])
+        # The buffer has room for the first 700.
+        assert {evicted for inserted, evicted in seen if inserted <= 700} <= {0}
+        assert all(evicted <= inserted - 700 for inserted, evicted in seen if evicted)
+        assert buffer.stats().evicted == 500
 
 
 def sample_and_tell(url, n):
