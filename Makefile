@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Pinned: the latest wheel pulls gigabytes.
 TORCH := torch==2.13.0
+# Without what it requires, which is the latest torch.
+TORCHDATA := torchdata==0.11.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -96,7 +98,8 @@ $(VENV)/.created:
 
 $(VENV)/.installed-torch: | $(VENV)/.created
 	@echo "Installing $(TORCH)"
-	@$(PIP) install --quiet "$(TORCH)" || echo "No $(TORCH) for this Python: its tests will be skipped"
+	@$(PIP) install --quiet "$(TORCH)" && $(PIP) install --quiet --no-deps $(TORCHDATA) \
+		|| echo "No $(TORCH) for this Python: its tests will be skipped"
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created

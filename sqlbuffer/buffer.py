@@ -52,7 +52,7 @@ from sqlbuffer.loading.factory import open_loader
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
 from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.ranks import warn_of_ranks
+from sqlbuffer.loading.ranks import Shard
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
 from sqlbuffer.query.condition_tree import EVERYTHING
@@ -976,6 +976,8 @@ class ReplayBuffer:
         device: Any = None,
         prefetch: int = 0,
         epochs: int | None = None,
+        shard: Shard = None,
+        even: bool = False,
         mirror: bool | Mirror = False,
     ) -> Loader[Any]:
         """Return an iterable of batches for a training loop: random draws without end, or passes.
@@ -1014,6 +1016,11 @@ class ReplayBuffer:
                 objects and `info` stay as they are, because torch has no tensors for them.
             prefetch: Number of batches that a thread fetches ahead.
             epochs: Number of passes; without it, batches are drawn without end.
+            shard: `(rank, world)` divides each pass between the ranks of a training run: each row
+                is read by one of them. `torch` takes the rank from torch.distributed or torchrun.
+                Batches drawn without end differ between ranks. See
+                `docs/how-to/divide-a-pass-between-ranks.md`.
+            even: All ranks have the same number of batches; with `shard`.
             mirror: Mirror of this buffer to read from; see `docs/how-to/draw-from-memory.md`. True
                 opens one, which the loader's `close` closes.
 
@@ -1041,10 +1048,9 @@ class ReplayBuffer:
             burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
             terminal_field=terminal_field, include_partial=include_partial, shuffle=shuffle,
             seed=seed, drop_last=drop_last, replace=replace, sampler=sampler, condition=condition,
-            fields=fields, epochs=epochs,
+            fields=fields, epochs=epochs, shard=shard, even=even,
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
-        warn_of_ranks(passes=not options.is_drawn, seeded=seed is not None)
         if mirror is not False:
             return mirrored_loader(self._store, mirror, options, output, prefetch)
         return open_loader(self._store, options, output, prefetch)

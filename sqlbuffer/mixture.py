@@ -19,7 +19,6 @@ from sqlbuffer.loading.mixture_shares import split
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import Progress, is_count, own_sampler
-from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps.batches import Batch
@@ -169,7 +168,8 @@ class Mixture:
         Raises:
             ValueError: Passes (`epochs`, `shuffle=False`): sources would end at different times.
         """
-        made = {name: options.pop(name, None) for name in _OF_OUTPUT}
+        names = ("fieldname_map", "to_named_tuple", "device")
+        output = Output(*(options.pop(name, None) for name in names))
         prefetch = options.pop("prefetch", 0)
         given = self._options({"mode": mode, "batch_size": batch_size, **options})
         if not given.is_drawn:
@@ -178,11 +178,11 @@ class Mixture:
                 "loader of each buffer"
             )
         draw = self._draw(given)
-        plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
         own = given.identity(draw.sources[0].node)
         identity = {"mixture": self.weights, "on_empty": self._on_empty, **own}
-        warn_of_ranks(passes=False, seeded=given.seed is not None)
-        return Loader(plan, identity, seed=given.seed, output=Output(**made), prefetch=prefetch)
+        plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
+        seed, rank = given.seed, given.rank
+        return Loader(plan, identity, seed=seed, output=output, prefetch=prefetch, rank=rank)
 
     def __repr__(self) -> str:
         return f"Mixture({self.weights})"
@@ -258,9 +258,8 @@ class _MixedSource:
             for i in empty:
                 weights[i] = 0.0
             if not any(weights):
-                raise InsufficientDataError(
-                    f"none of {', '.join(self.weights)} has anything to draw; wait for data"
-                )
+                names = ", ".join(self.weights)
+                raise InsufficientDataError(f"none of {names} has anything to draw; wait for data")
 
     def _draw_each(
         self, samplers: Sequence[Sampler], counts: Sequence[int], path: Sequence[int] | None
@@ -310,6 +309,10 @@ class _MixedDraws:
             batch, credits = self.draw(samplers, self.batch_size, path, credits)
             yield batch, {"batch": number + 1, "credits": credits}
 
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        return {"batch": 0, "credits": [0.0] * len(self.draw.sources)}
+
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of these draws."""
         if not progress:
@@ -352,9 +355,6 @@ def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
     arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
     found: NDArray[Any] | None = stacked(arrays) if arrays else None
     return found
-
-
-_OF_OUTPUT = ("fieldname_map", "to_named_tuple", "device")
 
 
 def _declared(buffer: ReplayBuffer, name: str) -> str:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import Mode, check_drawn, options_of
 from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import Progress
 from sqlbuffer.loading.worker_consensus import Meeting
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.tensors import as_tensor
@@ -33,6 +35,9 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
     worker may be smaller. For batches without end, each worker has its own random numbers. Each
     `iter` of the `DataLoader` has other random numbers, also with persistent workers. They depend
     on the loader's seed, not on that of torch.
+
+    The `StatefulDataLoader` of torchdata saves and restores the position of each worker. Batches
+    that a loader has fetched ahead (`prefetch`) are not copied to workers.
 
     Items are dicts of tensors with an entry `info`, also a dict; or the named tuples of the loader.
     Texts and objects stay arrays.
@@ -60,16 +65,85 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
             )
         self.loader = loader
         self._meeting = Meeting()
+        self._part: _Part | None = None
+        self._resumed: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an iteration; in a worker process, its part of the common iteration."""
+        """Begin an iteration; in a worker process, its part of the common iteration.
+
+        Raises:
+            ValueError: A state was loaded that is of another worker or number of workers.
+        """
         info = data.get_worker_info()
         if info is None:
             return _items(iter(self.loader))
-        token = str(info.seed - info.id)  # is the same in all workers of a DataLoader's iteration
-        number = self._meeting.join(token, info.id, self.loader.next_run)
-        run = LoaderRun(self.loader.seed, number, info.id, info.num_workers, self._meeting.agree)
-        return _items(self.loader.part(run))
+        if self._resumed is None:
+            # The seed of torch without the worker's number is the same in all its workers.
+            token = str(info.seed - info.id)
+            number = self._meeting.join(token, info.id, self.loader.next_run)
+            progress: Progress = {}
+        else:
+            number, progress = self._continued(info)
+        run = self.loader.run_of(number, info.id, info.num_workers, self._meeting.agree)
+        self._part = part = _Part(self.loader, run, progress)
+        return _items(part.batches())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch; in a worker process, that of its part.
+
+        torchdata's `StatefulDataLoader` calls this, and saves the state of each worker.
+        """
+        return self.loader.state_dict() if self._part is None else self._part.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration continue where a state was taken; see `Loader.load_state_dict`.
+
+        Raises:
+            ValueError: It is not a state, is of another loader, or of a worker and this is none.
+        """
+        if data.get_worker_info() is not None:
+            self._resumed = state
+        elif isinstance(state, Mapping) and "worker" in state:
+            raise ValueError(
+                "the state is of a worker process, and there are none here; give the same "
+                "num_workers as when it was taken"
+            )
+        else:
+            self.loader.load_state_dict(state)
+
+    def _continued(self, info: Any) -> tuple[int, Progress]:
+        """Return the iteration and the progress of the state that was loaded."""
+        state, self._resumed = dict(self._resumed or {}), None
+        place = (state.pop("worker", None), state.pop("workers", None))
+        if place != (info.id, info.num_workers):
+            raise ValueError(
+                f"the state is of worker {place[0]} of {place[1]}, and this is worker {info.id} of "
+                f"{info.num_workers}; give the same num_workers as when it was taken"
+            )
+        number, progress = self.loader.resumed(state)
+        self._meeting.begin_at(number + 1)
+        return number, progress
+
+
+class _Part:
+    """A worker's part of an iteration, and how far it is."""
+
+    def __init__(self, loader: Loader, run: LoaderRun, progress: Progress) -> None:
+        self._loader, self._run, self._progress = loader, run, progress
+
+    def batches(self) -> Generator[Any, None, None]:
+        with closing(self._loader.part(self._run, self._progress)) as batches:
+            for batch, behind in batches:
+                self._progress = behind
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        run = self._run
+        if not self._progress:
+            # The rows of the first pass: when the workers continue, others may be stored.
+            self._progress = self._loader.begin(run)
+        state = self._loader.state_of(run.number, self._progress)
+        return {**state, "worker": run.worker, "workers": run.n_workers}
 
 
 class Dataset(data.Dataset):  # type: ignore[misc]
@@ -179,7 +253,9 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         ]
 
 
-_OF_LOADERS = {"batch_size", "shuffle", "seed", "drop_last", "replace", "sampler", "epochs"}
+_OF_LOADERS = {
+    "batch_size", "shuffle", "seed", "drop_last", "replace", "sampler", "epochs", "shard", "even",
+}  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

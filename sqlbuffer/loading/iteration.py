@@ -1,10 +1,20 @@
 """One iteration over a loader."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 Agree = Callable[[str, Callable[[], Any]], Any]
+
+
+_LOADED = uuid4().hex
+
+
+def this_process() -> str:
+    """Return a random id of this process; a forked child has another one."""
+    return f"{_LOADED}-{os.getpid()}"
 
 
 def alone(_name: str, make: Callable[[], Any]) -> Any:
@@ -21,6 +31,9 @@ class LoaderRun:
         number: Number of the iteration, from 0.
         worker: Number of the worker.
         n_workers: Number of workers; 0: the process itself iterates.
+        rank: Number of the rank, if several ranks divide the loader's batches.
+        world: Number of ranks; 0: they do not.
+        process: Random id of the process that made the loader.
         agree: `agree(name, make)` returns the JSON value that all workers share: the result of
             `make` in the worker that calls it first.
     """
@@ -29,9 +42,13 @@ class LoaderRun:
     number: int = 0
     worker: int = 0
     n_workers: int = 0
+    rank: int = 0
+    world: int = 0
+    process: str = ""
     agree: Agree = alone
 
     @property
-    def path(self) -> tuple[int, int, int]:
-        """Key of this iteration's random numbers, different for each iteration and worker."""
-        return self.number, self.n_workers, self.worker
+    def path(self) -> tuple[int, ...]:
+        """Key of this iteration's random numbers, different for each iteration, worker and rank."""
+        of_rank = (self.rank, self.world) if self.world else ()
+        return self.number, self.n_workers, self.worker, *of_rank

@@ -7,11 +7,12 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from sqlbuffer.loading.iteration import LoaderRun
+from sqlbuffer.loading.iteration import Agree, LoaderRun, alone, this_process
 from sqlbuffer.loading.modes import check_count
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Progress, is_count
 from sqlbuffer.loading.prefetch import prefetched
+from sqlbuffer.loading.ranks import Rank
 from sqlbuffer.steps.batches import Batch
 
 T = TypeVar("T", default=Batch)
@@ -47,10 +48,12 @@ class Loader(Generic[T]):
         seed: int | None,
         output: Output,
         prefetch: int,
+        rank: Rank | None = None,
     ) -> None:
         check_count("prefetch", prefetch, 0)
         self._plan, self._identity = plan, dict(identity)
         self._output, self._prefetch = output, int(prefetch)
+        self._rank, self._process = rank, this_process()
         self._is_seeded = seed is not None
         self.seed = secrets.randbits(53) if seed is None else int(seed)
         self._run, self._progress = 0, Progress()
@@ -75,7 +78,7 @@ class Loader(Generic[T]):
         else:
             run, progress = self._next_run, Progress()
         self._run, self._progress, self._next_run = run, progress, run + 1
-        return self._noted(LoaderRun(self.seed, run), progress)
+        return self._noted(self.run_of(run), progress)
 
     def __len__(self) -> int:
         """Return the number of batches of an iteration over passes, for the rows stored now.
@@ -104,15 +107,48 @@ class Loader(Generic[T]):
         if self._is_resumed:
             raise ValueError(
                 "a state was loaded, and worker processes cannot continue from it: iterate in this "
-                "process (num_workers=0), with prefetch=... in place of workers"
+                "process (num_workers=0), or save and load the state of torchdata's "
+                "StatefulDataLoader, which has one for each worker"
             )
         return self._next_run
 
-    def part(self, run: LoaderRun) -> Generator[T, None, None]:
-        """Begin a worker's part of an iteration; `state_dict` does not know of it."""
-        with closing(self._batches(run, Progress())) as batches:
-            for batch, _ in batches:
-                yield batch
+    def run_of(
+        self, number: int, worker: int = 0, n_workers: int = 0, agree: Agree = alone
+    ) -> LoaderRun:
+        """Return an iteration; see `LoaderRun`."""
+        rank, world = (self._rank.rank, self._rank.world) if self._rank is not None else (0, 0)
+        return LoaderRun(self.seed, number, worker, n_workers, rank, world, self._process, agree)
+
+    def part(self, run: LoaderRun, progress: Progress) -> Generator[tuple[T, Progress], None, None]:
+        """Begin or continue a worker's part of an iteration; `state_dict` does not know of it.
+
+        Each batch comes with the progress after it.
+        """
+        return self._batches(run, progress)
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress of an iteration before its first batch."""
+        return self._plan.begin(run)
+
+    def state_of(self, number: int, progress: Progress) -> dict[str, Any]:
+        """Return the position of an iteration as JSON."""
+        return {
+            "version": _VERSION,
+            "loader": dict(self._identity),
+            "seed": self.seed,
+            "run": number,
+            **progress,
+        }
+
+    def resumed(self, state: Mapping[str, Any]) -> tuple[int, Progress]:
+        """Return the iteration and the progress of a state, and take over its seed.
+
+        Raises:
+            ValueError: See `load_state_dict`.
+        """
+        self._check_state(state)
+        self.seed = state["seed"]
+        return state["run"], _progress_in(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest iteration as JSON.
@@ -120,13 +156,7 @@ class Loader(Generic[T]):
         The position is after the last batch that was handed out; batches fetched ahead do not
         count.
         """
-        return {
-            "version": _VERSION,
-            "loader": dict(self._identity),
-            "seed": self.seed,
-            "run": self._run,
-            **self._progress,
-        }
+        return self.state_of(self._run, self._progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next `iter` continue where a state was taken, perhaps by another process. It
@@ -136,9 +166,7 @@ class Loader(Generic[T]):
             ValueError: It is not a state, or its loader has other rows, batches or seed; the
                 message names the difference.
         """
-        self._check_state(state)
-        self.seed, self._run = state["seed"], state["run"]
-        self._progress = _progress_in(state)
+        self._run, self._progress = self.resumed(state)
         self._next_run, self._is_resumed = self._run + 1, True
 
     def _check_state(self, state: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.loading.ranks import Rank, Shard, rank_of
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
@@ -37,7 +38,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 _OF_MODES = tuple(dict.fromkeys(name for names in TAKES.values() for name in names))
 # Options that do not decide which rows a batch contains.
-_FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition")
+_FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition", "shard")
 
 
 class LoaderSettings(TypedDict, total=False):
@@ -63,6 +64,8 @@ class LoaderSettings(TypedDict, total=False):
     device: Any
     prefetch: int
     epochs: int | None
+    shard: Shard
+    even: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ class LoaderOptions:
     condition: Condition = None
     fields: Sequence[str] | None = None
     epochs: int | None = None
+    shard: Shard = None
+    even: bool = False
 
     def __post_init__(self) -> None:
         _check_mode(self)
@@ -98,11 +103,19 @@ class LoaderOptions:
             raise ValueError("a loader's batches hold 1 row or more, got batch_size=0")
         check_n_step(self.n_step, self.gamma)
         check_seed(self.seed)
-        for name in ("include_partial", "shuffle", "drop_last", "replace"):
+        for name in ("include_partial", "shuffle", "drop_last", "replace", "even"):
             _check_flag(name, getattr(self, name))
         if self.epochs is not None:
             check_count("epochs", self.epochs, 1, " or None")
         _check_order(self)
+        if self.even and self.shard is None:
+            raise ValueError("even=True goes with shard=(rank, world)")
+        rank_of(self.shard)
+
+    @property
+    def rank(self) -> Rank | None:
+        """The rank that reads, if several divide the batches."""
+        return rank_of(self.shard)
 
     @property
     def is_drawn(self) -> bool:
@@ -164,6 +177,7 @@ class LoaderOptions:
             None if not self.stack else sorted([k, int(v)] for k, v in self.stack.items())
         )
         own["passes"] = "" if self.is_drawn else "endless" if self.epochs is None else "counted"
+        own["world"] = None if self.rank is None else self.rank.world
         own["sampler"] = None if self.sampler is None else type(self.sampler).__name__
         own["condition"] = (
             None if node == EVERYTHING else hashlib.sha256(repr(node).encode()).hexdigest()[:16]

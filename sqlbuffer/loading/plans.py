@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
-from sqlbuffer.loading.source import Place, SourceWindow
+from sqlbuffer.loading.source import PassOrder, Place, SourceWindow
 from sqlbuffer.loading.sufficient_data import check_sufficient
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy
@@ -27,6 +27,12 @@ class BatchPlan(Protocol):
             run: The iteration.
             progress: Progress that was yielded with the last batch that counts; `{}` from the
                 start.
+        """
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch, so that an iteration can begin again there.
+
+        It names the rows of the first pass, if there are passes.
         """
 
     def knows(self, progress: Progress) -> bool:
@@ -52,7 +58,7 @@ class PassSource(Protocol):
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
 
-    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
     def n_made(self) -> int:
@@ -99,6 +105,10 @@ class Draws:
             sampler.handed_out()
             yield batch, {"batch": number + 1}
 
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        return {"batch": 0}
+
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws."""
         return not progress or (set(progress) == {"batch"} and is_count(progress["batch"]))
@@ -142,6 +152,11 @@ class Passes:
                     f"batch size{self.source.undrawn()}"
                 )
             progress = {}
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        order = self._order(run, 0, {})
+        return {"pass": 0, "low": order.low, "high": order.high, "place": 0}
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of passes."""

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.order import Numbers, Order
+from sqlbuffer.loading.order import Numbers
 from sqlbuffer.loading.sufficient_data import undrawn
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
@@ -16,12 +17,27 @@ from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.store import BufferStore
 
 MOST_AT_ONCE = 65_536
 # One scan over the keys is cheaper than asking for numbers of which fewer are there.
 LOWEST_SHARE = 1 / 16
 FIRST_LOOKED_AT = 4_096
+
+
+class PassOrder(Protocol):
+    """In which order a pass visits rows; see `Order`."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the existing numbers are known."""
+
+    def restrict(self, keys: Numbers) -> None:
+        """Pass over all numbers but these."""
+
+    def after(self, place: int, n: int, above: int) -> tuple[Numbers, Numbers]:
+        """Return the next numbers from a place on, and their places."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +137,27 @@ class BatchSource:
         """Return how many things can be made at this moment of the keys; except for steps, this
         reads the steps.
         """
-        numbers, n, size = self.numbers(), 0, self.reader.counted_at_once
+        return len(self.made())
+
+    def made(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment; see `n_made`."""
+        numbers, size = self.numbers(), self.reader.tested_at_once
+        if isinstance(self.reader, StepReader):
+            return numbers
+        found: list[Numbers] = []
         for first in range(0, len(numbers), size):
             places = np.arange(first, min(first + size, len(numbers)))
 
-            def count(candidates: Candidates, keys: Numbers = numbers[places]) -> int:
-                return self.reader.count(candidates, keys)
+            def test(candidates: Candidates, keys: Numbers = numbers[places]) -> Numbers:
+                return self.reader.made(candidates, keys)
 
-            n += self.store.draws.draw(self.node, count, self.reader.columns)
-        return n
+            found.append(self.store.draws.draw(self.node, test, self.reader.columns))
+        return Intervals(np.concatenate([np.empty(0, np.int64), *found]))
 
-    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def catch_up(self, seq: int) -> None:
+        """Do nothing: each read shows all rows that are stored."""
+
+    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
@@ -145,7 +171,7 @@ class BatchSource:
         return batch, behind
 
     def _next(
-        self, candidates: Candidates, order: Order, at: Place, n: int
+        self, candidates: Candidates, order: PassOrder, at: Place, n: int
     ) -> tuple[Batch | None, Place]:
         found: list[Numbers] = []
         batch, missing = None, n
@@ -169,7 +195,7 @@ class BatchSource:
             return batch, at
         return self.reader.read(candidates, keys), at  # the candidates remembers them
 
-    def _restricted(self, candidates: Candidates, order: Order, at: Place) -> Place:
+    def _restricted(self, candidates: Candidates, order: PassOrder, at: Place) -> Place:
         """Find out which numbers are there, once, where most are not."""
         if order.is_restricted or at.asked < FIRST_LOOKED_AT or at.share >= LOWEST_SHARE:
             return at

@@ -11,6 +11,8 @@ from typing import Any
 from uuid import uuid4
 from weakref import finalize
 
+_BEGIN = "begin"
+
 
 class Meeting:
     """A folder of small files that are written once, by the first worker that needs them.
@@ -45,12 +47,19 @@ class Meeting:
             worker: Number of the worker; it joins an iteration once.
             first: Smallest possible number.
         """
+        begin = self._folder / _BEGIN
+        if begin.exists():
+            first = max(first, int(begin.read_text(encoding="utf-8")))
         for number in count(first):
             if self.agree(f"run-{number}", lambda: token) != token:
                 continue
             if self._write_once(self._folder / f"run-{number}-worker-{worker}", ""):
                 return number
         raise AssertionError  # count() has no end
+
+    def begin_at(self, number: int) -> None:
+        """Let the next iteration that workers join have at least this number."""
+        self.agree(_BEGIN, lambda: number)
 
     def _write_once(self, path: Path, text: str) -> bool:
         """Write a whole file; return False if it exists already."""

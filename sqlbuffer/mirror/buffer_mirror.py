@@ -12,7 +12,6 @@ from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.ranks import warn_of_ranks
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_factory import open_mirror_loader
 from sqlbuffer.mirror.memory_draws import MemoryDraws
@@ -271,7 +270,6 @@ class Mirror:
         output = Output(given.pop("fieldname_map", None), to_named_tuple, given.pop("device", None))
         prefetch = given.pop("prefetch", 0)
         wanted = options_of({"mode": mode, "batch_size": batch_size, **given})
-        warn_of_ranks(passes=not wanted.is_drawn, seeded=wanted.seed is not None)
         return self._loader(wanted, output, prefetch)
 
     def _loader(self, options: LoaderOptions, output: Output, prefetch: Any) -> Loader[Any]:

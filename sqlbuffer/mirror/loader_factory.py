@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
+from sqlbuffer.loading.factory import passes_of
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import BatchPlan, Draws, Passes, Progress, is_count
+from sqlbuffer.loading.plans import BatchPlan, Draws, Progress, is_count
 from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.memory_draws import Form, MemoryDraws
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
@@ -52,10 +53,10 @@ def open_mirror_loader(
         plan = MirrorDrawsPlan(drawn, lambda: source.head, store.info.name)
         identity["mirror"] = True
     else:
-        plan = Passes(
-            source, n, options.epochs, bool(options.shuffle), drop_last=bool(options.drop_last)
-        )
-    return Loader(plan, identity, seed=options.seed, output=output, prefetch=prefetch)
+        plan = passes_of(store, source, options, identity)
+    return Loader(
+        plan, identity, seed=options.seed, output=output, prefetch=prefetch, rank=options.rank
+    )
 
 
 def _form_of(draws: MemoryDraws, options: LoaderOptions, reader: Any) -> Form:
@@ -104,6 +105,10 @@ class MirrorDrawsPlan:
                 )
             before = None
             yield batch, {**behind, "head": head}
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        return {}
 
     def knows(self, progress: Progress) -> bool:
         """Return True if a value is the progress of draws from a mirror."""

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.loading.order import Numbers, Order
+from sqlbuffer.loading.intervals import Intervals
+from sqlbuffer.loading.order import Numbers
 from sqlbuffer.loading.source import (
     FIRST_LOOKED_AT,
     LOWEST_SHARE,
     MOST_AT_ONCE,
+    PassOrder,
     Place,
     SourceWindow,
 )
@@ -85,15 +87,28 @@ class MirrorSource:
 
     def n_made(self) -> int:
         """Return how many things can be made at this moment."""
+        return len(self.made())
+
+    def made(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment."""
         self._store.own_writes.store()
 
-        def found(maker: BatchMaker, wanted: Flags | None) -> int:
+        def found(maker: BatchMaker, wanted: Flags | None) -> Intervals:
             slots = np.flatnonzero(maker.keys(wanted))
-            return int(np.count_nonzero(maker.accepted(slots, wanted)))
+            slots = slots[maker.accepted(slots, wanted)]
+            return Intervals(np.sort(maker.memory.records[SEQ][slots]))
 
         return self._draws.read(self._form, self._node, found)
 
-    def next(self, order: Order, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def numbers(self) -> Intervals:
+        """Return the keys of all items that exist now, which are those that can be made."""
+        return self.made()
+
+    def catch_up(self, seq: int) -> None:
+        """Read the buffer, unless the mirror knows a step."""
+        self._draws.catch_up(seq)
+
+    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
@@ -116,7 +131,7 @@ def _keys(maker: BatchMaker, wanted: Flags | None) -> Numbers:
 
 
 def _next(
-    maker: BatchMaker, wanted: Flags | None, order: Order, at: Place, n: int
+    maker: BatchMaker, wanted: Flags | None, order: PassOrder, at: Place, n: int
 ) -> tuple[Batch | None, Place]:
     found: list[Numbers] = []
     missing = n

@@ -102,6 +102,11 @@ class MemoryDraws:
             return self._refreshing.read(lambda memory: memory.n_wanted)
         return self._refreshing.n_live
 
+    def catch_up(self, seq: int) -> None:
+        """Read the buffer now, unless it had this step at the last look."""
+        if self._refreshing.read(lambda memory: memory.high) < seq:
+            self._refreshing.refresh()
+
     def sample(
         self,
         form: Form,

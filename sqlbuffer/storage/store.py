@@ -6,6 +6,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.encoding.compression import check_compression
+from sqlbuffer.storage.agreements.rank_agreements import RankAgreements
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -55,6 +56,7 @@ class BufferStore(OpenBuffer):
         labels: Annotates rows.
         retention: Deletes rows, and excludes them from sampling.
         sessions: The training sessions, and the clock.
+        agreements: What the ranks of a training run agree on.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class BufferStore(OpenBuffer):
         self.labels = Labelling(self)
         self.retention = Retention(self)
         self.sessions = Sessions(self)
+        self.agreements = RankAgreements(self)
 
     def close(self) -> None:
         """Publish sampled rows that are not counted yet, then close idle connections."""

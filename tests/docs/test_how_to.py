@@ -217,6 +217,10 @@ def test_workers_of_torch_read_as_the_page_shows(read):
     assert len(read("docs/how-to/use-torch-workers.md").names["dataset"]) == 256
 
 
+def test_ranks_divide_a_pass_as_the_page_shows(read):
+    assert len(read("docs/how-to/divide-a-pass-between-ranks.md").names["loader"]) == 2
+
+
 def test_buffers_are_mixed_as_the_page_shows(read):
     page = read("docs/how-to/mix-buffers.md")
     assert page.names["batch"].n_rows == 64

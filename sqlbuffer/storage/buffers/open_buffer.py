@@ -57,6 +57,7 @@ class OpenBuffer:
     Attributes:
         layout: Byte layout of its steps.
         observation_layout: Byte layout of an observation.
+        is_closed: Whether it was closed; it can be used all the same.
         watermark: Number up to which no row can appear any more.
         last_window: The window that was read last; None before the first read.
     """
@@ -83,6 +84,7 @@ class OpenBuffer:
         self.watermark = Watermark(info.id)
         self.last_window: BufferWindow | None = None
         self._origins: dict[int, str] = {}
+        self.is_closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         if is_memory(self.url):
@@ -129,6 +131,7 @@ class OpenBuffer:
 
     def close(self) -> None:
         """Close idle connections of the library's own engine; a database in memory ends."""
+        self.is_closed = True
         if self._engine is None:
             close_idle(self.url)
         elif self._made_engine:

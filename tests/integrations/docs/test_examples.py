@@ -59,6 +59,7 @@ def is_running(process):
 def test_every_example_is_run_here():
     tested = {
         "agent_rollouts.py",
+        "ddp_returns.py",  # in tests/integrations/test_torchrun.py
         "dqn_cartpole.py",
         "grpo_groups.py",
         "online_rollouts.py",

@@ -871,6 +871,20 @@ COMMENT ON COLUMN holds.hold_id IS 'random id of the hold';
 COMMENT ON COLUMN holds.low_seq IS 'no step above this seq is evicted';
 COMMENT ON COLUMN holds.live_until IS 'end of the hold, unless it is extended in time';
 
+CREATE TABLE rank_agreements (
+    buffer_id INTEGER NOT NULL,
+    topic TEXT COLLATE "C" NOT NULL,
+    name TEXT COLLATE "C" NOT NULL,
+    value TEXT NOT NULL,
+    agreed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_rank_agreements PRIMARY KEY (buffer_id, topic, name)
+);
+COMMENT ON COLUMN rank_agreements.buffer_id IS 'the buffer';
+COMMENT ON COLUMN rank_agreements.topic IS 'loader, or iteration, of several ranks';
+COMMENT ON COLUMN rank_agreements.name IS 'what they agree on';
+COMMENT ON COLUMN rank_agreements.value IS 'the value that all ranks use, as JSON';
+COMMENT ON COLUMN rank_agreements.agreed_at IS 'when it was written or used last';
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
@@ -956,6 +970,7 @@ ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE holds ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE rank_agreements ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;

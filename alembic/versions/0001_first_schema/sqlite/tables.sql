@@ -541,6 +541,15 @@ CREATE TABLE holds (
     CONSTRAINT pk_holds PRIMARY KEY (buffer_id, hold_id)
 );
 
+CREATE TABLE rank_agreements (
+    buffer_id INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    agreed_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_rank_agreements PRIMARY KEY (buffer_id, topic, name)
+);
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)

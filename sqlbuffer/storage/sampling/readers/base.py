@@ -23,8 +23,8 @@ class BatchReader(Protocol):
         """The columns that are read for each key; an argument of `BufferStore.draw`."""
 
     @property
-    def counted_at_once(self) -> int:
-        """Maximum number of keys in a call of `count`, which bounds its memory."""
+    def tested_at_once(self) -> int:
+        """Maximum number of keys in a call of `made`, which bounds its memory."""
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n items drawn by a sampler, or fewer if too few can be made."""
@@ -35,8 +35,10 @@ class BatchReader(Protocol):
         Keys are left out if they are not of this kind, cannot be made, or do not match.
         """
 
-    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
-        """Return how many of the keys `read` would return; each is the key of a matching row."""
+    def made(
+        self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return those of the keys that `read` would return; each is the key of a matching row."""
 
     def keys(self, candidates: Candidates) -> NDArray[np.int64] | None:
         """Return every current key in ascending order, reading keys only.

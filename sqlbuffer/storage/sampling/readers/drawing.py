@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.rows.row_selection import SEQ
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 
@@ -77,7 +78,7 @@ def draw_plan(
 class PlanReader(Generic[P]):
     """Base of readers that must read a step to know if an item can be made of it."""
 
-    counted_at_once = 4_096
+    tested_at_once = 4_096
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n items made of steps that a sampler draws, or fewer if too few can be made.
@@ -94,10 +95,12 @@ class PlanReader(Generic[P]):
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
 
-    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
-        """Return the number of keys that an item can be made of."""
+    def made(
+        self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the keys that an item can be made of."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
-        return int(np.count_nonzero(self._plan(candidates, rows).accepted))
+        return accepted_keys(rows, self._plan(candidates, rows).accepted)
 
     def keys(self, candidates: Candidates) -> None:
         """Return None: any number of the window may be a key."""
@@ -107,6 +110,11 @@ class PlanReader(Generic[P]):
 
     def _batch(self, plan: P) -> Batch:
         raise NotImplementedError
+
+
+def accepted_keys(rows: Sequence[Row], accepted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the keys of the accepted rows."""
+    return np.array([row[SEQ] for row in rows], np.int64)[accepted]
 
 
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:

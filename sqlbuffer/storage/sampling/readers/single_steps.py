@@ -45,7 +45,7 @@ class StepReader:
     """
 
     columns = _OWN_ROWS
-    counted_at_once = 2**20
+    tested_at_once = 2**20
 
     def __init__(
         self,
@@ -63,9 +63,11 @@ class StepReader:
         """Return the matching rows of the keys."""
         return self._batch(candidates.rows(np.asarray(keys, np.int64).tolist()))
 
-    def count(self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]) -> int:
-        """Return the number of keys, each of which is a row."""
-        return len(keys)
+    def made(
+        self, candidates: Candidates, keys: Sequence[int] | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the keys, each of which is a row."""
+        return np.asarray(keys, np.int64)
 
     def keys(self, candidates: Candidates) -> None:
         """Return None: any number of the window may be a row."""

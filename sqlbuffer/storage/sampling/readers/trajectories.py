@@ -28,7 +28,7 @@ from sqlbuffer.storage.rows.row_selection import (
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
-from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, draw_plan
+from sqlbuffer.storage.sampling.readers.drawing import DrawPlan, Row, accepted_keys, draw_plan
 from sqlbuffer.storage.sampling.readers.single_steps import (
     N_OWN,
     gather,
@@ -96,7 +96,7 @@ class TrajectoryReader:
         FieldError: An unknown field, or one with the name of a final observation.
     """
 
-    counted_at_once = 64
+    tested_at_once = 64
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class TrajectoryReader:
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
         return self._batch(self._plan(candidates, rows))
 
-    def count(self, candidates: Candidates, keys: Sequence[int] | Integers) -> int:
-        """Return how many of the keys are episodes that can be read."""
+    def made(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Integers:
+        """Return the keys of episodes that can be read."""
         rows = candidates.rows(np.asarray(keys, np.int64).tolist())
-        return int(np.count_nonzero(self._plan(candidates, rows).accepted))
+        return accepted_keys(rows, self._plan(candidates, rows).accepted)
 
     def keys(self, candidates: Candidates) -> Integers:
         """Return the key of each episode, some of which may have lost steps."""
