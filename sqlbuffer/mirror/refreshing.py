@@ -303,7 +303,8 @@ class Refreshing:
 
     def lag(self) -> MirrorLag:
         """Return how far behind the memory is."""
-        return lag_of(self._store, self.lag_s, self.state.high, self.state, self._error)
+        known = self._feed.state or self.state
+        return lag_of(self._store, self.lag_s, self.state.high, known, self._error)
 
 
 def may_pass(error: Exception) -> bool:

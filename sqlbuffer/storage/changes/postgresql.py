@@ -25,5 +25,8 @@ def log_position(connection: Connection) -> str:
 
 def is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
     """Return True if an entry was trimmed that is not part of a position."""
+    oldest, _, running = position.split(":")
+    if running.startswith("?"):
+        position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`
     found = driver_of(connection).execute(_IS_TRIMMED, (position, buffer_id)).fetchone()
     return found is not None and bool(found[0])

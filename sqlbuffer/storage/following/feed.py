@@ -315,6 +315,7 @@ class Feed:
                 check(connection, buffer.url, now.revision)
                 before = None
             is_same = now == before and self._anchor.is_certain(connection)
+            is_same = is_same and self._database.is_final(now)
             if is_same and self._database is postgresql:
                 yield None  # no transaction has ended since
                 return
@@ -357,7 +358,7 @@ class Feed:
     def _note(self, connection: Connection, news: News, *, has_entries: bool) -> None:
         self._anchor.note(connection, news.read, is_start=news.is_start, has_entries=has_entries)
         self._open_episodes = news.open_episodes
-        self.state = news.state
+        self.state = self._database.noted(connection, self._buffer.info.id, news.state)
 
 
 def state_of(cursor: Any) -> BufferState:

@@ -3,6 +3,9 @@
 Numbers are given before the commit, so a chunk may appear below those that were read. Each chunk
 and each entry of the change log has the id of its transaction. It is new if that transaction ran
 when the earlier snapshot was taken, or began later. PgQ finds its batches in the same way.
+
+A snapshot of a standby does not list running transactions. There a chunk is new if its transaction
+is not older than the oldest one that ran, and it was not read before: the position names those.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +27,9 @@ from sqlbuffer.storage.following.buffer_state import (
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.priority_statements import unpacked
 
+# Stands for the running transactions in a position on a standby, before the chunks that were read.
+STANDBY = "?"
+
 _COLUMNS = (
     "c.first_seq, c.n_steps, c.id::text, c.task_id, c.agent_id, c.step, d.steps, c.episode_id, "
     "c.t, c.session_id, c.model_version, d.rewards, d.ends, "
@@ -44,6 +50,7 @@ _SPAN = "first_seq, n_steps, episode_id, id::text"
 _NEW_SPANS = f"""
 SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid = ANY (%s::text[]::xid8[])
 UNION ALL SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8
+    AND first_seq <> ALL (%s::bigint[])
 """
 _EPISODE_SPANS = f"""
 SELECT {_SPAN} FROM unnest(%s::bigint[]) AS w(episode) CROSS JOIN LATERAL (
@@ -110,7 +117,8 @@ def state_query(buffer_id: int) -> str:
     """Return the query of the state; its columns are those of `BufferState`."""
     return (
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
-        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text, "
+        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text "
+        f"|| CASE WHEN pg_is_in_recovery() THEN '{STANDBY}' ELSE '' END, "
         f"(SELECT version_num FROM {VERSION_TABLE}) "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
     )
@@ -167,7 +175,7 @@ def new_spans(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of a state that are not in an earlier one."""
-    found = driver_of(connection).execute(_NEW_SPANS, _since(buffer_id, before)).fetchall()
+    found = driver_of(connection).execute(_NEW_SPANS, _spans_since(buffer_id, before)).fetchall()
     return sorted(ChunkSpan._make(row) for row in found if row[0] > now.low - 256)
 
 
@@ -199,8 +207,32 @@ def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> 
 
 
 def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
-    _, end, running = before.position.split(":")
+    oldest, end, running = before.position.split(":")
+    if running.startswith(STANDBY):
+        return (buffer_id, "{}", buffer_id, oldest)
     return (buffer_id, f"{{{running}}}", buffer_id, end)
+
+
+def _spans_since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
+    _, is_standby, known = before.position.partition(STANDBY)
+    return (*_since(buffer_id, before), f"{{{known}}}" if is_standby else "{}")
+
+
+def noted(connection: Connection, buffer_id: int, state: BufferState) -> BufferState:
+    """Return a state that was read, with what the next look needs to find the changes since."""
+    if not state.position.endswith(STANDBY):
+        return state
+    oldest, _, _ = state.position.partition(":")
+    query = "SELECT first_seq FROM chunks WHERE buffer_id = %s AND xid >= %s::text::xid8"
+    known = driver_of(connection).execute(query, (buffer_id, oldest))
+    listed = ",".join(str(first) for (first,) in known)
+    return state._replace(position=state.position + listed)
+
+
+def is_final(state: BufferState) -> bool:
+    """Return True if a later state with the same position is the same."""
+    oldest, end, running = state.position.split(":")
+    return not running.startswith(STANDBY) or oldest == end
 
 
 def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
@@ -264,7 +296,7 @@ def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[i
 def count_beyond(connection: Connection, buffer_id: int, before: BufferState) -> int:
     """Return the number of steps of the buffer that are not in an earlier state."""
     query = f"SELECT coalesce(sum(n_steps), 0) FROM ({_NEW_SPANS}) c"
-    ((n,),) = driver_of(connection).execute(query, _since(buffer_id, before))
+    ((n,),) = driver_of(connection).execute(query, _spans_since(buffer_id, before))
     return int(n)
 
 
