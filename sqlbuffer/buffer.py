@@ -148,7 +148,7 @@ class ReplayBuffer:
         decoding = RowDecoding(store.source, *types)
         self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
-        self._reader = RowReader(store.rows, decoding)
+        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *types))
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
 
@@ -1069,7 +1069,7 @@ class ReplayBuffer:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
             >>> source = buffer.batch_source(LoaderOptions(mode="step", batch_size=2))
         """
-        return options.source(self._store)
+        return options.source(self._store.drawing)
 
     def mirror(
         self,
@@ -1202,11 +1202,11 @@ class ReplayBuffer:
             >>> buffer.size(), buffer.size(QueryBuilder().eq("exp_meta.task_id", "t2"))
             (1, 0)
         """
-        return self._store.rows.count(self._conditions.node(condition, query_condition))
+        return self._store.reading.rows.count(self._conditions.node(condition, query_condition))
 
     def __len__(self) -> int:
         """Return the number of rows in the buffer, without a scan."""
-        return self._store.rows.count(EVERYTHING)
+        return self._store.reading.rows.count(EVERYTHING)
 
     def __bool__(self) -> bool:
         """Return True, also for an empty buffer: `if buffer` tests for None only."""
@@ -1355,7 +1355,7 @@ class ReplayBuffer:
             >>> print(ReplayBuffer("sqlite://").sql(QueryBuilder().eq("exp_meta.task_id", "t1")))
             SELECT ...
         """
-        return self._store.rows.sql(self._conditions.node(condition, query_condition))
+        return self._store.reading.rows.sql(self._conditions.node(condition, query_condition))
 
     def explain(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the database's query plan for the SELECT of a condition.
@@ -1369,7 +1369,7 @@ class ReplayBuffer:
             >>> print(buffer.explain(QueryBuilder().eq("exp_meta.task_id", "t1")))
             SEARCH ...
         """
-        return self._store.rows.explain(self._conditions.node(condition, query_condition))
+        return self._store.reading.rows.explain(self._conditions.node(condition, query_condition))
 
     def annotate(
         self,

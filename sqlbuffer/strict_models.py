@@ -199,10 +199,10 @@ class StrictModel(CheckedModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         default = type(self)()
-        for name in type(self).model_fields:
+        for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if value != getattr(default, name):
-                yield name, value
+                yield name, value if field.repr else Verbatim("...")
 
     def __str__(self) -> str:
         return repr(self)

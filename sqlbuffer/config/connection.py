@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from sqlbuffer.config.setting_checks import (
     checked_choice,
@@ -11,6 +11,7 @@ from sqlbuffer.config.setting_checks import (
     checked_seconds,
     checked_wait,
 )
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.strict_models import StrictModel
 
 RETRY_S = 30.0
@@ -21,6 +22,12 @@ def _durability(value: Any) -> Any:
     if value is None:
         return None
     return checked_choice(value, "durability", get_args(Durability), ", or omitted")
+
+
+def _read_url(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise BufferConfigError(f"read_url is the URL of a standby as text, got {type(value).__name__}")
 
 
 class Connection(StrictModel):
@@ -39,6 +46,11 @@ class Connection(StrictModel):
         wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
         flush_s: Longest time in seconds until a pending step of `episode()` is stored.
+        read_url: URL of a standby of the database. Reads, draws that are not counted, and mirrors
+            use it; they see what this process has written. Writes, leases, and the draws of a
+            buffer with `max_use`, `track_samples` or a rate limiter use the primary.
+        max_lag_s: Largest lag in seconds of the standby; reads of one that is further behind raise
+            `StorageBusyError`. None: any.
         alpha: Exponent of priorities in this process's draws. None: the stored one. Draws with a
             different one read all priorities of the buffer.
 
@@ -58,6 +70,11 @@ class Connection(StrictModel):
     flush_s: Annotated[float, BeforeValidator(lambda value: checked_seconds("flush_s", value))] = (
         1.0
     )
+    read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
+    max_lag_s: Annotated[
+        float | None,
+        BeforeValidator(lambda value: None if value is None else checked_wait("max_lag_s", value)),
+    ] = None
     alpha: Annotated[
         float | None,
         BeforeValidator(lambda v: None if v is None else checked_exponent(v, "alpha")),
@@ -74,3 +91,5 @@ class ConnectionSettings(TypedDict, total=False):
     retry_s: float
     wait_s: float
     flush_s: float
+    read_url: str | None
+    max_lag_s: float | None

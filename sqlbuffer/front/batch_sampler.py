@@ -44,12 +44,12 @@ class BatchSampler:
             raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
         check_batch_size(batch_size)
         n = min(int(batch_size), MAX_LIMIT)
-        batch = self._store.draws.sample_batch(node, reader, sampler, n)
+        batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
         check_sufficient(
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store, node, sampler, reader),
+            lambda: undrawn(self._store.drawing, node, sampler, reader),
         )
         if n:
             sampler.handed_out()
@@ -74,11 +74,13 @@ class BatchSampler:
         if batch_size == 0 and not sampler.reads_priorities:
             return RowList()
         n = min(int(batch_size), MAX_LIMIT)
-        drawn, number = self._store.draws.sample_rows(
+        drawn, number = self._store.drawing.draws.sample_rows(
             node, sampler, n, n if strict else 0, payloads
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
-        check_sufficient(len(rows), batch_size, strict, lambda: undrawn(self._store, node, sampler))
+        check_sufficient(
+            len(rows), batch_size, strict, lambda: undrawn(self._store.drawing, node, sampler)
+        )
         if rows:
             sampler.handed_out()
         return rows
@@ -102,10 +104,10 @@ class BatchSampler:
         if n == 0:
             return RowList()
         most = min(int(n), MAX_LIMIT)
-        drawn, number = self._store.draws.sample_tasks(
+        drawn, number = self._store.drawing.draws.sample_tasks(
             node, sampler, most, most if strict else 0, payloads
         )
-        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store, node, sampler))
+        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
@@ -113,11 +115,11 @@ class BatchSampler:
         check_batch_size(n)
         sampler = RandomSampler() if sampler is None else sampler
         decoder, n = self._decoding.whole, min(int(n), MAX_LIMIT)
-        with self._store.source.candidates(node) as candidates:
+        with self._store.reading.source.candidates(node) as candidates:
             if not isinstance(sampler, TaskSampler):
                 return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
             chosen = sampler.choose_tasks(candidates, n) if n else []
-        tasks = self._store.rows.tasks(chosen)
+        tasks = self._store.reading.rows.tasks(chosen)
         return [decoder.rows(rows) for rows in tasks.values() if rows]
 
 

@@ -16,7 +16,7 @@ def open_loader(
     store: BufferStore, options: LoaderOptions, output: Output, prefetch: Any
 ) -> Loader[Any]:
     """Return a loader of a buffer."""
-    source = options.source(store)
+    source = options.source(store.drawing)
     identity = {"buffer": store.info.name, **options.identity(source.node)}
     plan: BatchPlan
     if options.is_drawn:

@@ -155,7 +155,8 @@ class BatchSource:
         return Intervals(np.concatenate([np.empty(0, np.int64), *found]))
 
     def catch_up(self, seq: int) -> None:
-        """Do nothing: each read shows all rows that are stored."""
+        """Wait until rows up to a number are there, where a standby is read."""
+        self.store.own_writes.wait_for(seq)
 
     def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place

@@ -61,7 +61,7 @@ class Refreshing:
         self._refresh_s, self._max_lag_s = settings.refresh_s, settings.max_lag_s
         reads_priorities = publisher is None and store.info.config.priorities.enabled
         self._publisher = publisher
-        self._feed = Feed(store, settings.node, reads_priorities=reads_priorities)
+        self._feed = Feed(store.reading, store, settings.node, reads_priorities=reads_priorities)
         allocate = None if publisher is None else publisher.allocate
         self._filling = Filling(store, settings, allocate)
         self._pid = os.getpid()
@@ -182,6 +182,7 @@ class Refreshing:
         if began_at - self._renewed_at > RENEWED_S:
             self._feed.register()
             self._renewed_at = began_at
+        self._store.reading.own_writes.catch_up()
         publisher = self._publisher
         with ExitStack() as stack:
             with self._feed.look() as news:
@@ -304,7 +305,7 @@ class Refreshing:
     def lag(self) -> MirrorLag:
         """Return how far behind the memory is."""
         known = self._feed.state or self.state
-        return lag_of(self._store, self.lag_s, self.state.high, known, self._error)
+        return lag_of(self._store.reading, self.lag_s, self.state.high, known, self._error)
 
 
 def may_pass(error: Exception) -> bool:

@@ -259,7 +259,7 @@ class SharedFollowing:
         with suppress(ValueError, TypeError):
             state = state_of(segment.cursor)
         high, error = segment.get(Counter.HIGH), _error_of(self._current())
-        return lag_of(self._store, self._lag_s, high, state, error)
+        return lag_of(self._store.reading, self._lag_s, high, state, error)
 
     @property
     def _lag_s(self) -> float:

@@ -70,7 +70,7 @@ class BatchDraws:
     ) -> None:
         self.buffer, self._sessions = source.buffer, sessions
         self._source, self._queries, self._priorities = source, queries, priorities
-        self._own_writes = own_writes
+        self.own_writes = own_writes
         self._expiry = expiry
 
     @retry_on_disconnect
@@ -80,6 +80,7 @@ class BatchDraws:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
+        self.own_writes.catch_up()
         with self._source.candidates(node, columns, sampled=True) as candidates:
             found = choose(candidates)
         self._find_eligible_low(candidates)
@@ -116,7 +117,7 @@ class BatchDraws:
             )
         # A full buffer that is smaller than the batch will never have more.
         most = info.config.retention.max_capacity or n
-        self._own_writes.store_before_draw(
+        self.own_writes.store_before_draw(
             min(n, most), lambda: self._queries.count_stored(EVERYTHING)
         )
         if getattr(sampler, "reads_priorities", False):

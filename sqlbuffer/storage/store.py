@@ -6,6 +6,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.encoding.compression import check_compression
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.agreements.rank_agreements import RankAgreements
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
@@ -21,7 +22,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow.pacing import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
@@ -29,6 +30,7 @@ from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.migrations.schema_presence import ensure_schema
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.reading.standby_reads import StandbyReads
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.row_retention import Retention
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
@@ -57,6 +59,7 @@ class BufferStore(OpenBuffer):
         retention: Deletes rows, and excludes them from sampling.
         sessions: The training sessions, and the clock.
         agreements: What the ranks of a training run agree on.
+        reading: The same buffer where it is read: on the standby, if there is one, else this one.
     """
 
     def __init__(
@@ -92,11 +95,39 @@ class BufferStore(OpenBuffer):
         self.retention = Retention(self)
         self.sessions = Sessions(self)
         self.agreements = RankAgreements(self)
+        self.reading = self if options.read_url is None else self._on_standby(options.read_url)
+
+    @property
+    def drawing(self) -> "BufferStore":
+        """The same buffer where it is drawn from: a draw that is counted writes."""
+        sampling, flow = self.info.config.sampling, self.info.config.flow
+        is_limited = flow.rate_limiter is not None or self.pacer.is_limited
+        is_counted = sampling.max_use is not None or sampling.track_samples or is_limited
+        return self if is_counted else self.reading
+
+    def _on_standby(self, read_url: str) -> "BufferStore":
+        url = resolve_url(read_url)
+        if {self.url.get_backend_name(), url.get_backend_name()} != {"postgresql"}:
+            raise BufferConfigError(
+                f"read_url={shown_url(url)!r} goes with a PostgreSQL database and is a standby of "
+                f"it; SQLite has none: leave out read_url"
+            )
+        options = self.options.model_copy(update={"read_url": None, "max_lag_s": None})
+        found = BufferStore(url, self.info, options=options)
+        own = StandbyReads(self, found, self.own_writes, self.options.max_lag_s)
+        found.read_after(own)
+        return found
+
+    def read_after(self, own_writes: OwnWrites) -> None:
+        """Let reads and draws bring the steps of this process up to date in another way."""
+        self.own_writes = self.rows.own_writes = self.draws.own_writes = own_writes
 
     def close(self) -> None:
         """Publish sampled rows that are not counted yet, then close idle connections."""
         self.pacer.publish_rest()
         super().close()
+        if self.reading is not self:
+            self.reading.close()
 
     @classmethod
     def open(
@@ -138,4 +169,7 @@ class BufferStore(OpenBuffer):
             lambda: close_idle(resolved),
         )
         made_engine = not isinstance(url, Engine)
-        return cls(resolved, found, engine, made_engine=made_engine, options=options)
+        store = cls(resolved, found, engine, made_engine=made_engine, options=options)
+        if isinstance(store.reading.own_writes, StandbyReads):
+            store.reading.own_writes.check()
+        return store

@@ -28,6 +28,7 @@ READ_ELSEWHERE = {
         "export-to-hugging-face",
         "handle-lost-connections",
         "monitor-and-alert",
+        "read-from-a-standby",
         "read-with-ray",
         "run-the-examples",  # its programs have tests
         "set-up-roles",

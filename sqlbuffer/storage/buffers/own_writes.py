@@ -60,5 +60,11 @@ class OwnWrites:
                 self.store()
                 self._n_stored += n_waiting
 
+    def catch_up(self) -> None:
+        """Do nothing: a read sees what was committed; see `StandbyReads`."""
+
+    def wait_for(self, seq: int) -> None:
+        """Do nothing: a read sees what another process has read."""
+
     def _is_missed(self, n_waiting: int, n: int) -> bool:
         return self._n_stored < max(n, n_waiting * FEWEST_STORED_FOR_ONE)

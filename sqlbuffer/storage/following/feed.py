@@ -210,6 +210,7 @@ class Feed:
 
     Args:
         buffer: The buffer; its steps are in chunks.
+        writable: The same buffer where the follower registers; a standby cannot be written.
         node: Condition of the wanted steps; their episodes are read as a whole.
         reads_priorities: Looks read the priorities that were set.
 
@@ -221,10 +222,15 @@ class Feed:
     """
 
     def __init__(
-        self, buffer: OpenBuffer, node: Node = EVERYTHING, *, reads_priorities: bool = False
+        self,
+        buffer: OpenBuffer,
+        writable: OpenBuffer,
+        node: Node = EVERYTHING,
+        *,
+        reads_priorities: bool = False,
     ) -> None:
         self._buffer, self._reads_priorities = buffer, reads_priorities
-        self._follower = Follower(buffer)
+        self._follower = Follower(writable)
         self.origin = str(uuid4())
         self.is_registered = False
         self._database = _DATABASES[buffer.url.get_backend_name()]

@@ -51,12 +51,12 @@ class RowQueries:
     """
 
     def __init__(self, buffer: OpenBuffer, source: CandidateSource, own_writes: OwnWrites) -> None:
-        self.buffer, self._source, self._own_writes = buffer, source, own_writes
+        self.buffer, self._source, self.own_writes = buffer, source, own_writes
         self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
 
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition no row is scanned."""
-        self._own_writes.store()
+        self.own_writes.store()
         return self.count_stored(node)
 
     @retry_on_disconnect
@@ -79,7 +79,7 @@ class RowQueries:
 
     def store_waiting(self) -> None:
         """Store the waiting steps of this process."""
-        self._own_writes.store()
+        self.own_writes.store()
 
     def count_all_in(self, connection: Connection, settled: int | None) -> int:
         """Return how many rows a snapshot has; no row up to `settled` can appear any more."""
@@ -99,7 +99,7 @@ class RowQueries:
 
         No transaction is open between pages.
         """
-        self._own_writes.store()
+        self.own_writes.store()
         return self._pages(node, *self._now(), payloads)
 
     @retry_on_disconnect
@@ -183,7 +183,7 @@ class RowQueries:
         self, node: Node, offset: int, limit: int, payloads: Payloads | None = None
     ) -> list[Row]:
         """Return up to `limit` rows that match, in insert order, after the first `offset`."""
-        self._own_writes.store()
+        self.own_writes.store()
         return self._page(node, offset, limit, payloads)
 
     @retry_on_disconnect
@@ -197,7 +197,7 @@ class RowQueries:
         self, task_ids: Sequence[str], payloads: Payloads | None = None
     ) -> dict[str, list[Row]]:
         """Return every live row of the tasks, each task's in the order of (episode, step, time)."""
-        self._own_writes.store()
+        self.own_writes.store()
         return self._tasks(task_ids, payloads)
 
     @retry_on_disconnect

@@ -18,7 +18,12 @@ from tests.docs.pages import SERVER_URL, Reader, fenced_blocks, text_of
 from tests.support.deployment import DEPLOY
 from tests.support.pgbouncer import pgbouncer, pgbouncer_program
 from tests.support.postgres import installed_programs
-from tests.support.servers import own_server, server_user
+from tests.support.servers import (
+    own_server,
+    primary_and_standby,
+    server_programs,
+    server_user,
+)
 from tests.support.sql import scalar
 
 ADMIN_URL = "postgresql://postgres@db.internal/replay"
@@ -84,6 +89,20 @@ def test_monitoring(read, make_database_url):
     assert '"autovacuum"' in findings
     figures = page.printed[f"sqlbuffer watch {SERVER_URL} --once --json"]
     assert '"buffer":"walk"' in figures
+
+
+def test_a_standby_is_read(read):
+    programs = server_programs()
+    if programs is None:
+        pytest.skip("allowed: no programs of PostgreSQL that this user may run")
+    with primary_and_standby(programs) as (primary, standby):
+        ReplayBuffer(primary.url, "other", create=True).close()
+        standby_url = "postgresql://me@standby.internal/replay"
+        urls = {SERVER_URL: primary.url, standby_url: standby.url}
+        page = read("docs/how-to/read-from-a-standby.md", urls)
+        assert page.names["buffer"].connection.read_url == standby.url
+        close_pool(primary.url)
+        close_pool(standby.url)
 
 
 def test_a_managed_service_is_checked(read, postgres_url):

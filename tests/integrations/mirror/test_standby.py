@@ -1,4 +1,4 @@
-"""A mirror that follows a standby misses nothing and reads nothing twice, also when it is promoted."""
+"""A mirror that follows a standby misses nothing and reads nothing twice, nor after a promotion."""
 
 import random
 import time
