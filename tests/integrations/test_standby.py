@@ -252,3 +252,14 @@ def test_a_buffer_is_copied_from_a_standby(servers, sqlite_url, fields):
         copied = [(row.seq, row.exp_data, row.fields) for row in target]
         assert copied == [(row.seq, row.exp_data, row.fields) for row in source][: len(copied)]
         assert report.n_steps == len(copied) >= 120
+
+
+def test_the_newest_rows_are_copied_when_the_primary_is_idle(servers, sqlite_url):
+    primary, standby = servers
+    with ReplayBuffer(primary.url, name="idle", create=True, fields={"x": "int64"}) as source:
+        source.extend({"x": range(40)})
+        wait_for_replay(primary, standby)
+        target = ReplayBuffer(sqlite_url, "copy", config=source.config)
+        with ReplayBuffer(standby.url, name="idle", create=False) as replica:
+            assert replica.copy_to(target).n_steps == 40
+        assert [row.fields["x"] for row in target] == list(range(40))

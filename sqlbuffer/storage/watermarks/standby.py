@@ -1,5 +1,7 @@
 """Find the settled rows of a buffer on a PostgreSQL standby."""
 
+import time
+
 import psycopg
 
 # Seconds that a row must be older than the last replayed transaction.
@@ -38,6 +40,17 @@ WITH RECURSIVE newest AS (
 )
 SELECT low, pg_snapshot_xmax(pg_current_snapshot())::text::bigint FROM halves WHERE low = high
 """
+# All that was received is replayed, and no transaction runs that has written.
+_QUIET = """
+SELECT pg_last_wal_replay_lsn()::text,
+    EXISTS (SELECT FROM pg_stat_wal_receiver)
+        AND pg_last_wal_receive_lsn() <= pg_last_wal_replay_lsn()
+        AND pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()),
+    greatest(
+        (SELECT seq FROM experiences WHERE buffer_id = %(id)s ORDER BY seq DESC LIMIT 1),
+        (SELECT first_seq + n_steps - 1 FROM chunks
+         WHERE buffer_id = %(id)s ORDER BY first_seq DESC LIMIT 1))
+"""
 _OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
 
@@ -49,6 +62,9 @@ class StandbyWatermark:
     below an old row are known, and have ids below the snapshot's xmax: a later transaction has
     ended since. Once no transaction below that xmax runs, they have all ended.
 
+    While the primary is idle no row grows old. If nothing has come for `STANDBY_AGE_S`, and no
+    transaction runs, all rows are settled.
+
     Attributes:
         settled: No row up to this number can appear any more.
     """
@@ -57,6 +73,7 @@ class StandbyWatermark:
         self.settled = 0
         self._pending = 0
         self._later_id: int | None = None
+        self._end, self._quiet_since = "", 0.0
 
     def look(self, driver: psycopg.Connection, buffer_id: int) -> int:
         """Read the server once, and return `settled`. Each statement needs its own snapshot."""
@@ -69,4 +86,13 @@ class StandbyWatermark:
         ((oldest_running,),) = driver.execute(_OLDEST_RUNNING)
         if oldest_running >= self._later_id:
             self.settled, self._later_id = max(self.settled, self._pending), None
+        self._look_for_quiet(driver, buffer_id)
         return self.settled
+
+    def _look_for_quiet(self, driver: psycopg.Connection, buffer_id: int) -> None:
+        ((end, is_quiet, newest),) = driver.execute(_QUIET, {"id": buffer_id}).fetchall()
+        now = time.monotonic()
+        if end != self._end or not is_quiet:
+            self._end, self._quiet_since = end, now
+        elif now - self._quiet_since >= STANDBY_AGE_S:
+            self.settled = max(self.settled, newest or 0)
