@@ -5,6 +5,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from tests.support import sql
+from tests.support.processes import wait_until
 
 
 def test_a_file_that_goes_away_is_told_and_found_again(make_database_url, visit):
@@ -45,7 +46,7 @@ def test_live_figures_go_on_after_a_loss(make_database_url, visit):
     url = make_database_url("postgresql", schema=True)
     browser = visit(url)
     page = browser.open("/")
-    page.wait_for_function("document.querySelector('[data-live-note]').innerText == 'live'")
+    wait_until(lambda: page.inner_text("[data-live-note]") == "live", "live figures")
     sql.run(
         url,
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

@@ -9,6 +9,7 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.web.application import PAGES
 from tests.integrations.web.conftest import running_writer, talk
 from tests.support import sql
+from tests.support.processes import wait_until
 from tests.support.web_pages import NO_PAGES, kind_of
 
 MOST_OF_A_KIND = 3
@@ -97,11 +98,7 @@ def test_figures_follow_the_writer_without_a_reload(filled, visit):
         browser.page.wait_for_selector("tr:has-text('running')")
         cell = browser.page.locator("tr:has-text('running') td").first
         first = number(cell.inner_text())
-        browser.page.wait_for_function(
-            "n => Number([...document.querySelectorAll('tr')].find(r => "
-            "r.innerText.includes('running')).children[1].innerText.replaceAll(',', '')) > n",
-            arg=first,
-        )
+        wait_until(lambda: number(cell.inner_text()) > first, "more steps")
 
 
 def test_the_facts_of_a_buffer_are_those_of_the_database(filled, visit):
@@ -196,7 +193,7 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched(filled, visit):
     page = browser.open("/")
     dark = page.evaluate(ground)
     page.emulate_media(color_scheme="light")
-    page.wait_for_function(f"{ground} != '{dark}'")
+    wait_until(lambda: page.evaluate(ground) != dark, "the light theme")
     page.click("[data-theme-switch]")
     assert page.evaluate(ground) == dark
     browser.open("/sql")
