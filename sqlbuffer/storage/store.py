@@ -59,7 +59,6 @@ class BufferStore(OpenBuffer):
         retention: Deletes rows, and excludes them from sampling.
         sessions: The training sessions, and the clock.
         agreements: What the ranks of a training run agree on.
-        reading: The same buffer where it is read: on the standby, if there is one, else this one.
     """
 
     def __init__(
@@ -95,7 +94,13 @@ class BufferStore(OpenBuffer):
         self.retention = Retention(self)
         self.sessions = Sessions(self)
         self.agreements = RankAgreements(self)
-        self.reading = self if options.read_url is None else self._on_standby(options.read_url)
+        read_url = options.read_url
+        self._standby = None if read_url is None else self._on_standby(read_url)
+
+    @property
+    def reading(self) -> "BufferStore":
+        """The same buffer where it is read: on the standby, if there is one, else this one."""
+        return self if self._standby is None else self._standby
 
     @property
     def drawing(self) -> "BufferStore":
@@ -126,8 +131,8 @@ class BufferStore(OpenBuffer):
         """Publish sampled rows that are not counted yet, then close idle connections."""
         self.pacer.publish_rest()
         super().close()
-        if self.reading is not self:
-            self.reading.close()
+        if self._standby is not None:
+            self._standby.close()
 
     @classmethod
     def open(
