@@ -108,11 +108,10 @@ def alike_items(items: Sequence[Any]) -> ItemColumns | None:
     """Return copies of items that have the same keys, with values of the same kind, dtype and shape
     under each; None: they differ, or hold anything else.
     """
-    n = len(items)
-    if list(map(type, items)).count(dict) < n or len(set(map(len, items))) > 1:
+    if not {dict}.issuperset(map(type, items)) or len(set(map(len, items))) > 1:
         return None
     columns = []
-    for key in items[0] if n else ():
+    for key in items[0] if items else ():
         try:
             column = _column(list(map(itemgetter(key), items)))
         except KeyError:
@@ -125,14 +124,14 @@ def alike_items(items: Sequence[Any]) -> ItemColumns | None:
 
 def _column(values: list[Any]) -> Column | None:
     """Return copies of the values of one key; None: they differ, or are of another kind."""
-    kinds, n = list(map(type, values)), len(values)
-    kind = kinds[0]
-    if kinds.count(kind) < n:
-        return (values, None) if CONSTANTS.issuperset(kinds) else None
+    kinds = set(map(type, values))
+    if CONSTANTS.issuperset(kinds):
+        return values, None
+    kind = kinds.pop()
+    if kinds:
+        return None
     if kind is np.ndarray:
         return _arrays(values)
-    if kind in CONSTANTS:
-        return values, None
     if kind is dict:
         found = alike_items(values)
         return None if found is None else (found, None)
@@ -145,7 +144,7 @@ def _arrays(values: list[Any]) -> Column | None:
     if first.dtype.char not in _DTYPES or not first.dtype.isnative or not first.ndim:
         return None
     try:
-        if list(map(len, values)).count(len(first)) < len(values):
+        if len(set(map(len, values))) > 1:
             return None
         copies = np.concatenate(values, dtype=first.dtype, casting="no")
     except (TypeError, ValueError):  # other dtypes or shapes
