@@ -1749,6 +1749,7 @@ class ReplayBuffer:
             True if the clock has changed; False if another session has begun since.
 
         Raises:
+            FieldError: The key of the session cannot be stored.
             SessionNotFoundError: The buffer has no session with this key.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
             TypeError: The version is not an integer.
@@ -1865,6 +1866,7 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
+            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such SQLite file.
             SchemaMissingError: The database has no schema of sqlbuffer.
             StorageUnreachableError: The database does not answer.
@@ -1889,6 +1891,7 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
+            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such buffer.
 
         Example:

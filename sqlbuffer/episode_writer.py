@@ -44,6 +44,10 @@ class EpisodeWriter:
         ...     episode.end(obs=[1.0, 1.0])
         >>> len(buffer), episode.length, episode.episode_return
         (2, 2, 1.5)
+        >>> episode = buffer.episode(level=1)
+        >>> episode.append(obs=[0.0, 0.0], action=1, truncated=True)
+        >>> episode.finish({"obs": [0.0, 1.0]})
+        >>> buffer.episode(level=1).abort()
     """
 
     def __init__(
@@ -91,6 +95,8 @@ class EpisodeWriter:
     def hold(self, **step: Any) -> None:
         """Add a step as `append` does, but keep it in this object until the next call, which may be
         `cut`.
+
+        :meta private:
         """
         self._check_open()
         encoded = self._encode(self.length, step)
@@ -109,14 +115,22 @@ class EpisodeWriter:
 
         Raises:
             FieldError: Fields are missing or unknown, a field cannot hold a value, or the reward is
-                not a finite number; the episode stays open.
+                not a finite number; the episode stays open. Or it has ended already.
             StorageError: The episode could not be stored; it stays pending.
         """
         self.finish(final, reward=reward)
         self._queue.flush()
 
     def finish(self, final: dict[str, Any] | None = None, *, reward: float | None = None) -> None:
-        """End the episode without a wait: its end is stored within the buffer's `flush_s`."""
+        """End the episode without a wait: its end is stored within the buffer's `flush_s`.
+
+        Args:
+            final: Observation after the last step, by field; None if there is none.
+            reward: The episode's own reward; see `end`.
+
+        Raises:
+            FieldError: As `end`; the episode stays open, unless it has ended already.
+        """
         self._check_open()
         reward = checked_reward(reward, "reward")
         final_arrays = pack_final(self._observation, final, self._casting)
@@ -124,7 +138,10 @@ class EpisodeWriter:
         self._close("complete", final_arrays, reward)
 
     def cut(self, final: dict[str, Any] | None = None) -> None:
-        """End the episode as truncated after the held step, without a wait."""
+        """End the episode as truncated after the held step, without a wait.
+
+        :meta private:
+        """
         self._check_open()
         final_arrays = pack_final(self._observation, final, self._casting)
         if self._held is not None:
@@ -132,7 +149,12 @@ class EpisodeWriter:
         self._close("complete", final_arrays)
 
     def abort(self) -> None:
-        """End the episode as aborted: its steps are stored, but not drawn as transitions."""
+        """End the episode as aborted: its steps are stored, but not drawn as transitions.
+
+        Raises:
+            FieldError: The episode has ended, or another process began it.
+            StorageError: The episode could not be stored; it stays pending.
+        """
         self._check_open()
         self._close("aborted", None)
         self._queue.flush()

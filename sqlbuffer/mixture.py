@@ -8,12 +8,12 @@ from itertools import count
 from typing import Any, Literal, Unpack, get_args, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_batch_size
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.iteration import LoaderRun
+from sqlbuffer.loading.joined_batches import joined
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.mixture_shares import split
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
@@ -22,7 +22,6 @@ from sqlbuffer.loading.plans import Progress, is_count, own_sampler
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.rows.batch_parts import stacked
 
 OnEmpty = Literal["raise", "redistribute"]
 ON_EMPTY = get_args(OnEmpty)
@@ -68,13 +67,17 @@ class Mixture:
     buffers have the same name.
 
     Example:
-        >>> demo = ReplayBuffer("sqlite://", name="demo", fields={"x": "int64"})
-        >>> online = ReplayBuffer("sqlite://", name="online", fields={"x": "int64"})
-        >>> _ = demo.extend({"x": [1, 2]}), online.extend({"x": [10, 20, 30]})
-        >>> for batch in mix({demo: 1, online: 1}).loader("step", 4, seed=1):
-        ...     print(batch.n_rows, batch.info["source"].tolist())
-        ...     break
-        4 ['demo', 'demo', 'online', 'online']
+        >>> demo = ReplayBuffer("sqlite://", name="demo", fields={"obs": "int64"})
+        >>> online = ReplayBuffer("sqlite://", name="online", fields={"obs": "int64"})
+        >>> for buffer in (demo, online):
+        ...     _ = buffer.extend({"obs": [1, 2, 3]}, task_id="t", episode_id="e")
+        >>> mixture = mix({demo: 1, online: 1})
+        >>> mixture.sample_arrays(4).info["source"].tolist()
+        ['demo', 'demo', 'online', 'online']
+        >>> mixture.sample_transitions(4).next_obs.shape
+        (4,)
+        >>> next(iter(mixture.loader("step", 4, seed=1))).n_rows
+        4
     """
 
     def __init__(
@@ -166,6 +169,9 @@ class Mixture:
         Each source has its own random numbers, derived from the seed.
 
         Raises:
+            ConditionError: A malformed condition.
+            FieldError: A field is unknown, or names collide.
+            MissingExtraError: A device is given, and torch is not installed.
             ValueError: Passes (`epochs`, `shuffle=False`): sources would end at different times.
         """
         names = ("fieldname_map", "to_named_tuple", "device")
@@ -329,32 +335,6 @@ class _MixedDraws:
     def n_batches(self) -> int | None:
         """Return None: draws have no end."""
         return None
-
-
-def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
-    """Return the rows of batches of several sources, one after the other, with their sources in
-    `info`; lengths that differ are padded with zeros.
-    """
-    named = [
-        Batch(batch, {**batch.info, "source": np.array([label] * batch.n_rows, object)})
-        for label, batch in zip(labels, batches, strict=True)
-    ]
-    first = named[0]
-    return Batch(
-        {name: _joined(name, named) for name in first},
-        {
-            name: stacked([batch.info[name] for batch in named])
-            for name in first.info
-            if all(name in batch.info for batch in named)  # not every buffer notes its batches
-        },
-    )
-
-
-def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
-    """Return one array of those of several batches; None where one of them is not known."""
-    arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
-    found: NDArray[Any] | None = stacked(arrays) if arrays else None
-    return found
 
 
 def _declared(buffer: ReplayBuffer, name: str) -> str:

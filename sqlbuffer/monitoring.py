@@ -73,6 +73,8 @@ class TensorBoardMonitor:
         >>> TensorBoardMonitor(buffer, Printing()).write(step=100)
         sqlbuffer/default/rows 1.0 100
         True
+        >>> TensorBoardMonitor(buffer, Printing(), every_s=60).start().close()
+        sqlbuffer/default/rows 1.0 ...
     """
 
     def __init__(
@@ -105,6 +107,9 @@ class TensorBoardMonitor:
 
         Returns:
             True if the figures were written.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
         """
         began = time.monotonic()
         if not now and began - self._written_at < self._every_s:
@@ -235,6 +240,8 @@ class PrometheusCollector:
         # TYPE sqlbuffer_rows gauge
         sqlbuffer_rows{buffer="default"} 0.0
         ...
+        >>> next(PrometheusCollector(buffer).collect()).name
+        'sqlbuffer_rows'
     """
 
     def __init__(self, *buffers: ReplayBuffer) -> None:
@@ -243,11 +250,18 @@ class PrometheusCollector:
         self._families = _families()
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics of a scrape."""
+        """Yield the metrics of a scrape.
+
+        Raises:
+            BufferNotFoundError: A buffer was dropped.
+        """
         return iter(self._collected([buffer.stats() for buffer in self._buffers]))
 
     def describe(self) -> Sequence[Any]:
-        """Name no metrics in advance: a registry would look at the database for them."""
+        """Name no metrics in advance: a registry would look at the database for them.
+
+        :meta private:
+        """
         return ()
 
     def _collected(self, found: Sequence[Stats]) -> Iterator[Any]:
@@ -283,7 +297,10 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
     """Return the figures of buffers in the text format of Prometheus, for your own endpoint.
 
     Raises:
+        BufferNotFoundError: A buffer was dropped.
         MissingExtraError: prometheus_client is not installed.
+        TypeError: An argument is not a buffer.
+        ValueError: Two buffers have the same name.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")

@@ -54,6 +54,8 @@ class RateLimiter:
         False
         >>> limiter.may_sample(FlowCounts(inserted=1_000, sampled=0), 256)
         True
+        >>> limiter.may_insert(FlowCounts(inserted=1_000, sampled=0), 257)
+        False
     """
 
     samples_per_insert: float
@@ -130,13 +132,19 @@ class RateLimiter:
         return inserted <= self.min_size or diff <= self.max_diff
 
     def room(self, counts: FlowCounts) -> int:
-        """Return the largest number of rows that may be inserted now."""
+        """Return the largest number of rows that may be inserted now.
+
+        :meta private:
+        """
         by_ratio = (self.max_diff + counts.sampled) / self.samples_per_insert
         room = max(by_ratio, float(self.min_size)) - counts.inserted
         return max(0, min(NO_LIMIT, math.floor(room)))
 
     def refusal(self, counts: FlowCounts, role: Role, n: int) -> str | None:
-        """Return why n rows can never pass in one call; None if they can after a wait."""
+        """Return why n rows can never pass in one call; None if they can after a wait.
+
+        :meta private:
+        """
         needed = n if role == "sample" else n * self.samples_per_insert
         if role == "insert" and counts.inserted + n <= self.min_size:
             return None
@@ -171,6 +179,8 @@ class RatioWindow:
         True
         >>> window.may_insert(FlowCounts(inserted=40, sampled=100), 11)
         False
+        >>> window.may_sample(FlowCounts(inserted=9, sampled=100), 1)
+        False
     """
 
     max_ratio: float = math.inf
@@ -193,7 +203,10 @@ class RatioWindow:
             object.__setattr__(self, name, float(value))
 
     def decayed(self, count: float, age_s: float) -> float:
-        """Return the rest of a count after age_s seconds."""
+        """Return the rest of a count after age_s seconds.
+
+        :meta private:
+        """
         return count * math.pow(0.01, max(0.0, age_s) / self.window_s)
 
     def decayed_by_second(
@@ -210,6 +223,8 @@ class RatioWindow:
 
         Returns:
             The decayed counts, and the time up to which they are decayed.
+
+        :meta private:
         """
         age_s = now - decayed_at
         if age_s < 0 or not (counts.inserted or counts.sampled):
@@ -229,27 +244,39 @@ class RatioWindow:
         return counts.inserted + n <= self.max_ratio * counts.sampled * (1 + _ROUNDING)
 
     def refused_insert(self, counts: FlowCounts, n: int) -> str | None:
-        """Return why n rows may not be inserted now; None if they may."""
+        """Return why n rows may not be inserted now; None if they may.
+
+        :meta private:
+        """
         if self.may_insert(counts, n):
             return None
         pushed, sampled = f"{counts.inserted:.1f} + {n}", f"{counts.sampled:.1f}"
         return f"push({pushed}) / sample({sampled}) > max ({self.max_ratio:g})"
 
     def refused_sample(self, counts: FlowCounts, n: int) -> str | None:
-        """Return why n rows may not be sampled now; None if they may."""
+        """Return why n rows may not be sampled now; None if they may.
+
+        :meta private:
+        """
         if self.may_sample(counts, n):
             return None
         pushed, sampled = f"{counts.inserted:.1f}", f"{counts.sampled:.1f} + {n}"
         return f"push({pushed}) / sample({sampled}) < min ({self.min_ratio:g})"
 
     def room(self, counts: FlowCounts) -> int:
-        """Return the largest number of rows that may be inserted now."""
+        """Return the largest number of rows that may be inserted now.
+
+        :meta private:
+        """
         if counts.sampled < _NOTHING or self.max_ratio == math.inf:
             return NO_LIMIT
         return max(0, math.floor(self.max_ratio * counts.sampled - counts.inserted))
 
     def refusal(self, counts: FlowCounts, role: Role, n: int) -> str | None:
-        """Return None: any number of rows may pass after a wait."""
+        """Return None: any number of rows may pass after a wait.
+
+        :meta private:
+        """
         return None
 
 

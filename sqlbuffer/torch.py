@@ -56,6 +56,10 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         >>> dataset = IterableDataset(buffer.loader("step", 2, epochs=1, shuffle=False))
         >>> [batch["x"].tolist() for batch in DataLoader(dataset, batch_size=None)]
         [[0.0, 1.0], [2.0]]
+        >>> _ = next(iter(dataset))
+        >>> dataset.load_state_dict(dataset.state_dict())
+        >>> [batch["x"].tolist() for batch in dataset]
+        [[2.0]]
     """
 
     def __init__(self, loader: Loader) -> None:

@@ -75,9 +75,12 @@ class AsyncReplayBuffer:
         >>> async def main():
         ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
         ...         await buffer.add(state=1, actions=[0])
-        ...         return await buffer.size()
+        ...         await buffer.set_clock(7)
+        ...         print(await buffer.size(), await buffer.clock(), await buffer.session_id())
+        ...         return await buffer.config()
         >>> asyncio.run(main())
-        1
+        1 7 None
+        BufferConfig.of()
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:

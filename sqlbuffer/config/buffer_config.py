@@ -85,6 +85,10 @@ class BufferConfig(StrictModel):
         BufferConfig.of(max_capacity=1000, priorities=True)
         >>> config.priorities.alpha
         0.6
+        >>> config.replace({"max_capacity": None}).given()
+        {'max_capacity': None, 'priorities': True}
+        >>> config.settings()["max_capacity"]
+        1000
         >>> BufferConfig.model_validate_json(config.model_dump_json()) == config
         True
     """
@@ -103,6 +107,8 @@ class BufferConfig(StrictModel):
         """Return the configuration with these settings; None leaves the default.
 
         Raises:
+            BufferConfigError: A value is invalid, or two settings contradict each other.
+            FieldError: A field is malformed.
             TypeError: A setting is unknown.
         """
         return cls().replace({name: v for name, v in settings.items() if v is not None})
@@ -115,6 +121,8 @@ class BufferConfig(StrictModel):
                 unlimited.
 
         Raises:
+            BufferConfigError: A value is invalid, or two settings contradict each other.
+            FieldError: A field is malformed.
             TypeError: A setting is unknown.
         """
         values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
@@ -151,7 +159,10 @@ class BufferConfig(StrictModel):
 
     @classmethod
     def advice_on(cls, name: str) -> str:
-        """Return what to do about a key that the model does not have."""
+        """Return what to do about a key that the model does not have.
+
+        :meta private:
+        """
         if name in PLACES:
             return f"put it into the group {PLACES[name][0]!r}"
         return super().advice_on(name)

@@ -37,6 +37,11 @@ class FieldSpec:
     Example:
         >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
         (3, 2)
+        >>> spec = FieldSpec.parse("action", {"dtype": "int8", "column": True})
+        >>> spec.cast(3).dtype, spec.cast_rows([3, 4]).shape
+        (dtype('int8'), (2,))
+        >>> FieldSpec.from_json("action", spec.to_json()) == spec
+        True
     """
 
     name: str

@@ -58,8 +58,9 @@ class LeasedBatch(Sequence[DataRow]):
         >>> for step in range(3):
         ...     _ = buffer.add(state=step, actions=[0], step=step)
         >>> with buffer.lease(2, order="fifo") as batch:
-        ...     [row.exp_data.state for row in batch]
-        [0, 1]
+        ...     batch.renew(lease_s=60)
+        ...     [row.exp_data.state for row in batch], batch.arrays(["reward"]).n_rows
+        ([0, 1], 2)
         >>> len(buffer)
         1
     """
@@ -91,6 +92,7 @@ class LeasedBatch(Sequence[DataRow]):
             lease_s: Seconds until it expires; by default the same as at the start.
 
         Raises:
+            BufferConfigError: `lease_s` is not a positive number of seconds.
             LeaseLostError: The lease has expired, or its block has ended.
         """
         lease_s = self._lease_s if lease_s is None else checked_seconds("lease_s", lease_s)

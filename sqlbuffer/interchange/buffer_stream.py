@@ -107,8 +107,8 @@ class BufferStream:
         >>> buffer.extend({"x": [1.0, 2.0]}, task_id="t").inserted
         2
         >>> with BufferStream(buffer) as stream:
-        ...     [batch.fields["x"].tolist() for batch in stream]
-        [[1.0, 2.0]]
+        ...     [batch.fields["x"].tolist() for batch in stream], len(stream.pieces(2))
+        ([[1.0, 2.0]], 1)
     """
 
     def __init__(
@@ -197,7 +197,10 @@ class BufferStream:
                 yield batch
 
     def batches(self) -> Iterator[tuple[ColumnBatch, int]]:
-        """Yield batches, each with the number up to which steps were read."""
+        """Yield batches, each with the number up to which steps were read.
+
+        :meta private:
+        """
         reader, left = ColumnReader(self._source, self.fields), self.state.range
         while left.cursor < left.high:
             batch, end = reader.batch(left)
@@ -219,6 +222,9 @@ class BufferStream:
 
         Args:
             n: Largest number.
+
+        Raises:
+            CopyError: The stream was not opened by `with`.
         """
         self._has_pieces, hold = True, self._source.hold
         return [
@@ -240,6 +246,8 @@ class BufferStream:
         Args:
             low: End of a piece; no chunk continues after it.
             high: End of the next piece; None: the end of the stream.
+
+        :meta private:
         """
         self._has_pieces, own = True, self.state.range
         end = own.high if high is None else min(high, own.high)
@@ -251,7 +259,10 @@ class BufferStream:
         )  # fmt: skip
 
     def episodes(self) -> Iterator[TableRows]:
-        """Yield pages of the episodes as they were when the last step of the stream was stored."""
+        """Yield pages of the episodes as they were when the last step of the stream was stored.
+
+        :meta private:
+        """
         return episode_pages(self._source, self.state.range)
 
 

@@ -38,6 +38,11 @@ class Loader(Generic[T]):
         >>> loader = buffer.loader("step", 4, epochs=1, shuffle=False)
         >>> [batch.x.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5]]
+        >>> first = next(iter(loader))
+        >>> again = buffer.loader("step", 4, epochs=1, shuffle=False)
+        >>> again.load_state_dict(loader.state_dict())
+        >>> [batch.x.tolist() for batch in again]
+        [[4, 5]]
     """
 
     def __init__(
@@ -103,6 +108,8 @@ class Loader(Generic[T]):
 
         Raises:
             ValueError: A state was loaded, and the next iteration must continue from it.
+
+        :meta private:
         """
         if self._is_resumed:
             raise ValueError(
@@ -115,7 +122,10 @@ class Loader(Generic[T]):
     def run_of(
         self, number: int, worker: int = 0, n_workers: int = 0, agree: Agree = alone
     ) -> LoaderRun:
-        """Return an iteration; see `LoaderRun`."""
+        """Return an iteration; see `LoaderRun`.
+
+        :meta private:
+        """
         rank, world = (self._rank.rank, self._rank.world) if self._rank is not None else (0, 0)
         return LoaderRun(self.seed, number, worker, n_workers, rank, world, self._process, agree)
 
@@ -123,15 +133,23 @@ class Loader(Generic[T]):
         """Begin or continue a worker's part of an iteration; `state_dict` does not know of it.
 
         Each batch comes with the progress after it.
+
+        :meta private:
         """
         return self._batches(run, progress)
 
     def begin(self, run: LoaderRun) -> Progress:
-        """Return the progress of an iteration before its first batch."""
+        """Return the progress of an iteration before its first batch.
+
+        :meta private:
+        """
         return self._plan.begin(run)
 
     def state_of(self, number: int, progress: Progress) -> dict[str, Any]:
-        """Return the position of an iteration as JSON."""
+        """Return the position of an iteration as JSON.
+
+        :meta private:
+        """
         return {
             "version": _VERSION,
             "loader": dict(self._identity),
@@ -145,6 +163,8 @@ class Loader(Generic[T]):
 
         Raises:
             ValueError: See `load_state_dict`.
+
+        :meta private:
         """
         self._check_state(state)
         self.seed = state["seed"]

@@ -46,11 +46,21 @@ class Mirror:
     Example:
         >>> import numpy as np
         >>> from sqlbuffer import ReplayBuffer
-        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": np.float32})
-        >>> _ = buffer.extend({"obs": np.arange(5.0)}, task_id="walk")
+        >>> buffer = ReplayBuffer("sqlite://", fields={"obs": np.float32}, priorities=True)
+        >>> _ = buffer.extend({"obs": np.arange(5.0)}, task_id="walk", episode_id="walk-1")
         >>> with buffer.mirror() as mirror:
         ...     sorted(set(mirror.sample_arrays(256).obs.tolist()))
+        ...     batch = mirror.sample_transitions(8)
+        ...     bool((batch.next_obs == batch.obs + 1).all())
+        ...     mirror.update_priorities(batch.info["seq"], np.ones(8)).missing
+        ...     next(iter(mirror.loader("step", 4))).n_rows
+        ...     mirror.refresh()
+        ...     mirror.lag().steps
         [0.0, 1.0, 2.0, 3.0, 4.0]
+        True
+        0
+        4
+        0
     """
 
     def __init__(
@@ -153,9 +163,13 @@ class Mirror:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
+            BufferConfigError: The mirror is closed, or another process opened it; or the sampler
+                draws by priority, and the mirror has no priorities.
             ConditionError: The condition is malformed, or uses a field that is not in memory.
-            InsufficientDataError: Fewer steps can be drawn.
             FieldError: A field is unknown.
+            InsufficientDataError: Fewer steps can be drawn.
+            MirrorBehindError: The mirror is more than `max_lag_s` behind.
+            MirrorFullError: The buffer has outgrown `max_bytes`.
         """
         form = self._draws.step_form(fields)
         reader = partial(StepReader, self._settings.fields, fields)
@@ -196,6 +210,7 @@ class Mirror:
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
                 omitted.
+            SQLBufferError: The other errors of `sample_arrays`.
         """
         check_n_step(n_step, gamma)
         form = self._draws.transition_form(int(n_step), float(gamma), fields, stack, terminal_field)
@@ -252,7 +267,8 @@ class Mirror:
 
         A pass covers the steps that the mirror has at its start. Steps that are evicted later are
         skipped. The state of a loader includes the newest step of the buffer at which it stopped.
-        If a loader of random draws continues with another newest step, it warns.
+        If a loader of random draws continues with another newest step, it warns. An iteration
+        raises the errors of `sample_arrays`.
 
         Args:
             mode: Contents of a batch; see `ReplayBuffer.loader`.

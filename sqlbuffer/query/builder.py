@@ -23,6 +23,16 @@ class QueryBuilder:
         >>> builder = QueryBuilder().eq("task_id", "t1").and_().gt("step", 3)
         >>> builder.build()["and_"][1]
         {'field': 'step', 'value': 3, 'op': 'gt'}
+        >>> early = QueryBuilder().lt("step", 9).or_().between("reward", 0, 1)
+        >>> named = QueryBuilder().like("task_name", "maze").or_().not_like("task_name", "test")
+        >>> known = QueryBuilder().is_not_null("reward").and_().is_null("adv_t")
+        >>> QueryBuilder().nested(early).and_().nested(named).and_().nested(known)
+        QueryBuilder((step lt 9 or reward between [0, 1]) and (task_name like 'maze' or
+        task_name not_like 'test') and (reward is_not_null and adv_t is_null))
+        >>> QueryBuilder().gte("step", 1).and_().lte("step", 9).and_().ne("agent_id", "b")
+        QueryBuilder(step gte 1 and step lte 9 and agent_id ne 'b')
+        >>> QueryBuilder().in_("agent_id", ["a", "b"]).and_().not_in("task_id", ["t1"])
+        QueryBuilder(agent_id in ['a', 'b'] and task_id not_in ['t1'])
     """
 
     def __init__(self) -> None:
@@ -38,50 +48,93 @@ class QueryBuilder:
         return html_code(repr(self))
 
     def eq(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field equals the value; None also matches a missing field."""
+        """Match rows whose field equals the value; None also matches a missing field.
+
+        Raises:
+            ConditionError: A condition cannot hold the value: an array, bytes or a time, or a value
+                nested deeper than 100 levels.
+        """
         return self._leaf(field, "eq", value)
 
     def ne(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field does not equal the value; a missing field counts as None."""
+        """Match rows whose field does not equal the value; a missing field counts as None.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "ne", value)
 
     def gt(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is greater than the value."""
+        """Match rows whose field is greater than the value.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "gt", value)
 
     def gte(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is at least the value."""
+        """Match rows whose field is at least the value.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "gte", value)
 
     def lt(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is less than the value."""
+        """Match rows whose field is less than the value.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "lt", value)
 
     def lte(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is at most the value."""
+        """Match rows whose field is at most the value.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "lte", value)
 
     def between(self, field: str, low: Any, high: Any) -> "QueryBuilder":
-        """Match rows whose field is at least `low` and at most `high`."""
+        """Match rows whose field is at least `low` and at most `high`.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "between", [low, high])
 
     def in_(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is one of the values, or, for a text value, a substring of it."""
+        """Match rows whose field is one of the values, or, for a text value, a substring of it.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "in", value)
 
     def not_in(self, field: str, value: Any) -> "QueryBuilder":
-        """Match rows whose field is none of the values; a missing field counts as None."""
+        """Match rows whose field is none of the values; a missing field counts as None.
+
+        Raises:
+            ConditionError: As `eq`.
+        """
         return self._leaf(field, "not_in", value)
 
     def like(self, field: str, value: Any) -> "QueryBuilder":
         """Match text that contains the value (case-sensitive, no wildcards), lists with it as an
         element, or dicts with it as a key.
+
+        Raises:
+            ConditionError: As `eq`.
         """
         return self._leaf(field, "like", value)
 
     def not_like(self, field: str, value: Any) -> "QueryBuilder":
         """Match text, lists or dicts that do not contain the value; a missing field does not
         match.
+
+        Raises:
+            ConditionError: As `eq`.
         """
         return self._leaf(field, "not_like", value)
 
@@ -106,7 +159,11 @@ class QueryBuilder:
         return self
 
     def nested(self, builder: "QueryBuilder") -> "QueryBuilder":
-        """Add another builder's tree, as it is now, as one group."""
+        """Add another builder's tree, as it is now, as one group.
+
+        Raises:
+            ConditionError: The other builder is not complete; see `build`.
+        """
         self._conditions.append(builder.build())
         return self
 

@@ -49,6 +49,8 @@ class QueryFilter:
         >>> late = QueryFilter(QueryBuilder().gt("exp_meta.step", 0).build())
         >>> [row.exp_meta.step for row in late.filter(rows)]
         [1, 2]
+        >>> late.check_condition(rows[0])
+        False
     """
 
     def __init__(

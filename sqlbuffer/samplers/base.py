@@ -20,13 +20,27 @@ class Sampler(ABC):
     always positive. The rows are read afterwards, in the chosen order.
 
     Example:
+        >>> import numpy as np
+        >>> from sqlbuffer import ReplayBuffer
         >>> class EveryOther(Sampler):
         ...     def choose(self, candidates, batch_size):
         ...         return candidates.keys()[::2][:batch_size]
-        >>> class LongestFirst(Sampler):
+        >>> class NewestFirst(Sampler):
+        ...     n_batches = 0
         ...     def choose(self, candidates, batch_size):
         ...         keys = candidates.select()
         ...         return keys.order_by(keys.selected_columns.seq.desc()).limit(batch_size)
+        ...     def columns(self, candidates, seqs):
+        ...         return {"age": candidates.high - np.asarray(seqs)}
+        ...     def finished(self, columns, alpha):
+        ...         return {"age": columns["age"] / max(columns["age"])}
+        ...     def handed_out(self):
+        ...         self.n_batches += 1
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "float32"})
+        >>> _ = buffer.extend({"x": [0.0, 1.0, 2.0]})
+        >>> newest = NewestFirst()
+        >>> buffer.sample_arrays(2, sampler=newest).age.tolist(), newest.n_batches
+        ([0.0, 1.0], 1)
 
     Attributes:
         reads_priorities: True if the sampler draws by priority; the sums of priorities are then

@@ -12,7 +12,11 @@ class FifoSampler(Sampler):
     """Takes the oldest rows that match, oldest first; it does not remove them.
 
     Example:
-        >>> sampler = FifoSampler()
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
+        >>> _ = buffer.extend({"x": [1, 2, 3]})
+        >>> buffer.sample_arrays(2, sampler=FifoSampler()).x.tolist()
+        [1, 2]
     """
 
     def __repr__(self) -> str:

@@ -12,7 +12,11 @@ class LatestSampler(Sampler):
     """Takes the newest rows that match, newest first.
 
     Example:
-        >>> sampler = LatestSampler()
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
+        >>> _ = buffer.extend({"x": [1, 2, 3]})
+        >>> buffer.sample_arrays(2, sampler=LatestSampler()).x.tolist()
+        [3, 2]
     """
 
     def __repr__(self) -> str:

@@ -108,6 +108,8 @@ class PrioritizedSampler(Sampler):
     def generator(self) -> np.random.Generator:
         """Return the random generator of the next batch, for draws from something other than
         candidates.
+
+        :meta private:
         """
         return self._seeding.generator()
 
@@ -190,6 +192,8 @@ class PrioritizedSampler(Sampler):
             alpha: The weight of a row is its priority ^ alpha.
             total: Sum of the weights that rows are drawn by; None: it is not known.
             least: Returns the least positive priority of the whole buffer.
+
+        :meta private:
         """
         weights = probabilities = None
         if self.normalize == "buffer":

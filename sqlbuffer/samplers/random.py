@@ -35,7 +35,11 @@ class RandomSampler(Sampler):
         seed: Seed that repeats the same sequence of batches over the same live rows.
 
     Example:
-        >>> sampler = RandomSampler(seed=7)
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
+        >>> _ = buffer.extend({"x": [1, 2, 3]})
+        >>> sorted(buffer.sample_arrays(3, sampler=RandomSampler(seed=7)).x.tolist())
+        [1, 2, 3]
     """
 
     def __init__(self, *, replace: bool = False, seed: int | None = None) -> None:
@@ -48,6 +52,8 @@ class RandomSampler(Sampler):
     def generator(self) -> np.random.Generator:
         """Return the random generator of the next batch, for draws from something other than
         candidates.
+
+        :meta private:
         """
         return self._seeding.generator()
 

@@ -37,7 +37,11 @@ class RandomTaskSample(TaskSampler):
         seed: Seed that repeats the same sequence of batches over the same live rows.
 
     Example:
-        >>> sampler = RandomTaskSample(seed=7)
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> _ = [buffer.add(state=step, task_id="walk") for step in range(3)]
+        >>> [len(task) for task in buffer.sample_tasks(1, sampler=RandomTaskSample(seed=7))]
+        [3]
     """
 
     def __init__(self, *, seed: int | None = None) -> None:

@@ -30,6 +30,10 @@ class Batch(Mapping[str, Any]):
         >>> batch = Batch({"obs": np.zeros((2, 4))}, {"seq": np.array([1, 2])})
         >>> batch.obs.shape, batch["obs"].shape, batch.info["seq"].tolist(), batch.n_rows
         ((2, 4), (2, 4), [1, 2], 2)
+        >>> batch.to_pandas().columns.tolist()
+        ['seq', 'obs']
+        >>> batch.to_torch().obs.dtype, batch.to("cpu").info["seq"].dtype
+        (torch.float64, dtype('int64'))
     """
 
     def __init__(

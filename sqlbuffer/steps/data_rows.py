@@ -74,6 +74,8 @@ class ExpMeta:
         1
         >>> ExpMeta("task_1").agent_id
         'default'
+        >>> ExpMeta("task_1", step=3, session_id="monday").to_dict()["session_id"]
+        'monday'
     """
 
     task_id: Key
@@ -117,6 +119,8 @@ class Experience:
     Example:
         >>> Experience(state={"x": 1}, action="left").actions
         ['left']
+        >>> Experience(state={"x": 1}, truncated=True).to_dict()["truncated"]
+        True
     """
 
     state: Any = None
@@ -144,6 +148,9 @@ class Experience:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict of plain values (models and dataclasses as dicts); the
         optional ones only where set.
+
+        Raises:
+            FieldError: A payload has a value that cannot be stored, such as a function.
         """
         encoder = Encoder()
         values = _as_dict(self, optional=("terminated", "truncated", "extra"))
@@ -168,8 +175,8 @@ class DataRow:
 
     Example:
         >>> row = DataRow(ExpMeta("t", "search", "a", 1, 0.0), Experience(state=1, actions=[0]))
-        >>> len(row.id)
-        36
+        >>> len(row.id), row.to_dict()["exp_data"]["actions"]
+        (36, [0])
     """
 
     exp_meta: ExpMeta
@@ -187,7 +194,11 @@ class DataRow:
         return html_table(["DataRow", ""], shown_values(self).items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `exp_meta`, `exp_data` and `id` as nested dicts, and `fields` where it has any."""
+        """Return `exp_meta`, `exp_data` and `id` as nested dicts, and `fields` where it has any.
+
+        Raises:
+            FieldError: See `Experience.to_dict`.
+        """
         found = {
             "exp_meta": self.exp_meta.to_dict(),
             "exp_data": self.exp_data.to_dict(),

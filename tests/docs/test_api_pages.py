@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from tests.docs.pages import pages, text_of
+from tests.docs.pages import text_of
+from tests.docs.public_methods import API, DIRECTIVE, documented, resolved
 from tests.support.markdown import ROOT
 
-API = [page for page in pages() if page.startswith("docs/reference/api/")]
 MODULES = ["sqlbuffer", "sqlbuffer.aio", "sqlbuffer.orm", "sqlbuffer.torch", "sqlbuffer.monitoring"]
 MODULES += ["sqlbuffer.interchange", "sqlbuffer.web", "sqlbuffer.integrations.ray"]
 MODULES += ["sqlbuffer.integrations.sb3"]
@@ -18,12 +18,6 @@ COMPAT = ["aworld", "ding", "memmap", "minestudio"]
 RETURNED = {"sqlbuffer.stats.Stats", "sqlbuffer.stats.Distribution"}
 RETURNED |= {"sqlbuffer.rate_limits.FlowState"}
 NEED_PEERS = {"sqlbuffer.integrations.sb3"}
-DIRECTIVE = re.compile(r"^\.\. auto(class|function):: (\S+)\n((?:   :.*\n)*)", re.MULTILINE)
-
-
-def documented():
-    """Return the names on the pages, in order."""
-    return [name for page in API for _, name, _ in DIRECTIVE.findall(text_of(page))]
 
 
 def public_names(module):
@@ -57,11 +51,6 @@ def test_the_page_on_compatibility_names_what_each_module_has(module):
     text = text_of("docs/reference/api/compat.md")
     section = text.partition(f"## sqlbuffer.compat.{module}\n")[2].partition("\n## ")[0]
     assert sorted(re.findall(r"`(\w+)`", section)) == sorted(found.__all__)
-
-
-def resolved(name):
-    module, _, last = name.rpartition(".")
-    return getattr(importlib.import_module(module), last)
 
 
 @pytest.mark.parametrize("name", documented())

@@ -58,6 +58,8 @@ class RolloutRows:
         ...     _ = episode.append(messages=["2 + 2?"], actions=["4"], reward=1.0, terminated=True)
         >>> [row["completion"] for row in RolloutRows(buffer, "prompt_completion")]
         [[{'role': 'assistant', 'content': '4'}]]
+        >>> sum(1 for row in RolloutRows(buffer, "messages").each())
+        1
     """
 
     buffer: ReplayBuffer
@@ -82,6 +84,7 @@ class RolloutRows:
         """Yield the rows; the steps are held until the generator ends or is closed.
 
         Raises:
+            CopyError: The buffer is one of `sqlbuffer.compat`, or steps left before they were read.
             FieldError: A step holds something that is not a message.
         """
         self.n_skipped = self.n_steps = 0

@@ -51,25 +51,23 @@ class Candidates:
         connection: The SQLAlchemy connection of the transaction.
         buffer_id: Key of the buffer in the tables.
         selective: True if the condition names ids or tasks, so that an index finds the few rows.
-        steps: Steps that were read together with rows; see `Neighbours`.
-        slices: Slices of chunks that were read instead.
-        late_rewards: Rewards that annotations gave to steps of slices, by `seq`.
-        limits: Limits that make a row eligible.
-        has_read_keys: True after every key was read.
-        clock: The buffer's clock, if limits or the sample log need it.
-        has_labels: True if rows may have annotated values.
-        chunks: Byte layout of chunks; None if each step is a row.
-        reads_bytes: True if the bytes of chunks have all values of steps; none is ever replaced.
 
     Example:
         >>> import numpy as np
         >>> from sqlbuffer import Candidates, ReplayBuffer, Sampler
         >>> class Newest(Sampler):
         ...     def choose(self, candidates: Candidates, batch_size: int) -> list[int]:
-        ...         return candidates.newest(batch_size)
+        ...         c, rng = candidates, np.random.default_rng()
+        ...         print(c.keys(), c.oldest(1), c.page(1, 2), c.probe([2, 9]))
+        ...         print(c.tasks(), c.random_tasks(1), c.first_of_tasks([1, 2]))
+        ...         print(len(c.random(2)), c.pick(rng, 1, replace=True), c.select().is_select)
+        ...         return c.newest(batch_size)
         >>> with ReplayBuffer("sqlite://", fields={"obs": np.float32}) as buffer:
         ...     _ = buffer.extend({"task_id": "t", "agent_id": "a", "obs": np.arange(5.0)})
         ...     buffer.sample_arrays(2, sampler=Newest())["obs"].tolist()
+        [1 2 3 4 5] [1] [2, 3] {2}
+        ['t'] ['t'] {1: 't'}
+        2 None True
         [4.0, 3.0]
     """
 
@@ -86,17 +84,17 @@ class Candidates:
     ) -> None:
         self.low, self.high, self.limits = max(low, min(eligible_low, high)), high, limits
         self.window_low = low
-        self.has_read_keys = False
-        self.clock: int | None = None
-        self.has_labels = False
-        self.chunks: Layout | None = None
-        self.reads_bytes = False
+        self.has_read_keys = False  # every key
+        self.clock: int | None = None  # if limits or the sample log need it
+        self.has_labels = False  # rows may have annotated values
+        self.chunks: Layout | None = None  # None if each step is a row
+        self.reads_bytes = False  # they have all values of steps; none is ever replaced
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
-        self.steps: list[tuple[Any, ...]] = []
-        self.slices: list[Slice] = []
-        self.late_rewards: dict[int, float] = {}
+        self.steps: list[tuple[Any, ...]] = []  # read together with rows; see `Neighbours`
+        self.slices: list[Slice] = []  # read instead of them
+        self.late_rewards: dict[int, float] = {}  # of annotated steps in slices, by `seq`
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
         self._priorities: RowPriorities | None = None
@@ -149,11 +147,6 @@ class Candidates:
         return matching if is_key is None else matching & is_key
 
     @property
-    def in_window(self) -> ColumnElement[bool]:
-        """The expression for rows that match."""
-        return self._in_window
-
-    @property
     def span(self) -> int:
         """Number of row numbers in the window."""
         return max(self.high - self.low, 0)
@@ -163,7 +156,7 @@ class Candidates:
 
         A sampler can order it, limit it, and return it.
         """
-        return statements.seqs(self._in_window)
+        return statements.seqs(self.in_window)
 
     @cached_property
     def _seq(self) -> ColumnElement[int]:
@@ -174,7 +167,8 @@ class Candidates:
         return and_(experiences.c.buffer_id == self.buffer_id, self.matching)
 
     @property
-    def _in_window(self) -> ColumnElement[bool]:
+    def in_window(self) -> ColumnElement[bool]:
+        """The expression for rows that match."""
         return self._matching & (self._seq > self.low)
 
     def keys(self) -> NDArray[np.int64]:
@@ -339,14 +333,14 @@ class Candidates:
         """Return every task with a matching row, ordered by their first ones; reads all keys."""
         if self.limits:
             return self._whole_tasks()
-        statement = statements.matching_tasks(self._in_window).order_by(func.min(experiences.c.seq))
+        statement = statements.matching_tasks(self.in_window).order_by(func.min(experiences.c.seq))
         return list(self.connection.execute(statement).scalars())
 
     def random_tasks(self, n: int) -> list[str]:
         """Return up to n tasks with a matching row in uniform random order; reads all keys."""
         if self.limits:
             return self._whole_tasks(n)
-        statement = statements.matching_tasks(self._in_window).order_by(func.random()).limit(n)
+        statement = statements.matching_tasks(self.in_window).order_by(func.random()).limit(n)
         return list(self.connection.execute(statement).scalars())
 
     def _whole_tasks(self, n: int | None = None) -> list[str]:
@@ -368,7 +362,10 @@ class Candidates:
         return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, ineligible)
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
-        """Return the columns of the chosen rows in the given order, without rows evicted since."""
+        """Return the columns of the chosen rows in the given order, without rows evicted since.
+
+        :meta private:
+        """
         chosen = self.numbers(seqs)
         hits = self.probe(chosen)
         found = [self._payloads[seq] for seq in chosen if seq in hits]
@@ -376,7 +373,10 @@ class Candidates:
         return found if complete is None else list(complete(self.connection, found))
 
     def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
-        """Return the choice of a sampler as a list."""
+        """Return the choice of a sampler as a list.
+
+        :meta private:
+        """
         if isinstance(chosen, Select):
             return self._scalars(chosen)
         return chosen.tolist() if isinstance(chosen, np.ndarray) else [int(seq) for seq in chosen]
