@@ -3,9 +3,11 @@
 import re
 from typing import Any
 
+from sphinx.addnodes import pending_xref
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
+import sqlbuffer
 from sqlbuffer import errors
 
 project = "sqlbuffer"
@@ -76,9 +78,17 @@ def _link_error(app: Any, _env: Any, node: Any, content: Any) -> Any:
     return make_refnode(app.builder, node["refdoc"], "reference/errors", name.lower(), content)
 
 
+def _qualify_names(_app: Any, doctree: Any) -> None:
+    """Let a name without a module be that of `sqlbuffer`, not of one of its compat modules."""
+    for node in doctree.findall(pending_xref):
+        if node["reftarget"] in sqlbuffer.__all__:
+            node["reftarget"] = f"sqlbuffer.{node['reftarget']}"
+
+
 def setup(app: Any) -> None:
-    """Add the contents to the index, read the docstrings as Markdown, and link their errors."""
+    """Add the contents to the index, read the docstrings as Markdown, and link their names."""
     app.connect("source-read", _add_contents)
+    app.connect("doctree-read", _qualify_names)
     app.connect("missing-reference", _link_error)
     app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", _after_napoleon, priority=600)

@@ -10,17 +10,20 @@ from types import FunctionType
 from typing import Any
 
 import sqlbuffer
-from sqlbuffer import errors
+from sqlbuffer.errors import SQLBufferError
 from tests.docs.pages import pages, text_of
 
 API = [page for page in pages() if page.startswith("docs/reference/api/")]
-DIRECTIVE = re.compile(r"^\.\. auto(class|function):: (\S+)\n((?:   :.*\n)*)", re.MULTILINE)
+DIRECTIVE = re.compile(
+    r"^\.\. auto(class|function|exception):: (\S+)\n((?:   :.*\n)*)", re.MULTILINE
+)
+Errors = set[Any]
 # Sphinx leaves such a method out: other modules of the package call it, users do not.
 PRIVATE = ":meta private:"
 
 
 def documented() -> list[str]:
-    """Return the classes and functions on the pages, in order."""
+    """Return the classes, functions and exceptions on the pages, in order."""
     return [name for page in API for _, name, _ in DIRECTIVE.findall(text_of(page))]
 
 
@@ -84,27 +87,33 @@ def named_errors(method: Any) -> set[str]:
     return set(re.findall(r"^    (\w+):", text, re.MULTILINE))
 
 
-def raised_errors(method: FunctionType, cls: type) -> set[str]:
+def raised_errors(method: FunctionType, cls: type) -> Errors:
     """Return the library's errors for which the code of a method has a `raise`.
 
     The code is its body, the members of its class that it uses, and the functions and classes that
     these call by name: those of their own module in the same way, others by their bodies alone.
     """
     found = _raised(method, cls, method.__module__, set())
-    return {name for name in found if hasattr(errors, name)}
+    return {each for each in found if isinstance(each, type) and issubclass(each, SQLBufferError)}
 
 
-def _raised(function: FunctionType, cls: type, module: str, seen: set[Any]) -> set[str]:
+def unnamed(raised: Errors, method: FunctionType) -> set[str]:
+    """Return the errors that a docstring names neither themselves nor by a base class."""
+    named = named_errors(method) - {SQLBufferError.__name__}
+    return {each.__name__ for each in raised if named.isdisjoint(b.__name__ for b in each.__mro__)}
+
+
+def _raised(function: FunctionType, cls: type, module: str, seen: set[Any]) -> Errors:
     function = inspect.unwrap(function)
     if function in seen:
         return set()
     seen.add(function)
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    found = set()
+    found: Errors = set()
     for part in ast.walk(node):
         match part:
             case ast.Raise(exc=ast.Call(func=ast.Name(id=name))):
-                found.add(name)
+                found.add(function.__globals__.get(name))
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
                 callee = function_of(inspect.getattr_static(cls, name, None))
                 if callee is not None and _is_ours(callee) and function.__module__ == module:
@@ -112,7 +121,11 @@ def _raised(function: FunctionType, cls: type, module: str, seen: set[Any]) -> s
             case ast.Call(func=ast.Name(id=name)):
                 for callee in _called(function.__globals__.get(name)):
                     if function.__module__ == module:
-                        found |= _raised(callee, cls, module, seen) - _caught(node)
+                        caught = _caught(node)
+                        inner = _raised(callee, cls, module, seen)
+                        found |= {
+                            each for each in inner if getattr(each, "__name__", 0) not in caught
+                        }
     return found
 
 

@@ -281,14 +281,22 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self._flush()
 
     def clear(self) -> None:
-        """Delete all episodes."""
+        """Delete all episodes.
+
+        Raises:
+            MemmapError: The buffer is read-only.
+        """
         writer = self._check_writable("clear")
         self._t = 0
         writer.drop()
         self._store.retention.clear()
 
     def reset_(self) -> None:
-        """Delete all episodes."""
+        """Delete all episodes.
+
+        Raises:
+            MemmapError: The buffer is read-only.
+        """
         self.clear()
 
     def close(self) -> None:

@@ -75,7 +75,10 @@ class FragmentStore:
         return id_
 
     def check_size(self, record: Record) -> None:
-        """Raise where a fragment is larger than the buffer takes."""
+        """Raise where a fragment is larger than the buffer takes.
+
+        :meta private:
+        """
         try:
             check_row_sizes([record], row_limit(self._store.info.config), "")
         except FieldError as error:
@@ -108,6 +111,7 @@ class FragmentStore:
 
         Raises:
             FragmentNotFoundError: There is none of that id.
+            FragmentError: The id is not text, or cannot be stored as text.
         """
         if not delete(self._store, _checked_id(fragment_uuid)):
             raise self._missing(fragment_uuid)

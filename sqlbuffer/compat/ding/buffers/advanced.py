@@ -357,8 +357,8 @@ class AdvancedReplayBuffer(RingBuffer):
             deepcopy: No effect: the buffer always stores copies.
 
         Raises:
-            MissingDataError: The state has no `data`.
-            ReplayError: The parts of the state do not fit together.
+            ItemError: An item cannot be stored; the message names the place in it.
+            ReplayError: The state has no `data`, or its parts do not fit together.
         """
         found = from_state_dict(_state_dict, self._size)
         if found is None:

@@ -290,8 +290,7 @@ class RingBuffer(IBuffer):
             _state_dict: The state. If it has `data` alone, its items except None are pushed.
 
         Raises:
-            MissingDataError: The state has no `data`.
-            ReplayError: The parts of the state do not fit together.
+            ReplayError: The state has no `data`, or its parts do not fit together.
         """
         found = ring_state(_state_dict, self._size)
         if found.push_count is None or found.tail is None:
