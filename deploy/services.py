@@ -158,7 +158,7 @@ class DatabaseCollector:
         yield GaugeMetricFamily("sqlbuffer_database_bytes", "Size of the database.", value=size)
         checks = GaugeMetricFamily(
             "sqlbuffer_check_status",
-            "Of a check of doctor: 0 OK, 1 WARN, 2 FAIL.",
+            "Status of a check of doctor: 0 OK, 1 WARN, 2 FAIL.",
             labels=["check"],
         )
         resolved = resolve_url(self._url)

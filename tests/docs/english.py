@@ -143,18 +143,42 @@ def of_comments(path: Path, place: str) -> Iterator[Prose]:
         yield Prose(place, start, without_code("\n".join(text)))
 
 
-def of_sql_comments(path: Path, place: str) -> Iterator[Prose]:
-    """Yield the comments of an SQL file; comments on consecutive lines are one text."""
+def of_line_comments(path: Path, place: str, mark: str) -> Iterator[Prose]:
+    """Yield the comments of a file that is not Python; those on consecutive lines are one text.
+
+    Args:
+        path: The file.
+        place: The file, from the top of the tree.
+        mark: The characters that begin a comment.
+    """
     text: list[str] = []
     lines = [*path.read_text(encoding="utf-8").splitlines(), ""]
     for number, line in enumerate(lines, 1):
-        comment = re.search(r"^(?:[^']|'[^']*')*?--( .*|$)", line)
-        continues = comment and not line[: comment.start(1) - 2].strip()
+        comment = re.search(rf"^(?:[^']|'[^']*')*?(?<!\S){mark}+( .*|$)", line)
+        continues = comment and not line[: comment.start(1)].strip(f"{mark} ")
         if text and not continues:
             yield Prose(place, number - len(text), without_code("\n".join(text)))
             text = []
         if comment:
             text.append(comment[1].strip())
+
+
+def of_summaries(path: Path, place: str) -> Iterator[Prose]:
+    """Yield what alerts say."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if summary := re.match(r" *summary: \"?(.*?)\"?$", line):
+            yield Prose(place, number, without_code(summary[1]))
+
+
+def of_template(path: Path, place: str) -> Prose:
+    """Return the text of a page in the browser, without its tags and what is filled in."""
+    text = re.sub(r"\{#.*?#\}|<(script|style|code|pre)\b.*?</\1>", _blank, path.read_text("utf-8"))
+    text = re.sub(r"\{\{.*?\}\}", "X", text, flags=re.DOTALL)
+    text = re.sub(r"\{%.*?%\}", _blank, text, flags=re.DOTALL)
+    words = r"\b(?:title|alt|aria-label|placeholder)=\"([^\"]*)\""
+    text = re.sub(rf"<[^>]*?{words}[^>]*>", r"\n\n\1\n\n", text)
+    text = re.sub(r"</?(?:a|b|em|strong|span|time)\b[^>]*>", "", text)
+    return Prose(place, 1, re.sub(r"<[^>]*>", "\n\n", text))
 
 
 def of_messages(path: Path, place: str) -> Iterator[Prose]:
@@ -175,23 +199,43 @@ def of_messages(path: Path, place: str) -> Iterator[Prose]:
 
 
 def proses() -> dict[str, list[Prose]]:
-    """Return the docs, the docstrings, the comments and the messages of the project."""
-    found: dict[str, list[Prose]] = {"docs": [], "docstrings": [], "comments": [], "messages": []}
-    for page in [*pages(), "CHANGELOG.md"]:
-        found["docs"].append(of_page(ROOT / page, page))
-    for path in sorted((ROOT / "sqlbuffer").rglob("*.py")):
-        place = path.relative_to(ROOT).as_posix()
+    """Return the docs, the docstrings, the comments and the messages of the project.
+
+    The messages include the help of commands, the texts of the web page, and alerts.
+    """
+    docs = [of_page(ROOT / page, page) for page in [*pages(), "CHANGELOG.md"]]
+    found: dict[str, list[Prose]] = {"docs": docs, "docstrings": [], "comments": [], "messages": []}
+    for path, place in _files("sqlbuffer", "alembic", "deploy", "docs/examples", suffix=".py"):
         found["docstrings"] += of_docstrings(path, place)
         found["comments"] += of_comments(path, place)
-        found["messages"] += of_messages(path, place)
-    for folder in ("sqlbuffer", "alembic"):
-        for path in sorted((ROOT / folder).rglob("*.sql")):
-            found["comments"] += of_sql_comments(path, path.relative_to(ROOT).as_posix())
-    for path in sorted((ROOT / "alembic").rglob("*.py")):
-        place = path.relative_to(ROOT).as_posix()
-        found["docstrings"] += of_docstrings(path, place)
-        found["comments"] += of_comments(path, place)
+        if not place.startswith("alembic/"):
+            found["messages"] += of_messages(path, place)
+    found["comments"] += _other_comments()
+    for path, place in _files("deploy", suffix="alerts.yml"):
+        found["messages"] += of_summaries(path, place)
+    for path, place in _files("sqlbuffer/web/templates", suffix=".html"):
+        found["messages"].append(of_template(path, place))
     return found
+
+
+def _other_comments() -> Iterator[Prose]:
+    """Yield the comments of files that are not Python."""
+    for path, place in _files("sqlbuffer", "alembic", "deploy", suffix=".sql"):
+        yield from of_line_comments(path, place, "--")
+    for path, place in [(ROOT / "Makefile", "Makefile"), *_files("deploy")]:
+        if path.suffix not in (".py", ".sql"):
+            yield from of_line_comments(path, place, ";" if path.suffix == ".ini" else "#")
+    for path, place in _files("sqlbuffer/web/static", suffix=".js"):
+        if not place.endswith(".min.js"):
+            yield from of_line_comments(path, place, "//")
+
+
+def _files(*folders: str, suffix: str = "") -> Iterator[tuple[Path, str]]:
+    """Yield the files below some folders whose names end in some way."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob(f"*{suffix}")):
+            if path.is_file() and path.suffix != ".pyc":
+                yield path, path.relative_to(ROOT).as_posix()
 
 
 def main(paths: list[str]) -> None:
