@@ -2,11 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.docs.english import of_page
 from tests.docs.pages import SQLITE_URL, text_of
-from tests.docs.tutorial_pictures import PICTURES
+from tests.docs.tutorial_pictures import PICTURES, curves
 from tests.support.markdown import ROOT
 from tests.support.sql import run
 
@@ -35,6 +36,20 @@ def test_a_picture_is_the_one_of_its_tutorial(name):
     assert "prefers-color-scheme: dark" in picture
     assert "#000000" not in picture
     assert len(picture) < 100_000
+
+
+def test_the_curve_of_the_dqn_page_is_of_a_run_as_the_page_tells():
+    points, means = curves((ROOT / "docs" / "images" / "tutorial-dqn.svg").read_text("utf-8"))
+    steps, returns = points.round().T
+    # In CartPole the return of an episode is its number of steps; the last one was still open.
+    assert np.abs(points - points.round()).max() < 0.01
+    assert np.diff(steps, prepend=0).tolist() == returns.tolist()
+    assert 10_000 - 500 < steps[-1] <= 10_000
+    assert means[:, 0] == pytest.approx(steps[9:], abs=0.01)
+    assert means[:, 1] == pytest.approx(np.convolve(returns, np.full(10, 0.1), "valid"), abs=0.01)
+    first, last = returns[:20].mean(), returns[-20:].mean()
+    assert (first < 40, last > 4 * first) == (True, True)
+    assert f"rose from {first:.0f} to {last:.0f}" in text_of("docs/tutorials/dqn.md")
 
 
 def test_the_program_of_the_dqn_page_is_as_short_as_its_title_says():

@@ -5,8 +5,11 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.docs.pages import Reader
 from tests.support.markdown import ROOT
@@ -21,6 +24,7 @@ _STYLE = """<style>
 svg { color: #1f2328 }
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }
 </style>"""
+_SVG = "{http://www.w3.org/2000/svg}"
 # Text stays text, and the same figure makes the same file.
 SETTINGS = {
     "savefig.transparent": True,
@@ -38,6 +42,32 @@ def with_both_schemes(svg: str) -> str:
     svg = re.sub(r"(<text style=\")", r"\1fill: currentColor; ", svg)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}\n{_STYLE}", svg, count=1)
+
+
+def curves(svg: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the (x, y) of the points and of the line in a picture, in the units of its axes."""
+    figure = ElementTree.fromstring(svg)
+
+    def places(part: str) -> list[tuple[float, float]]:
+        uses = figure.iterfind(f".//*[@id='{part}']//{_SVG}use")
+        return [(float(use.attrib["x"]), float(use.attrib["y"])) for use in uses]
+
+    def scale(axis: str, tick: str, which: int) -> NDArray[np.float64]:
+        texts = figure.iterfind(f".//*[@id='{axis}']/*/*/{_SVG}text")
+        labels = [float(text.text or "") for text in texts]
+        ticks = [places(f"{tick}_{n + 1}")[0][which] for n in range(len(labels))]
+        return np.polyfit(ticks, labels, 1)
+
+    x, y = scale("matplotlib.axis_1", "xtick", 0), scale("matplotlib.axis_2", "ytick", 1)
+    line = figure.find(f".//*[@id='line2d_14']/{_SVG}path")
+    assert line is not None
+    found = np.array(places("line2d_13"))
+    drawn = np.array(re.findall(r"[ML] ([\d.]+) ([\d.]+)", line.attrib["d"]), float)
+    first, second = (
+        np.column_stack([np.polyval(x, own[:, 0]), np.polyval(y, own[:, 1])])
+        for own in (found, drawn)
+    )
+    return first, second
 
 
 def draw(name: str) -> Path:

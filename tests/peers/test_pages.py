@@ -8,7 +8,8 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.docs.conftest import read
-from tests.docs.tutorial_pictures import SETTINGS, with_both_schemes
+from tests.docs.pages import fenced_blocks
+from tests.docs.tutorial_pictures import SETTINGS, curves, with_both_schemes
 from tests.support.markdown import ROOT
 
 __all__ = ["read"]
@@ -43,6 +44,25 @@ def test_dqn(read: Any) -> None:
     page = read("docs/tutorials/dqn.md")
     assert page.names["last"] > 80  # a random policy gets 22
     assert Path("learning-curve.svg").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
+def test_the_curve_of_the_dqn_page_is_what_its_code_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib
+    import pandas
+
+    shown = (ROOT / "docs" / "images" / "tutorial-dqn.svg").read_text(encoding="utf-8")
+    returns = curves(shown)[0].round()[:, 1]
+    names = {"episodes": pandas.DataFrame({"length": returns, "episode_return": returns})}
+    blocks = fenced_blocks("docs/tutorials/dqn.md")
+    (code,) = (block.body for block in blocks if "savefig" in block.body)
+    monkeypatch.chdir(tmp_path)
+    with matplotlib.rc_context(SETTINGS):
+        exec(code, names)
+    drawn = with_both_schemes(Path("learning-curve.svg").read_text(encoding="utf-8"))
+    assert drawn == shown, "run `make tutorial-pictures`"
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="allowed: matplotlib is not installed")
