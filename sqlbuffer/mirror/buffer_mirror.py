@@ -170,6 +170,8 @@ class Mirror:
             InsufficientDataError: Fewer steps can be drawn.
             MirrorBehindError: The mirror is more than `max_lag_s` behind.
             MirrorFullError: The buffer has outgrown `max_bytes`.
+            StorageReadOnlyError: The sampler draws by priority, and the role may not follow changes
+                of priorities.
         """
         form = self._draws.step_form(fields)
         reader = partial(StepReader, self._settings.fields, fields)
