@@ -132,7 +132,7 @@ class ShardedPasses:
 
     def rows(self) -> Intervals:
         """Return the keys of a pass that begins now."""
-        # What cannot be made would make one rank's part smaller.
+        # Items that cannot be made would make one rank's part smaller.
         return self.source.made() if self.even else self.source.numbers()
 
     def _one(

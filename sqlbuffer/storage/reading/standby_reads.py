@@ -18,7 +18,7 @@ LOOK_EVERY_S, PAUSE_S = 0.2, 0.002
 # Seconds that a read waits for what this process has written, without `max_lag_s`.
 LONGEST_WAIT_S = 30.0
 
-# What was received is replayed, and more can come. The age is that of the last replayed
+# All that was received is replayed, and more can come. The age is that of the last replayed
 # transaction: it says nothing while the primary is idle.
 _LAG = text("""
 SELECT pg_is_in_recovery(),
