@@ -82,7 +82,6 @@ def report(url: Database, buffer: str | None = None) -> bytes:
             most_episodes=MOST_EPISODES,
             most_buffers=MOST_BUFFERS,
             n_best=N_BEST,
-            most_groups=MOST_GROUPS,
             is_of_all=buffer is None,
         )
     )
@@ -104,7 +103,8 @@ def _report_of(connection: Any, name: str) -> BufferReport:
         )
     info = find_buffer(connection, name)
     assert info is not None
-    best, worst = (_ends(connection, info, sort) for sort in ("best", "worst"))
+    best = _ends(connection, info, "best", [math.inf, 0])
+    worst = _ends(connection, info, "worst", [-math.inf, 2**63 - 1])
     # No episode is among the best and among the worst.
     listed = {(row.task_id, row.number) for row in best}
     worst = [row for row in worst if (row.task_id, row.number) not in listed]
@@ -116,7 +116,10 @@ def _report_of(connection: Any, name: str) -> BufferReport:
     return BufferReport(name, figures, best, worst, groups)
 
 
-def _ends(connection: Any, info: BufferInfo, sort: str) -> list[ListedRollout]:
-    """Return the rollouts at one end of all returns that are numbers."""
-    found = rollout_page(connection, info, RolloutQuery(sort=sort), N_BEST).rollouts
+def _ends(
+    connection: Any, info: BufferInfo, sort: str, after: Sequence[float]
+) -> list[ListedRollout]:
+    """Return the rollouts at one end of all returns that are numbers, behind the infinite ones."""
+    query = RolloutQuery(sort=sort, after=after)
+    found = rollout_page(connection, info, query, N_BEST).rollouts
     return [row for row in found if row.return_ is not None and math.isfinite(row.return_)]

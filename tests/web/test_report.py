@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import html
+import math
 import re
 from html.parser import HTMLParser
 
@@ -15,11 +16,12 @@ ENDING = "</script><script>alert(2)</script><!--"
 
 
 def store_returns(url, name, returns, **keys):
-    with ReplayBuffer(url, name=name) as buffer:
+    fields = {"obs": "int64"} if keys.get("typed") else None
+    with ReplayBuffer(url, name=name, fields=fields) as buffer:
         for number, value in enumerate(returns):
             task = keys.get("task", f"t{number % 2}")
             with buffer.episode(task, keys.get("agent"), episode_id=f"e{number}") as episode:
-                episode.append(state=1, reward=value)
+                episode.append(**{"obs" if fields else "state": 1}, reward=value)
 
 
 def table_of(text, title):
@@ -79,7 +81,20 @@ def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_l
     text = report(schema_url).decode()
     assert [row[-1] for row in table_of(text, "Groups")] == ["0 zero spread among 2"] * 2
     assert len(table_of(text, "Best episodes")) == 4
+    assert "All 4 with a finite return." in text
     assert "Worst episodes" not in text
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["json", "typed"])
+def test_infinite_returns_hide_no_other_episode(schema_url, typed):
+    returns = [float(n) for n in range(25)] + [math.inf] * 30 + [-math.inf] * 30 + [None] * 30
+    store_returns(schema_url, "train", returns, typed=typed)
+    text = report(schema_url, "train").decode()
+    best, worst = (table_of(text, f"{which} episodes") for which in ("Best", "Worst"))
+    assert [row[0] for row in best] == [str(n) for n in range(24, 4, -1)]
+    assert [row[0] for row in worst] == [str(n) for n in range(5)]
+    assert "The first 20 by return, of those with a finite return." in text
+    assert "The 5 others with a finite return: no episode is listed twice." in text
 
 
 def test_nothing_of_a_user_runs_and_no_other_file_is_named(schema_url):
