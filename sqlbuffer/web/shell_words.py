@@ -1,4 +1,4 @@
-"""The line of a shell or of Python that shows the same as a page."""
+"""The line of a shell, of SQL or of Python that shows the same as a page."""
 
 import shlex
 from typing import Any
@@ -24,6 +24,11 @@ def command_line(command: str, *words: Any, **options: Any) -> str:
     if any(word.startswith("-") for word in given):
         given.insert(0, "--")
     return shlex.join([*parts, *given])
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def python_call(url: str, buffer: str, call: str) -> str:

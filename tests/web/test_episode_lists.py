@@ -3,15 +3,12 @@
 import html
 import json
 import re
-import shlex
-from urllib.parse import urlencode
 
 import pytest
-from typer.testing import CliRunner
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.cli import app as command_line
 from tests.support.sql import run
+from tests.support.web_lists import address, all_rows, found_by, lines_of, next_of, rows_of
 from tests.web.conftest import HOSTILE, SCRIPT, row
 
 SORTS = {
@@ -22,34 +19,6 @@ SORTS = {
     "longest": "length DESC, first_seq DESC",
     "shortest": "length, first_seq",
 }
-
-
-def address(path, **query):
-    return f"{path}?{urlencode(query)}"
-
-
-def rows_of(text):
-    """Return the cells of a page's table."""
-    found = re.findall(r"<tr data-row>.*?</tr>", text, re.DOTALL)
-    return [
-        [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
-        for cells in (re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL) for line in found)
-    ]
-
-
-def next_of(text):
-    found = re.search(r'<a href="([^"]+)" rel="next"', text)
-    return html.unescape(found[1]) if found else None
-
-
-def all_rows(client, path):
-    rows, n_pages = [], 0
-    while path:
-        text = client.get(path).text
-        rows += rows_of(text)
-        path, n_pages = next_of(text), n_pages + 1
-        assert n_pages < 20
-    return rows
 
 
 @pytest.fixture
@@ -236,25 +205,13 @@ def test_hostile_names_are_only_shown(hostile_url, client_of, path):
     assert SCRIPT not in page.text
 
 
-def lines_of(text):
-    """Return the lines of a page that find the same elsewhere."""
-    section = text.partition("The same in a shell or in Python</h2>")[2]
-    return [
-        html.unescape(line) for line in re.findall(r"<pre[^>]*><code>(.*?)</code>", section, re.S)
-    ]
-
-
-def found_by(line, *options):
-    """Return what a line for a shell prints."""
-    result = CliRunner().invoke(command_line, [*shlex.split(line)[1:], *options])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def test_the_line_of_groups_finds_the_same(episodes_url, client_of):
-    text = client_of(episodes_url).get(address("/groups", buffer="default")).text
+@pytest.mark.parametrize("sort", ["spread", "alike", "task"])
+def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
+    text = client_of(episodes_url).get(address("/groups", buffer="default", sort=sort)).text
     (line,) = lines_of(text)
-    assert "task 12" in found_by(line)
+    found = [each["task_id"] for each in json.loads(found_by(line, "--json"))]
+    assert found == [line[0] for line in rows_of(text)]
+    assert len(found) == 13
 
 
 @pytest.mark.parametrize("sort", [*SORTS, "spread"])

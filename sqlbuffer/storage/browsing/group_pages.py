@@ -8,14 +8,19 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
-from sqlbuffer.storage.browsing.key_order import is_behind, ordered
+from sqlbuffer.storage.browsing.key_order import rows_in_order
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.rollout_stats.tables import group_changes, group_stats, rollout_stats
 
 _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
-GROUP_SORTS = ("spread", "alike", "task")
+# Name of an order -> its column, and True if it descends.
+GROUP_SORTS = {
+    "spread": ("spread", True),
+    "alike": ("spread", False),
+    "task": ("task_id", False),
+}
 
 
 @dataclass(frozen=True)
@@ -87,27 +92,19 @@ def group_page(
         connection: The transaction.
         buffer_id: The buffer.
         sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `task`, by
-            task.
+            task. Groups without a finite return have no spread and come last.
         after: `GroupPage.after` of the page before; None for the first page.
         limit: Maximum number of groups.
     """
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
-    if sort == "task":
-        keys = keys.order_by(_own.task_id)
-        if after is not None:
-            keys = keys.where(_own.task_id > after[-1])
-    else:
-        keys = keys.where(_own.spread.is_not(None))
-        descends, columns = sort == "spread", (_own.spread, _own.task_id)
-        keys = ordered(keys, columns, descends)
-        if after is not None:
-            keys = keys.where(is_behind(columns, after, descends))
+    name, descends = GROUP_SORTS[sort]
+    columns = (_own[name], _own.task_id)
     with _in_order(connection):
-        found = connection.execute(keys.limit(limit + 1)).all()
+        found = rows_in_order(connection, keys, columns, after, descends, limit + 1)
     last = found[limit - 1] if found[limit:] else None
     return GroupPage(
         _listed(connection, buffer_id, found[:limit]),
-        None if last is None else [last.spread, last.task_id],
+        None if last is None else [last._mapping[name], last.task_id],
     )
 
 

@@ -1,6 +1,7 @@
 """A page of the rollouts of a buffer, filtered and ordered."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
-from sqlbuffer.storage.browsing.key_order import is_behind, ordered
+from sqlbuffer.storage.browsing.key_order import is_behind, ordered, rows_in_order
 from sqlbuffer.storage.browsing.rollout_query import (
     LOOKED_AT,
     LOOKED_AT_BY_CONDITION,
@@ -42,6 +43,21 @@ from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
 _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 _own = rollout_stats.c
+# Values of episodes, in the order in which `ListedRollout` ends with them.
+_NAMES = {
+    "key": episodes.c.key,
+    "agent_id": episodes.c.agent_id,
+    # Not a join: PostgreSQL would read one of the two completely, or compare all numbers with all.
+    "status": (
+        select(episode_states.c.status)
+        .where(episode_states.c.id == episodes.c.id)
+        .scalar_subquery()
+    ),
+    "reward": episodes.c.reward,
+    "model_version": episodes.c.model_version,
+    "started_at": episodes.c.started_at,
+    "ended_at": episodes.c.ended_at,
+}
 _parts = rollout_stats.alias("parts").c
 # Concurrent writers may have added to several parts of a task without episodes; the first part
 # stands for all.
@@ -70,8 +86,8 @@ def rollout_page(
         limit: Maximum number of rollouts.
     """
     with _in_order(connection):
-        if query.is_filtered:
-            return _filtered(connection, info, query, limit)
+        if not query.is_indexed:
+            return _among_newest(connection, info, query, limit)
         if query.sort == "spread":
             return _by_spread(connection, info.id, query, limit)
         return _by_column(connection, info.id, query, limit)
@@ -84,12 +100,7 @@ def _by_column(
     name, descends = SORTS[query.sort]
     columns = (_own[name], _own.first_seq)
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
-    if name != "first_seq":
-        # Rollouts without a return have no place in that order.
-        keys = keys.where(_own[name].is_not(None))
-    if query.after is not None:
-        keys = keys.where(is_behind(columns, query.after, descends))
-    found = connection.execute(ordered(keys, columns, descends).limit(limit + 1)).all()
+    found = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
     after = [found[limit - 1]._mapping[name], found[limit - 1].first_seq] if found[limit:] else None
     return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
 
@@ -137,10 +148,10 @@ def _best_of_task(
     return connection.execute(ordered(keys, columns, True).limit(limit)).all()
 
 
-def _filtered(
+def _among_newest(
     connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
 ) -> RolloutPage:
-    """Return the newest rollouts that match the query.
+    """Return those of the newest rollouts that match the query, in its order.
 
     They are filtered and sorted here: planners without statistics of a buffer join them badly.
     """
@@ -156,21 +167,47 @@ def _filtered(
     for check in (_with_names, _with_steps):
         wanted = check(connection, info, query, wanted)
     name, descends = SORTS[query.sort]
-    spread = _spreads(connection, info.id, {r.task_id for r in wanted}) if name == "spread" else {}
-    keys = [
-        (spread.get(row.task_id) if name == "spread" else row._mapping[name], row.first_seq)
-        for row in wanted
-    ]
+    keys = _keys_of(connection, info.id, name, wanted)
     order = sorted(
-        ((key, row) for key, row in zip(keys, wanted, strict=True) if key[0] is not None),
+        ((_rank(key, descends), key, row) for key, row in zip(keys, wanted, strict=True)),
         key=itemgetter(0),
         reverse=descends,
     )
     if query.after is not None:
-        after = tuple(query.after)
+        after = _rank(query.after, descends)
         order = [each for each in order if (each[0] < after if descends else each[0] > after)]
-    page = _listed(connection, info.id, [row for _, row in order[:limit]])
-    return RolloutPage(page, list(order[limit - 1][0]) if order[limit:] else None, looked_at)
+    page = _listed(connection, info.id, [row for *_, row in order[:limit]])
+    return RolloutPage(page, order[limit - 1][1] if order[limit:] else None, looked_at)
+
+
+def _keys_of(
+    connection: Connection, buffer_id: int, name: str, found: list[Any]
+) -> list[list[Any]]:
+    """Return the value of a column and the first number of each rollout."""
+    if name == "spread":
+        spread = _spreads(connection, buffer_id, {row.task_id for row in found})
+        values: Any = [spread.get(row.task_id) for row in found]
+    elif name in _own:
+        values = [row._mapping[name] for row in found]
+    else:
+        of_episodes = _of_episodes(found).add_columns(_NAMES[name])
+        held: dict[int, Any] = dict(connection.execute(of_episodes).all())
+        values = [held.get(row.episode_id) for row in found]
+    return [[_placed(value), row.first_seq] for value, row in zip(values, found, strict=True)]
+
+
+def _placed(value: Any) -> Any:
+    """Return a value of a column as it is compared here and in an address: a time is text."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="microseconds")
+    return None if value != value else value  # NaN has no place
+
+
+def _rank(key: Sequence[Any], descends: bool) -> tuple[Any, ...]:
+    """Return what orders the keys of rollouts; also one that an address makes up."""
+    value, first_seq = key
+    is_last = value is None
+    return is_last != descends, isinstance(value, str), 0 if is_last else value, first_seq
 
 
 def _has_return(row: Any, query: RolloutQuery) -> bool:
@@ -186,19 +223,16 @@ def _with_names(
     connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
 ) -> list[Any]:
     """Return the rollouts whose episodes match the query's id, agent, status and version."""
-    own = episodes.c
-    equal = (
-        (own.key, query.episode_id),
-        (own.agent_id, query.agent_id),
-        (own.status, query.status),
-        (own.model_version, query.model_version),
-    )
-    wanted = [column == value for column, value in equal if value is not None]
+    equal = {
+        "key": query.episode_id,
+        "agent_id": query.agent_id,
+        "status": query.status,
+        "model_version": query.model_version,
+    }
+    wanted = [_NAMES[name] == value for name, value in equal.items() if value is not None]
     if not wanted:
         return found
-    numbers = bindparam(None, [row.episode_id for row in found], SeqList())
-    named = select(own.id).where(is_number_of(own.id, numbers), *wanted)
-    held = set(connection.execute(named).scalars())
+    held = set(connection.execute(_of_episodes(found).where(*wanted)).scalars())
     return [row for row in found if row.episode_id in held]
 
 
@@ -241,18 +275,8 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
     """Return rollouts with their values from other tables."""
     if not found:
         return []
-    own, state = episodes.c, episode_states.c
     spread = _spreads(connection, buffer_id, {row.task_id for row in found})
-    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
-    names = (
-        select(
-            own.id, own.key, own.agent_id, state.status, own.reward, own.model_version,
-            own.started_at, own.ended_at,
-        )
-        .join(episode_states, state.id == own.id)
-        # Both tables are bounded: otherwise PostgreSQL would read one of them completely.
-        .where(is_number_of(own.id, numbers), is_number_of(state.id, numbers))
-    )  # fmt: skip
+    names = _of_episodes(found).add_columns(*_NAMES.values())
     named = {number: rest for number, *rest in connection.execute(names)}
     whole = _without_episode(connection, buffer_id, {r.task_id for r in found if not r.episode_id})
     low = connection.execute(select(_low_of(buffer_id))).scalar_one() or 0
@@ -262,7 +286,7 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
         if not number:
             length, return_, last_seq = whole.get(task_id, (length, return_, last_seq))
         is_held = last_seq > low
-        rest = named.get(number, [None] * 7)
+        rest = named.get(number, [None] * len(_NAMES))
         listed.append(
             ListedRollout(
                 task_id, number, length, return_, first_seq, last_seq, is_held,
@@ -270,6 +294,12 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
             )
         )  # fmt: skip
     return listed
+
+
+def _of_episodes(found: Sequence[Any]) -> Select[Any]:
+    """Return a select of the numbers of the rollouts that are episodes, to add columns to."""
+    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
+    return select(episodes.c.id).where(is_number_of(episodes.c.id, numbers))
 
 
 def _without_episode(

@@ -9,8 +9,8 @@ from sqlbuffer.query.condition_tree import Node
 # Rollouts that no index orders or finds are searched among the newest ones.
 LOOKED_AT = 10_000
 LOOKED_AT_BY_CONDITION = 1_000
-# Name of an order -> its column, and True if it descends.
-SORTS = {
+# Name of an order -> its column, and True if it descends. Rollouts without a value come last.
+INDEXED_SORTS = {
     "newest": ("first_seq", True),
     "oldest": ("first_seq", False),
     "best": ("return", True),
@@ -18,6 +18,21 @@ SORTS = {
     "longest": ("length", True),
     "shortest": ("length", False),
     "spread": ("spread", True),
+}
+_OTHER_COLUMNS = {
+    "episode": "key",
+    "task": "task_id",
+    "agent": "agent_id",
+    "status": "status",
+    "own reward": "reward",
+    "model": "model_version",
+    "began": "started_at",
+    "ended": "ended_at",
+}
+SORTS = INDEXED_SORTS | {
+    f"{name}{ending}": (column, bool(ending))
+    for name, column in _OTHER_COLUMNS.items()
+    for ending in ("", " descending")
 }
 
 
@@ -30,7 +45,7 @@ class RolloutQuery:
         task_id: Task of the rollouts.
         episode_id: The user's id of the episode.
         agent_id: Agent of the rollouts.
-        status: `open`, `complete` or `aborted`.
+        status: `open`, `complete`, `aborted` or `abandoned`.
         model_version: Version of the model.
         least_return: Smallest return.
         most_return: Largest return.
@@ -52,17 +67,17 @@ class RolloutQuery:
 
     @property
     def is_filtered(self) -> bool:
-        """The query leaves out some rollouts, so indexes alone do not find the others."""
-        return self.is_narrowed or self.task_id is not None
-
-    @property
-    def is_narrowed(self) -> bool:
-        """The query leaves out rollouts by more than their task."""
+        """The query leaves out some rollouts."""
         wanted = (
-            self.episode_id, self.agent_id, self.status, self.model_version, self.least_return,
-            self.most_return, self.condition,
+            self.task_id, self.episode_id, self.agent_id, self.status, self.model_version,
+            self.least_return, self.most_return, self.condition,
         )  # fmt: skip
         return any(value is not None for value in wanted)
+
+    @property
+    def is_indexed(self) -> bool:
+        """Indexes alone find the rollouts in their order."""
+        return not self.is_filtered and self.sort in INDEXED_SORTS
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class RolloutPage:
     Attributes:
         rollouts: Rollouts of the page.
         after: Argument `after` of the next page; None for the last page.
-        looked_at: Number of the newest rollouts that were searched; None for all.
+        looked_at: Number of the newest rollouts that were filtered and sorted; None for all.
     """
 
     rollouts: list[ListedRollout]

@@ -1,14 +1,15 @@
 """Page 3: the episodes of a buffer, and the tasks without episodes."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sqlbuffer.codec.scalar_tags import is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Tree
 from sqlbuffer.query.tree_checks import check
@@ -25,23 +26,16 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.web.pages.buffer_page import buffer_of
 from sqlbuffer.web.rendering import link, page
 from sqlbuffer.web.rollout_links import buffer_link, episode_link
-from sqlbuffer.web.shell_words import command_line, python_rows
+from sqlbuffer.web.shell_words import command_line, python_rows, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")
 ROWS_A_PAGE = 50
-STATUSES = ("open", "complete", "aborted")
+STATUSES = ("open", "complete", "aborted", "abandoned")
 # The names of the fields of the form that leave rollouts out.
 _TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
-_ORDERS = {
-    "newest": "e.started_at DESC",
-    "oldest": "e.started_at",
-    "best": "e.episode_return DESC",
-    "worst": "e.episode_return",
-    "longest": "e.length DESC",
-    "shortest": "e.length",
-    "spread": "g.spread DESC, e.task_id DESC, e.episode_return DESC",
-}
+# Names in the view of the columns that pages are sorted by.
+_IN_VIEW = {"first_seq": "started_at", "return": "episode_return", "key": "episode_id"}
 _MOST_CHARACTERS = 20_000
 _INT64 = 2**63
 
@@ -66,7 +60,6 @@ def show(request: Request) -> Response:
     def to(**changed: Any) -> str:
         return link(request, "/episodes", buffer=name, **{**state, **ordered, **changed})
 
-    after = None if found.after is None else orjson.dumps(found.after).decode()
     return page(
         request,
         "episodes.html",
@@ -76,15 +69,16 @@ def show(request: Request) -> Response:
         given=given,
         trouble=trouble,
         is_filtered=query.is_filtered,
+        is_indexed=query.is_indexed,
         sort=sort,
         sorts=list(SORTS),
         statuses=STATUSES,
         is_first=query.after is None,
         first=to(),
-        later=None if after is None else to(after=after),
+        later=None if found.after is None else to(after=place_text(found.after)),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
-        commands=_commands(site.shown_url, name, given, query, found, tree),
+        commands=_commands(site.shown_url, name, query, found, tree),
     )
 
 
@@ -131,8 +125,10 @@ def _query(
         most_return=_real(given["most"], "most return"),
         condition=None if tree is None else check(tree, info.config.fields.comparable),
     )
-    form = "nsnn" if sort == "spread" and not found.is_filtered else "nn"
-    return replace(found, after=page_place(request.query_params.get("after"), form))
+    forms = ["nn", "0n"] if found.is_indexed else ["nn", "0n", "sn"]
+    if found.is_indexed and sort == "spread":
+        forms = ["nsnn"]
+    return replace(found, after=page_place(request.query_params.get("after"), *forms))
 
 
 def _key(text: str) -> str | None:
@@ -161,22 +157,30 @@ def _real(text: str, name: str) -> float | None:
     return value
 
 
+def place_text(after: list[Any]) -> str:
+    """Return the start of a page for an address; JSON of Python, which has infinities and NaN."""
+    return json.dumps(after, separators=(",", ":"))
+
+
 def page_place(text: str | None, *forms: str) -> list[Any] | None:
     """Return the start of a page; None, the first page, if the text is not such a place.
 
     Args:
         text: JSON, from an address.
-        *forms: Allowed forms: a letter for each value, `n` for a number and `s` for a text.
+        *forms: Allowed forms: a letter for each value, `n` for a number, `s` for a text and `0` for
+            null.
     """
     try:
-        found = orjson.loads(text) if text else None
-    except ValueError:
+        found = json.loads(text) if text else None
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, list):
         return None
     form = "".join(
-        "s" if isinstance(value, str) and "\0" not in value
-        else "n" if isinstance(value, (int, float)) and abs(value) < _INT64
+        "0" if value is None
+        else "s" if isinstance(value, str) and is_storable_text(value)
+        else "n" if isinstance(value, float)
+        or (isinstance(value, int) and -_INT64 <= value < _INT64)
         else "?"
         for value in found
     )  # fmt: skip
@@ -186,7 +190,6 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
 def _commands(
     url: str,
     name: str,
-    given: dict[str, str],
     query: RolloutQuery,
     found: RolloutPage,
     tree: Tree | None,
@@ -198,7 +201,7 @@ def _commands(
     lines = []
     limit = "" if query.after is not None else f" LIMIT {ROWS_A_PAGE}"
     if not found.rollouts or any(row.number for row in found.rollouts):
-        lines.append(_of_episodes(name, given, query) + limit)
+        lines.append(episodes_statement(name, query, found.looked_at) + limit)
     if not all(row.number for row in found.rollouts):
         where = f"buffer = {quoted(name)}"
         if query.task_id is not None:
@@ -207,34 +210,45 @@ def _commands(
     return [command_line("sql", url, line) for line in lines]
 
 
-def _of_episodes(name: str, given: dict[str, str], query: RolloutQuery) -> str:
-    """Return SQL over the view of episodes, with the filters and the order of the page."""
-    columns = {"task": "task_id", "episode": "episode_id", "agent": "agent_id", "status": "status"}
-    wanted = [("buffer", name), *((own, given[key]) for key, own in columns.items() if given[key])]
-    parts = [f"e.{column} = {quoted(value)}" for column, value in wanted]
+def episodes_statement(buffer: str, query: RolloutQuery, looked_at: int | None) -> str:
+    """Return SQL over the view of episodes, with the filters and the order of a page.
+
+    Args:
+        buffer: The buffer.
+        query: Filter and order of the page.
+        looked_at: `RolloutPage.looked_at` of the page.
+    """
+    equal = {
+        "buffer": buffer,
+        "task_id": query.task_id,
+        "episode_id": query.episode_id,
+        "agent_id": query.agent_id,
+        "status": query.status,
+    }
+    parts = [f"e.{name} = {quoted(value)}" for name, value in equal.items() if value is not None]
+    source = "v_episodes"
+    if looked_at is not None:
+        of = " AND ".join(parts[: 1 if query.task_id is None else 2])
+        newest = f"WHERE {of} ORDER BY e.started_at DESC LIMIT {looked_at}"
+        source = f"(SELECT e.* FROM v_episodes e {newest})"
     if query.model_version is not None:
         parts.append(f"e.model_version = {query.model_version}")
     if query.least_return is not None:
         parts.append(f"e.episode_return >= {query.least_return!r}")
     if query.most_return is not None:
         parts.append(f"e.episode_return <= {query.most_return!r}")
-    groups, column = "", _ORDERS[query.sort].split()[0]
-    if query.sort in ("best", "worst", "longest", "shortest"):
-        parts.append(f"{column} IS NOT NULL")
-    if query.sort == "spread":
-        spread = "max(episode_return) - min(episode_return) AS spread"
+    column, descends = SORTS[query.sort]
+    order = f"e.{_IN_VIEW.get(column, column)}{' DESC' if descends else ''} NULLS LAST"
+    groups = ""
+    if column == "spread":
+        order = "g.spread DESC NULLS LAST, e.task_id DESC, e.episode_return DESC NULLS LAST"
         groups = (
-            f" JOIN (SELECT task_id, {spread} FROM v_episodes WHERE buffer = {quoted(name)} "
-            "GROUP BY task_id) g ON g.task_id = e.task_id"
+            " JOIN buffers b ON b.name = e.buffer"
+            " LEFT JOIN group_stats g ON g.buffer_id = b.id AND g.task_id = e.task_id"
         )
-    return (
-        f"SELECT e.* FROM v_episodes e{groups} WHERE {' AND '.join(parts)} "
-        f"ORDER BY {_ORDERS[query.sort]}"
-    )
-
-
-def quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+        if query.is_indexed:
+            parts += ["g.spread IS NOT NULL", "e.episode_return IS NOT NULL"]
+    return f"SELECT e.* FROM {source} e{groups} WHERE {' AND '.join(parts)} ORDER BY {order}"
 
 
 ROUTES = [Route("/episodes", show)]

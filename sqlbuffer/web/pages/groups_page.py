@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,10 +11,15 @@ from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_
 from sqlbuffer.storage.browsing.rollout_pages import rollout_page
 from sqlbuffer.storage.browsing.rollout_query import RolloutQuery
 from sqlbuffer.web.pages.buffer_page import buffer_of
-from sqlbuffer.web.pages.episodes_page import page_place, quoted, rollout_address
+from sqlbuffer.web.pages.episodes_page import (
+    episodes_statement,
+    page_place,
+    place_text,
+    rollout_address,
+)
 from sqlbuffer.web.rendering import link, page
 from sqlbuffer.web.rollout_links import difference_link
-from sqlbuffer.web.shell_words import command_line
+from sqlbuffer.web.shell_words import command_line, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/groups", "Groups")
@@ -29,7 +33,8 @@ def show(request: Request) -> Response:
     site, name = site_of(request), buffer_of(request)
     asked = request.query_params.get("sort", "spread")
     sort = asked if asked in _SORTS else "spread"
-    after = page_place(request.query_params.get("after"), "?s" if sort == "task" else "ns", "ns")
+    forms = ("ss",) if sort == "task" else ("ns", "0s")
+    after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
         found = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
@@ -37,11 +42,16 @@ def show(request: Request) -> Response:
     def to(**changed: Any) -> str:
         return link(request, "/groups", **{"buffer": name, "sort": sort, **changed})
 
-    order = {"spread": "return_spread DESC", "alike": "return_spread", "task": "task_id"}[sort]
+    column, descends = GROUP_SORTS[sort]
+    ending = " DESC" if descends else ""
+    # Not v_groups, which reads all steps.
     statement = (
-        f"SELECT * FROM v_groups WHERE buffer = {quoted(name)} AND rollouts > 1 "
-        f"ORDER BY {order} LIMIT {GROUPS_A_PAGE}"
+        "SELECT g.* FROM group_stats g JOIN buffers b ON b.id = g.buffer_id "
+        f"WHERE b.name = {quoted(name)} "
+        f"ORDER BY g.{column}{ending} NULLS LAST, g.task_id{ending}"
     )
+    if after is None:
+        statement += f" LIMIT {GROUPS_A_PAGE}"
     return page(
         request,
         "groups.html",
@@ -52,7 +62,7 @@ def show(request: Request) -> Response:
         sorts=_SORTS,
         is_first=after is None,
         first=to(),
-        later=None if found.after is None else to(after=orjson.dumps(found.after).decode()),
+        later=None if found.after is None else to(after=place_text(found.after)),
         to=to,
         group_to=lambda group: link(request, "/group", buffer=name, task=group.task_id),
         commands=[command_line("sql", site.shown_url, statement)],
@@ -60,7 +70,7 @@ def show(request: Request) -> Response:
 
 
 def show_group(request: Request) -> Response:
-    """Return the rollouts of one task, the best first."""
+    """Return the rollouts of one task."""
     site, name = site_of(request), buffer_of(request)
     task_id = request.query_params.get("task", "")
     sort = request.query_params.get("sort", "best")
@@ -71,19 +81,19 @@ def show_group(request: Request) -> Response:
         query = RolloutQuery(
             sort=sort if sort in ("best", "worst", "newest") else "best",
             task_id=task_id if known else "",
-            after=page_place(request.query_params.get("after"), "nn"),
+            after=page_place(request.query_params.get("after"), "nn", "0n"),
         )
         found = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
     def to(**changed: Any) -> str:
-        return link(request, "/group", **{"buffer": name, "task": task_id, **changed})
+        state = {"buffer": name, "task": task_id, "sort": query.sort}
+        return link(request, "/group", **{**state, **changed})
 
     episodes = [row for row in found.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
-    statement = (
-        f"SELECT * FROM v_episodes WHERE buffer = {quoted(name)} "
-        f"AND task_id = {quoted(task_id)} ORDER BY episode_return DESC"
-    )
+    statement = episodes_statement(name, query, found.looked_at)
+    if query.after is None:
+        statement += f" LIMIT {ROLLOUTS_A_PAGE}"
     return page(
         request,
         "group.html",
@@ -95,7 +105,7 @@ def show_group(request: Request) -> Response:
         found=found,
         sort=query.sort,
         first=to(),
-        later=None if found.after is None else to(after=orjson.dumps(found.after).decode()),
+        later=None if found.after is None else to(after=place_text(found.after)),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
         ends=ends,

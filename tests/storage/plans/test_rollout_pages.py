@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import SORTS, RolloutQuery
+from sqlbuffer.storage.browsing.rollout_query import INDEXED_SORTS, SORTS, RolloutQuery
 from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.database.transactions import driver_of
 from tests.storage.plans.watch import TABLES, watched
@@ -21,13 +21,17 @@ _TASK = "CASE WHEN i % 2 = 0 THEN 'large' ELSE 't' || (i / 20) END"
 
 
 def fill_large(url):
-    """Fill two buffers with episodes of one step each."""
-    for name in ("other", "rows"):
+    """Fill three buffers with episodes of one step each, one of them without returns."""
+    for name, n, returns in (
+        ("other", 1_000, "i % 977"),
+        ("rows", N_EPISODES, "i % 977"),
+        ("unrewarded", N_EPISODES // 4, "NULL"),
+    ):
         fill(url, 10, name=name).close()
-        add_episodes(url, buffer_id(url, name), N_EPISODES if name == "rows" else 1_000)
+        add_episodes(url, buffer_id(url, name), n, returns)
 
 
-def add_episodes(url, id_, n):
+def add_episodes(url, id_, n, returns):
     numbers = _NUMBERS[is_sqlite(url)].format(n=n)
     with connected(url) as connection:
         driver = driver_of(connection)
@@ -37,13 +41,13 @@ def add_episodes(url, id_, n):
             f"'e' || i, {_TASK}, 'a', 'complete', 1, i % 977, i, i FROM n",
             "INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "
             f'"return", first_seq, last_seq) {{numbers}} SELECT {id_}, {_TASK}, '
-            f"{id_} * 1000000 + i, i % 91, i % 977, i, i FROM n",
+            f"{id_} * 1000000 + i, i % 91, {returns}, i, i FROM n",
         ):
             before, select = statement.split("{numbers}")
             driver.execute(f"{numbers} {before} {select}")
 
 
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", INDEXED_SORTS)
 def test_a_page_of_episodes_reads_what_it_shows(large_url, sort):
     with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
         info = find_buffer(connection, "rows")
@@ -60,6 +64,23 @@ def assert_bounded(watch, most_rows, most_steps):
     assert watch.steps < most_steps
 
 
+@pytest.mark.parametrize("sort", ["best", "worst", "spread", "alike"])
+def test_a_page_of_rollouts_without_returns_reads_what_it_shows(large_url, sort):
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, "unrewarded")
+        if sort in GROUP_SORTS:
+            first = group_page(connection, info.id, sort)
+            second = group_page(connection, info.id, sort, first.after)
+            found = {group.task_id for group in first.groups + second.groups}
+        else:
+            first = rollout_page(connection, info, RolloutQuery(sort=sort))
+            second = rollout_page(connection, info, RolloutQuery(sort=sort, after=first.after))
+            found = {row.number for row in first.rollouts + second.rollouts}
+        connection.rollback()
+    assert len(found) == 100
+    assert_bounded(watch, 1_000, 30_000)
+
+
 @pytest.mark.parametrize(("task", "sort"), [("large", "best"), ("t77", "spread")])
 def test_a_filtered_page_reads_what_it_looks_at(large_url, task, sort):
     with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
@@ -68,6 +89,18 @@ def test_a_filtered_page_reads_what_it_looks_at(large_url, task, sort):
         rollout_page(connection, info, RolloutQuery(sort=sort, agent_id="a", status="complete"))
         connection.rollback()
     assert len(found.rollouts) == (50 if task == "large" else 10)
+    assert_bounded(watch, 130_000, 8_000_000)
+
+
+@pytest.mark.parametrize("sort", [sort for sort in SORTS if sort not in INDEXED_SORTS])
+def test_an_order_without_an_index_reads_the_newest(large_url, sort):
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, "rows")
+        first = rollout_page(connection, info, RolloutQuery(sort=sort))
+        second = rollout_page(connection, info, RolloutQuery(sort=sort, after=first.after))
+        connection.rollback()
+    assert first.looked_at == second.looked_at == 10_000
+    assert len({row.number for row in first.rollouts + second.rollouts}) == 100
     assert_bounded(watch, 130_000, 8_000_000)
 
 
