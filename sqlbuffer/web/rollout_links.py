@@ -1,5 +1,6 @@
 """The addresses of the pages of a rollout, and the lines that show the same elsewhere."""
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
 from sqlbuffer.web.rendering import link
-from sqlbuffer.web.shell_words import command_line, python_rows
+from sqlbuffer.web.shell_words import command_line, python_rows, quoted
 
 # A browser takes these for folders.
 _FOLDERS = (".", "..")
@@ -55,10 +56,33 @@ def buffer_of(request: Request) -> str:
 
 def rollout_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
     """Return lines for a shell and for Python that show the steps of a rollout."""
-    if rollout.episode_id is None:
-        call = f"get_by_task_id({rollout.task_id!r})"
-    else:
-        condition = QueryBuilder().eq("task_id", rollout.task_id).and_()
-        call = f"get_all({condition.eq('episode_id', rollout.episode_id).build()!r})"
     show = command_line("show", url, rollout.task_id, buffer=buffer, episode=rollout.episode_id)
-    return [show, python_rows(url, buffer, call)]
+    return [show, python_rows(url, buffer, _steps_of(rollout))]
+
+
+def curve_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
+    """Return lines for Python that show the numbers of the steps of a rollout."""
+    data = ("reward_t", "v_t", "adv_t", "state", "actions", "extra")
+    shown = ", ".join(["row.exp_meta.step", "row.fields", *(f"row.exp_data.{it}" for it in data)])
+    return [python_rows(url, buffer, _steps_of(rollout), shown)]
+
+
+def draw_commands(url: str, buffer: str, rollout: Rollout, seqs: Sequence[int]) -> list[str]:
+    """Return a line for a shell that shows the batches that held some steps of a rollout."""
+    first, last = min(seqs, default=0), max(seqs, default=0)
+    episode = "IS NULL" if rollout.episode_id is None else f"= {quoted(rollout.episode_id)}"
+    statement = (
+        "SELECT seq, batch_id, sampled_at, clock, sampler, position FROM v_samples "
+        f"WHERE buffer = {quoted(buffer)} AND task_id = {quoted(rollout.task_id)} "
+        f"AND episode_id {episode} AND seq BETWEEN {first} AND {last} "
+        "ORDER BY sampled_at DESC, batch_id DESC, position"
+    )
+    return [command_line("sql", url, statement)]
+
+
+def _steps_of(rollout: Rollout) -> str:
+    """Return the call that reads the steps of a rollout."""
+    if rollout.episode_id is None:
+        return f"get_by_task_id({rollout.task_id!r})"
+    condition = QueryBuilder().eq("task_id", rollout.task_id).and_()
+    return f"get_all({condition.eq('episode_id', rollout.episode_id).build()!r})"

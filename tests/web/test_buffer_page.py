@@ -1,8 +1,11 @@
+import csv
 import html
+import io
 import json
 import math
 import re
 import shlex
+from collections import defaultdict
 from urllib.parse import quote
 
 import numpy as np
@@ -123,11 +126,12 @@ def test_a_part_of_the_history_has_its_episodes_alone(schema_url, client_of):
     assert returns("since=1500000000&until=1550000000") == []
 
 
-def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of):
-    fill(hostile_url, f"train {HOSTILE}", typed=True)
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, typed):
+    fill(hostile_url, f"train {HOSTILE}", typed=typed)
     client, name = client_of(hostile_url), quote(f"train {HOSTILE}", safe="")
     paths = ["/", f"/buffer?buffer={name}&last=1h", f"/sql?q={quote('SELECT 42 AS answer')}"]
-    printed = {}
+    printed = defaultdict(list)
     for path in paths:
         page = client.get(path).text
         lines = re.findall(
@@ -146,10 +150,23 @@ def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of):
             options = ["--once"] if words[0] == "watch" else ["--csv"] if words[0] == "sql" else []
             result = CliRunner().invoke(command, [words[0], *options, *words[1:]])
             assert result.exit_code == 0, (line, result.output)
-            printed[path, words[0]] = result.stdout
-    assert printed[paths[2], "sql"] == "answer\n42\n"
-    assert printed[paths[1], "sql"].count("\n") == N_EPISODES + 1
-    assert printed[paths[1], "watch"].count("\n") == 1
+            printed[path, words[0]].append(result.stdout)
+    assert printed[paths[2], "sql"] == ["answer\n42\n"]
+    (watched,) = printed[paths[1], "watch"]
+    assert watched.count("\n") == 1
+    tables = [[*csv.DictReader(io.StringIO(text))] for text in printed[paths[1], "sql"]]
+    episodes, written, sampled, staleness, priorities = tables
+    curves = curves_of(client.get(paths[1]).text)
+    returns = sorted(float(each["episode_return"]) for each in episodes)
+    assert returns == sorted(lines_of(curves["Returns"])["each"])
+    assert sum(int(each["written"]) for each in written) == N_EPISODES * N_STEPS
+    assert sum(int(each["sampled"]) for each in sampled) == 3 * 8
+    found = {f"{float(each['staleness']):.6g}" for each in staleness}
+    assert len(staleness) == 3
+    # Of batches at about the same time, the curve has one.
+    shown = lines_of(curves["Staleness of sampled steps"])["each"]
+    assert {f"{value:.6g}" for value in shown} <= found
+    assert len(priorities) == N_EPISODES * N_STEPS
 
 
 @pytest.mark.parametrize("typed", [False, True])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RandomSampler, ReplayBuffer
 from tests.support.sql import run
 from tests.support.web_lists import address, all_rows, found_by, lines_of, next_of, rows_of
 from tests.web.conftest import HOSTILE, SCRIPT, row
@@ -260,6 +260,36 @@ def test_the_lines_of_an_episode_find_its_steps_alone(episodes_url, client_of):
     shell, python = lines_of(client.get(html.unescape(link)).text)
     assert len(json.loads(found_by(shell, "--json"))) == 4
     assert python.endswith("print(row)")
+
+
+@pytest.mark.parametrize("fields", [None, {"obs": "int64"}], ids=["json", "typed"])
+def test_the_lines_of_curves_and_of_draws_find_what_these_show(
+    schema_url, client_of, capsys, fields
+):
+    with ReplayBuffer(schema_url, fields=fields, track_samples=True) as buffer:
+        for key in ("e1", "e2"):
+            columns = {"obs": [7, 8]} if fields else {"state": [7, 8]}
+            buffer.store_episode({**columns, "reward": [0.25, 0.5]}, task_id="t", episode_id=key)
+        for _ in range(3):
+            (buffer.sample_arrays if fields else buffer.sample)(4, sampler=RandomSampler(seed=1))
+    client = client_of(schema_url)
+    text = client.get(address("/episodes", buffer="default", episode="e2")).text
+    (link,) = re.findall(r'<a href="([^"]+)">e2</a>', text)
+    shown = client.get(f"{html.unescape(link)}?view=draws").text
+    found = json.loads(found_by(lines_of(shown)[0], "--json"))
+    # The columns: step, batch, when, clock, sampler, place, rows.
+    wanted = [(line[1], line[4], line[5]) for line in rows_of(shown)]
+    assert [
+        (str(each["batch_id"]), each["sampler"], str(each["position"])) for each in found
+    ] == wanted
+    assert wanted
+    (line,) = lines_of(client.get(f"{html.unescape(link)}?view=curves").text)
+    # The URL is shown without its password, and that of the tests may have one.
+    exec(re.sub(r"ReplayBuffer\([^,]*", f"ReplayBuffer({schema_url!r}", line), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    assert all("7" in line or "8" in line for line in printed)
+    assert ("0.25" in printed[0], "0.5" in printed[1]) == (True, True)
 
 
 @pytest.mark.parametrize("fields", [None, {"obs": "int64"}], ids=["json", "typed"])

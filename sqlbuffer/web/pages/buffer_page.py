@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.browsing.buffer_curves import TimeSpan, now_of
+from sqlbuffer.storage.browsing.buffer_curves import ROWS_OF_A_BATCH, TimeSpan, now_of
 from sqlbuffer.web.buffer_figures import MOST_EPISODES, figures_of
 from sqlbuffer.web.rendering import page
-from sqlbuffer.web.shell_words import command_line, python_call
+from sqlbuffer.web.shell_words import command_line, python_call, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/buffer", "Figures")
@@ -50,25 +50,39 @@ def show(request: Request) -> Response:
         chosen="" if _number(request, "since") is not None else chosen,
         span=span,
         commands=[
-            command_line("sql", site.shown_url, _returns_of(name, span)),
+            *(command_line("sql", site.shown_url, line) for line in _statements(name, span)),
             command_line("watch", site.shown_url, buffer=name),
             python_call(site.shown_url, name, "stats()"),
         ],
     )
 
 
-def _returns_of(name: str, span: TimeSpan) -> str:
-    """Return SQL for the returns and lengths of all episodes that the curves are about."""
-    quoted = name.replace("'", "''")
-    parts = [f"buffer = '{quoted}'", "length IS NOT NULL"]
-    if span.since is not None:
-        parts.append(f"started_at >= '{_iso(span.since)}'")
-    if span.until is not None:
-        parts.append(f"started_at < '{_iso(span.until)}'")
-    return (
+def _statements(name: str, span: TimeSpan) -> list[str]:
+    """Return SQL for what the figures are made from, in the same part of the history."""
+    own = quoted(name)
+
+    def where(time: str, *others: str, of: str = "buffer") -> str:
+        parts = [f"{of} = {own}", *others]
+        if span.since is not None:
+            parts.append(f"{time} >= '{_iso(span.since)}'")
+        if span.until is not None:
+            parts.append(f"{time} < '{_iso(span.until)}'")
+        return " AND ".join(parts)
+
+    return [
         "SELECT ended_at, episode_return, length FROM v_episodes "
-        f"WHERE {' AND '.join(parts)} ORDER BY ended_at"
-    )
+        f"WHERE {where('started_at', 'length IS NOT NULL')} ORDER BY ended_at",
+        "SELECT substr(CAST(inserted_at AS text), 1, 16) AS minute, count(*) AS written "
+        f"FROM v_experiences WHERE {where('inserted_at')} GROUP BY 1 ORDER BY 1",
+        "SELECT h.bucket * 10 AS unix_time, sum(h.n_sampled) AS sampled FROM flow_history h "
+        f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {own} GROUP BY 1 ORDER BY 1",
+        "SELECT s.sampled_at, avg(s.clock - e.model_version) AS staleness FROM v_samples s "
+        "JOIN v_experiences e ON e.buffer = s.buffer AND e.seq = s.seq "
+        "AND e.first_seq BETWEEN s.seq - 255 AND s.seq "
+        f"WHERE {where('s.sampled_at', f's.position <= {ROWS_OF_A_BATCH}', of='s.buffer')} "
+        "GROUP BY s.batch_id, s.sampled_at ORDER BY s.sampled_at",
+        f"SELECT priority FROM v_priorities WHERE buffer = {own}",
+    ]
 
 
 def _iso(seconds: float) -> str:

@@ -14,7 +14,14 @@ from sqlbuffer.storage.browsing.step_keys import KeyPage, StepKey, key_page, spa
 from sqlbuffer.storage.browsing.step_notes import draws_of, notes_of
 from sqlbuffer.web.pages.episode_search import found_ahead
 from sqlbuffer.web.rendering import page
-from sqlbuffer.web.rollout_links import buffer_link, buffer_of, rollout_commands, rollout_link
+from sqlbuffer.web.rollout_links import (
+    buffer_link,
+    buffer_of,
+    curve_commands,
+    draw_commands,
+    rollout_commands,
+    rollout_link,
+)
 from sqlbuffer.web.site import site_of
 from sqlbuffer.web.step_arrays.curve_sets import MOST_STEPS_READ, curves_of
 from sqlbuffer.web.step_arrays.step_values import image_fields
@@ -97,7 +104,7 @@ def _show(request: Request, number: int | None) -> Response:
         rollout=rollout,
         at=place,
         views=VIEWS,
-        commands=rollout_commands(site.shown_url, name, rollout),
+        commands=_commands(site.shown_url, name, rollout, place, keys),
         to=lambda **query: rollout_link(request, name, rollout, **query),
         of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
         version=buffer.info.id,
@@ -107,6 +114,15 @@ def _show(request: Request, number: int | None) -> Response:
         reached=request.query_params.get("reached"),
         **context,
     )
+
+
+def _commands(url: str, name: str, rollout: Rollout, place: PagePlace, keys: KeyPage) -> list[str]:
+    """Return the lines that show the same as a view elsewhere."""
+    if place.view == "curves":
+        return curve_commands(url, name, rollout)
+    if place.view == "draws":
+        return draw_commands(url, name, rollout, [key.seq for key in keys.keys])
+    return rollout_commands(url, name, rollout)
 
 
 def _rollout(request: Request, connection: Any, buffer: Any, number: int | None) -> Rollout:
