@@ -1,4 +1,4 @@
-"""The pages that the pages of a database link to."""
+"""The pages that the pages of a database link to, and other views of them."""
 
 import re
 from collections.abc import Callable
@@ -6,6 +6,16 @@ from html import unescape
 
 # Downloads, and texts and images at addresses of their own: how their paths end.
 NO_PAGES = (".csv", ".png", "/text", "/value")
+# Orders with and without an index, filters, and the views of an episode, of a buffer.
+_VIEWS = (
+    "/buffer?buffer={0}&last=1h",
+    *("/episodes?buffer={0}&" + query for query in (
+        "sort=best", "sort=longest", "sort=spread", "sort=agent", "sort=ended%20descending",
+        "status=open", "agent=default", "least=0", "condition=step%3D1",
+    )),
+    "/groups?buffer={0}&sort=task",
+    "{1}", "{1}?view=curves", "{1}?view=draws",
+)  # fmt: skip
 _LINK = re.compile(r'<a\b[^>]*\shref="(/[^"#]*)')
 
 
@@ -24,6 +34,13 @@ def one_of_each_kind(text_of: Callable[[str], str]) -> list[str]:
         found[kind_of(path)] = path
         waiting += [unescape(link) for link in _LINK.findall(text_of(path))]
     return list(found.values())
+
+
+def other_views(text_of: Callable[[str], str], buffer: str) -> list[str]:
+    """Return addresses of other views of a buffer with episodes; the arguments are as above."""
+    links = _LINK.findall(text_of(f"/episodes?buffer={buffer}"))
+    episode = next(unescape(link) for link in links if "/episodes/" in link)
+    return [path.format(buffer, episode) for path in _VIEWS]
 
 
 def kind_of(path: str) -> str:
