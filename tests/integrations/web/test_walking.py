@@ -1,5 +1,6 @@
 """Every page, on both databases, in a real browser next to a running writer."""
 
+import json
 from collections import Counter
 from urllib.parse import quote
 
@@ -111,6 +112,78 @@ def test_the_facts_of_a_buffer_are_those_of_the_database(filled, visit):
     ((rows,),) = sql.run(filled, "SELECT count(*) FROM v_experiences WHERE buffer = 'arrays'")
     ((episodes,),) = sql.run(filled, "SELECT count(*) FROM v_episodes WHERE buffer = 'arrays'")
     assert (number(facts["rows"]), number(facts["episodes"])) == (rows, episodes) == (100, 20)
+
+
+ORDERS = {
+    "newest": "first_seq DESC",
+    "worst": "episode_return",
+    "model descending": "model_version DESC",
+}
+
+
+@pytest.mark.parametrize("sort", ORDERS)
+def test_the_episodes_next_to_a_writer_are_those_of_sql(filled, visit, sort):
+    browser = visit(filled)
+    question = (
+        "SELECT episode_id, task_id, agent_id, status, episode_return, length, model_version "
+        f"FROM v_episodes WHERE buffer = 'arrays' ORDER BY {ORDERS[sort]}"
+    )
+    steps = "SELECT count(*) FROM v_experiences WHERE buffer = 'running'"
+    with running_writer(filled):
+        browser.open(f"/episodes?buffer=arrays&sort={quote(sort)}")
+        shown = browser.cells()
+        before = sql.scalar(filled, steps)
+        browser.open("/episodes?buffer=running")
+        ((name, task, _, _, _, length, *_),) = browser.cells()
+        after = sql.scalar(filled, steps)
+    found = [
+        [*cells[:4], pytest.approx(number(cells[4]), rel=1e-3), number(cells[5]), number(cells[7])]
+        for cells in shown
+    ]
+    assert found == [list(row) for row in sql.run(filled, question)]
+    assert (name, task) == ("without an episode", "task")
+    assert before <= number(length) <= after
+
+
+def test_the_groups_next_to_a_writer_are_those_of_sql(filled, visit):
+    browser = visit(filled)
+    question = (
+        "SELECT task_id, count(*), avg(episode_return), min(episode_return), max(episode_return) "
+        "FROM v_episodes WHERE buffer = 'arrays' GROUP BY task_id "
+        "ORDER BY max(episode_return) - min(episode_return) DESC"
+    )
+    with running_writer(filled):
+        browser.open("/groups?buffer=arrays")
+        shown = browser.cells()
+        browser.page.click("main table a")
+        browser.page.wait_for_url("**/group?**")
+        best = [number(cells[4]) for cells in browser.cells()]
+    wanted = sql.run(filled, question)
+    assert [cells[0] for cells in shown] == [task for task, *_ in wanted]
+    for cells, (_, n, *figures) in zip(shown, wanted, strict=True):
+        assert number(cells[1]) == n
+        assert [number(cells[i]) for i in (2, 4, 5)] == pytest.approx(figures, rel=2e-3)
+    returns = sql.run(
+        filled, "SELECT episode_return FROM v_episodes WHERE task_id = :task", task=wanted[0][0]
+    )
+    assert best == pytest.approx(sorted((value for (value,) in returns), reverse=True), rel=1e-3)
+
+
+def test_the_curves_next_to_a_writer_are_those_of_sql(filled, visit):
+    browser = visit(filled)
+    with running_writer(filled):
+        page = browser.open("/buffer?buffer=arrays")
+        page.wait_for_selector(".curve canvas")
+        titles = page.locator("article:has(.curve) h2").all_inner_texts()
+        texts = page.locator("article .curve script").all_text_contents()
+    curves = {title: json.loads(text) for title, text in zip(titles, texts, strict=True)}
+    for title, column in (("Returns", "episode_return"), ("Lengths of episodes", "length")):
+        question = f"SELECT {column} FROM v_episodes WHERE buffer = 'arrays' ORDER BY first_seq"
+        each = curves[title]["series"][0]
+        wanted = [value for (value,) in sql.run(filled, question)]
+        assert sorted(each["values"]) == pytest.approx(sorted(wanted), rel=1e-4)
+        assert (each["label"], len(wanted)) == ("each", 20)
+    assert [each["label"] for each in curves["Steps per second"]["series"]] == ["in", "out"]
 
 
 def test_a_statement_shows_what_it_finds(filled, visit):
