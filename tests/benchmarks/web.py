@@ -16,17 +16,20 @@ from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from tests.benchmarks import arrays
 from tests.benchmarks.bench import Bench, random_numbers
 from tests.benchmarks.measure import ratio_of
+from tests.benchmarks.painting import paint_times
 from tests.benchmarks.processes import write_at_once
 from tests.benchmarks.report import Figure, shown_rate, shown_time
 from tests.benchmarks.writers import extended
 from tests.support.storage_hooks import close_pool
-from tests.support.web_pages import kind_of, one_of_each_kind
+from tests.support.web_pages import one_of_each_kind, other_views
 from tests.support.web_server import TOKEN, served
 
 STEPS_OF_EPISODE = 10
 FIRST_BYTE_S, PAINTED_S = 0.2, 1.0
 LARGE_CHARACTERS = 2_000_000
 LARGE = "large"
+JSON_SHARE = 10  # of the typed episodes; as rows of JSON all of them would take minutes to store
+N_BATCHES, N_SHOWN = 100, 5
 CLIENTS, CLICK_S = 5, 2.0
 WRITERS, BATCH = 2, 64
 SECONDS, ROUNDS, REPEATS = 8.0, 6, 5
@@ -49,19 +52,40 @@ def fill(url: str, n_episodes: int) -> None:
     with tempfile.TemporaryDirectory(prefix="sqlbuffer-bench-") as folder:
         # One episode a transaction: on a server a copy is ten times faster.
         source = url if url.startswith("sqlite") else f"sqlite:///{folder}/source.db"
-        with ReplayBuffer(source, "arrays", fields=arrays.FIELDS, durability="relaxed") as buffer:
+        settings: dict[str, Any] = {"fields": arrays.FIELDS, "track_samples": True}
+        with ReplayBuffer(source, "arrays", durability="relaxed", **settings) as buffer:
             for number in range(n_episodes):
                 columns = {**arrays.steps(rng, n), "reward": rng.normal(size=n)}
                 buffer.store_episode(columns, task_id=f"task {number // 4}", model_version=number)
             if source != url:
-                with ReplayBuffer(url, "arrays", create=True, fields=arrays.FIELDS) as copy:
+                with ReplayBuffer(url, "arrays", create=True, **settings) as copy:
                     buffer.copy_to(copy)
         close_pool(source)
+    _store_rows(url, max(n_episodes // JSON_SHARE, 40))
+    with ReplayBuffer(url, "arrays") as buffer:
+        for _ in range(N_BATCHES):
+            buffer.sample_arrays(BATCH)
     said = [{"role": "user", "content": "All work. " * (LARGE_CHARACTERS // 10)}]
     with ReplayBuffer(url, "talks") as buffer:
         meta = ExpMeta(LARGE, "chat", "agent", 0, time.time(), episode_id=LARGE)
         buffer.store(DataRow(meta, Experience({}, ["say"], 1.0, messages=said, terminated=True)))
     ReplayBuffer(url, fields=arrays.FIELDS, max_capacity=100_000).close()  # of the writers
+
+
+def _store_rows(url: str, n_episodes: int) -> None:
+    """Store episodes of JSON rows, and draw batches of them."""
+    with ReplayBuffer(url, "rows", durability="relaxed", track_samples=True) as buffer:
+        for first in range(0, n_episodes, 500):
+            buffer.store_batch(
+                DataRow(
+                    ExpMeta(f"row {n // 4}", "bench", f"agent {n % 9}", step, episode_id=str(n)),
+                    Experience({"obs": [step, n]}, [n % 4], float(n % 7), terminated=step == 9),
+                )
+                for n in range(first, min(first + 500, n_episodes))
+                for step in range(STEPS_OF_EPISODE)
+            )
+        for _ in range(N_BATCHES):
+            buffer.sample(BATCH)
 
 
 @dataclass(frozen=True)
@@ -101,20 +125,19 @@ def times_of(client: httpx.Client, path: str, repeats: int) -> PageTimes:
 def _opened(bench: Bench, address: str, n_episodes: int) -> Iterator[Figure]:
     repeats = bench.scale.times(REPEATS)
     with _client(address) as client:
-        paths = one_of_each_kind(lambda path: client.get(path).text)
-        bench.say(f"{len(paths)} kinds of pages: {' '.join(paths)}")
-        found = [times_of(client, path, repeats) for path in paths]
-        conversation = times_of(client, _large(client), repeats)
-    slowest = max(found, key=lambda one: median(one.first_bytes))
+        paths = _paths(client)
+        bench.say(f"{len(paths)} pages: {' '.join(paths)}")
+        first_bytes = {path: times_of(client, path, repeats).first_bytes for path in paths}
+        large = _large(client)
+        conversation = times_of(client, large, repeats)
     of = f"{n_episodes * STEPS_OF_EPISODE:,} rows"
-    yield Figure(
-        f"first byte of the slowest page over {FIRST_BYTE_S * 1000:g} ms, {of}",
-        bench.label,
-        "; ".join(f"{kind_of(one.path)} {shown_time(median(one.first_bytes))}" for one in found),
-        ratio_of([each / FIRST_BYTE_S for each in slowest.first_bytes]),
-        1,
-        at_most=True,
-    )
+    what = f"first byte of the slowest page over {FIRST_BYTE_S * 1000:g} ms, {of}"
+    yield _slowest(bench, what, first_bytes, FIRST_BYTE_S)
+    painted = paint_times(address, [*paths, large], repeats)
+    if painted:
+        yield _slowest(bench, f"paint of the slowest page over 1 s, {of}", painted, PAINTED_S)
+    else:
+        bench.say("no paint times: pip install '.[integrations]'; apt-get install chromium")
     yield Figure(
         "last byte of a conversation of 2 MB over 1 s",
         bench.label,
@@ -123,6 +146,26 @@ def _opened(bench: Bench, address: str, n_episodes: int) -> Iterator[Figure]:
         1,
         at_most=True,
     )
+
+
+def _paths(client: httpx.Client) -> list[str]:
+    """Return an address of each kind of page, and of views of typed steps and of JSON rows."""
+
+    def text_of(path: str) -> str:
+        return client.get(path).text
+
+    kinds = one_of_each_kind(text_of)
+    views = [path for name in ("arrays", "rows") for path in other_views(text_of, name)]
+    return list(dict.fromkeys([*kinds, *views]))
+
+
+def _slowest(bench: Bench, what: str, times: dict[str, list[float]], limit_s: float) -> Figure:
+    """Return the figure of the slowest of several pages, which shows the slowest few."""
+    order = sorted(times, key=lambda path: median(times[path]), reverse=True)
+    shown = "; ".join(f"{path} {shown_time(median(times[path]))}" for path in order[:N_SHOWN])
+    ratio = ratio_of([each / limit_s for each in times[order[0]]])
+    text = f"{shown}; the slowest of {len(times)}"
+    return Figure(what, bench.label, text, ratio, 1, at_most=True)
 
 
 def _large(client: httpx.Client) -> str:

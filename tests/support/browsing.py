@@ -1,17 +1,16 @@
 """A browser that notes everything that a page must not do."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Error, Page
 
+from tests.support.chromium import launched_chromium
 from tests.support.web_server import TOKEN
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Of rules for pages that are parts of larger ones.
 _AXE = {"resultTypes": ["violations"]}
 
@@ -19,14 +18,10 @@ _AXE = {"resultTypes": ["violations"]}
 @contextmanager
 def running_chromium() -> Iterator[Any]:
     """Yield a browser; skip the test where there is none."""
-    path = next(filter(None, map(shutil.which, _NAMES)), None)
-    with sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except Error:
+    with launched_chromium() as browser:
+        if browser is None:
             pytest.skip("allowed: there is no Chromium; install it: apt-get install chromium")
         yield browser
-        browser.close()
 
 
 class Visit:
