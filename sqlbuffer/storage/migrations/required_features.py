@@ -12,10 +12,17 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from sqlbuffer.errors import UnsupportedDatabaseError
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.urls import shown_url
 
 _ENGINES = "use PostgreSQL, see docs/how-to/engines.md"
+_POOLER = (
+    "set the pooler to transaction mode, see docs/how-to/use-pgbouncer-or-managed-postgresql.md"
+)
 _LOCKS = "advisory locks"
+_TRANSACTIONS = "transactions of several statements"
+# URLs, without their databases, of the servers that this process has checked.
+_checked: set[URL] = set()
 
 
 class _Missing(Exception):
@@ -50,7 +57,8 @@ def check_postgresql(engine: Engine, url: URL) -> None:
     Raises:
         UnsupportedDatabaseError: The server lacks a feature, which the message names.
     """
-    with _two_connections(engine) as (first, second):
+    with _new_connection(engine) as first, _new_connection(engine) as second:
+        _check_transactions(first, url)
         _check_locks(first, second, url)
         _check_schema_features(first, url)
 
@@ -65,51 +73,100 @@ def check_advisory_locks(engine: Engine, url: URL) -> None:
     Raises:
         UnsupportedDatabaseError: It does not.
     """
-    with _two_connections(engine) as (first, second):
+    with _new_connection(engine) as first, _new_connection(engine) as second:
         _check_locks(first, second, url)
 
 
+def check_first_opening(connection: Connection, url: URL) -> None:
+    """Raise an error if transactions or advisory locks do not work; once for each server.
+
+    It needs no right to create anything, so it covers a schema that was restored, or that is
+    reached through another pooler. If the server takes no second connection now, a later opening
+    checks it.
+
+    Args:
+        connection: A connection that has not begun a transaction.
+        url: The resolved URL of the server.
+
+    Raises:
+        UnsupportedDatabaseError: They do not.
+    """
+    server = url.set(database=None)
+    if server in _checked:
+        return
+    with _manual(connection) as first, ExitStack() as stack:
+        _check_transactions(first, url)
+        if _session(first) != first.info.backend_pid:
+            # A second connection may wait for ever: all sessions behind the pooler are in use, by
+            # processes that wait for a second one.
+            _check_listed_lock(first, url)
+        else:
+            try:
+                second = stack.enter_context(_new_connection(connection.engine))
+            except psycopg.OperationalError:
+                return
+            _check_locks(first, second, url)
+    _checked.add(server)
+
+
 @contextmanager
-def _two_connections(engine: Engine) -> Iterator[tuple[Any, Any]]:
-    """Open two connections of psycopg that are not in use elsewhere."""
+def _new_connection(engine: Engine) -> Iterator[Any]:
+    """Open a connection of psycopg that is not in use elsewhere."""
+    # The engine's own pool may have one connection, which is in use.
+    pool = engine.pool.recreate()
     with ExitStack() as stack:
-        found = []
-        for _ in range(2):
-            # The engine's own pool may have one connection, which is in use.
-            pool = engine.pool.recreate()
-            stack.callback(pool.dispose)
-            connection = pool.connect()
-            stack.callback(connection.close)
-            found.append(cast("Any", connection.driver_connection))
-            found[-1].autocommit = False
-        yield found[0], found[1]
+        stack.callback(pool.dispose)
+        connection = pool.connect()
+        stack.callback(connection.close)
+        driver = cast("Any", connection.driver_connection)
+        driver.autocommit = False
+        yield driver
+
+
+@contextmanager
+def _manual(connection: Connection) -> Iterator[Any]:
+    """Let the driver begin a transaction in the block, which is rolled back."""
+    driver = driver_of(connection)
+    begins_none, driver.autocommit = driver.autocommit, False
+    try:
+        yield driver
+    finally:
+        if driver.closed:
+            connection.invalidate()
+        else:
+            driver.rollback()
+            driver.autocommit = begins_none
+
+
+def _session(connection: Any) -> int:
+    """Return the number of the server's session that runs a statement of a connection."""
+    return int(connection.execute("SELECT pg_backend_pid()").fetchone()[0])
+
+
+def _check_transactions(connection: Any, url: URL) -> None:
+    def use() -> None:
+        if _session(connection) != _session(connection):
+            raise _Missing("two statements of one transaction ran in two sessions")
+
+    _used(_TRANSACTIONS, use, url, _POOLER)
 
 
 def _check_locks(first: Any, second: Any, url: URL) -> None:
-    keys = (secrets.randbits(31), secrets.randbits(31))
-
-    def taken(connection: Any, function: str) -> Any:
-        return connection.execute(f"SELECT {function}(%s, %s)", keys).fetchone()[0]
+    keys = _new_keys()
 
     def use() -> None:
-        taken(first, "pg_advisory_xact_lock_shared")
-        if taken(second, "pg_try_advisory_xact_lock"):
+        _take("pg_advisory_xact_lock_shared", first, keys)
+        if _take("pg_try_advisory_xact_lock", second, keys):
             raise _Missing("a second connection took a lock that another one held")
-        if not taken(second, "pg_try_advisory_xact_lock_shared"):
+        if not _take("pg_try_advisory_xact_lock_shared", second, keys):
             raise _Missing("two connections could not share a lock")
-        listed = second.execute(
-            "SELECT count(DISTINCT virtualtransaction) FROM pg_locks WHERE locktype = 'advisory' "
-            "AND mode = 'ShareLock' AND granted AND (classid, objid) = (%s, %s)",
-            keys,
-        ).fetchone()
-        if listed != (2,):
-            raise _Missing(f"pg_locks lists {listed[0]} of the 2 connections that hold a lock")
+        _check_listed(second, keys, 2)
         second.rollback()
         first.rollback()
         first.execute("SAVEPOINT probe")
-        taken(first, "pg_advisory_xact_lock")
+        _take("pg_advisory_xact_lock", first, keys)
         first.execute("ROLLBACK TO SAVEPOINT probe")
-        if not taken(second, "pg_try_advisory_xact_lock"):
+        if not _take("pg_try_advisory_xact_lock", second, keys):
             raise _Missing("the end of a transaction, or of a part of it, did not release its lock")
 
     try:
@@ -117,6 +174,34 @@ def _check_locks(first: Any, second: Any, url: URL) -> None:
     finally:
         first.rollback()
         second.rollback()
+
+
+def _check_listed_lock(connection: Any, url: URL) -> None:
+    keys = _new_keys()
+
+    def use() -> None:
+        _take("pg_advisory_xact_lock_shared", connection, keys)
+        _check_listed(connection, keys, 1)
+
+    _used(_LOCKS, use, url)
+
+
+def _new_keys() -> tuple[int, int]:
+    return secrets.randbits(31), secrets.randbits(31)
+
+
+def _take(function: str, connection: Any, keys: tuple[int, int]) -> Any:
+    return connection.execute(f"SELECT {function}(%s, %s)", keys).fetchone()[0]
+
+
+def _check_listed(connection: Any, keys: tuple[int, int], n: int) -> None:
+    listed = connection.execute(
+        "SELECT count(DISTINCT virtualtransaction) FROM pg_locks WHERE locktype = 'advisory' "
+        "AND mode = 'ShareLock' AND granted AND (classid, objid) = (%s, %s)",
+        keys,
+    ).fetchone()
+    if listed != (n,):
+        raise _Missing(f"pg_locks lists {listed[0]} of the {n} connections that hold a lock")
 
 
 def _check_schema_features(connection: Any, url: URL) -> None:
@@ -132,7 +217,7 @@ def _check_schema_features(connection: Any, url: URL) -> None:
         connection.rollback()
 
 
-def _used(feature: str, use: Callable[[], None], url: URL) -> None:
+def _used(feature: str, use: Callable[[], None], url: URL, remedy: str = _ENGINES) -> None:
     """Use a feature, and raise an error that names it if that does not work."""
     try:
         use()
@@ -140,14 +225,14 @@ def _used(feature: str, use: Callable[[], None], url: URL) -> None:
         reason = str(missing)
     except psycopg.Error as error:
         state = error.sqlstate or ""
-        # 42501: the role has no right, which another error tells.
-        if not state.startswith(("0A", "42")) or state == "42501":
+        # 42501: the role has no right, which another error tells. 08P01: a pooler refuses it.
+        if not state.startswith(("0A", "42", "08P01")) or state == "42501":
             raise
         reason = str(error).strip().splitlines()[0]
     else:
         return
     raise UnsupportedDatabaseError(
-        f"{shown_url(url)}: the server lacks {feature}, which sqlbuffer needs: {reason}; {_ENGINES}"
+        f"{shown_url(url)}: the server lacks {feature}, which sqlbuffer needs: {reason}; {remedy}"
     )
 
 
@@ -238,4 +323,4 @@ _SCHEMA_FEATURES: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
     ("statistics that a session reports at once", _use_statistics),
 )
 _UNDONE = "DDL that a rollback undoes"
-FEATURES = (_LOCKS, *(name for name, _ in _SCHEMA_FEATURES), _UNDONE)
+FEATURES = (_TRANSACTIONS, _LOCKS, *(name for name, _ in _SCHEMA_FEATURES), _UNDONE)

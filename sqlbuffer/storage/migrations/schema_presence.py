@@ -35,14 +35,16 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
 
     Raises:
         SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
-        UnsupportedDatabaseError: A schema would be created, and the database lacks a feature that
-            it needs; or SQLite does.
+        UnsupportedDatabaseError: The database lacks a feature: one that each opening needs, or one
+            that the schema needs and that would be created.
     """
     if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
         _want_file(url)
     with translated(url), engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             required_features.check_sqlite(connection, url)
+        else:
+            required_features.check_first_opening(connection, url)
         revision = migrate.current(connection)
         if revision is not None:
             migrate.check(connection, url, revision)

@@ -12,6 +12,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.own_writes import OwnWrites, WaitingSteps
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.storage.migrations.required_features import check_first_opening
 
 # Seconds between two looks at the lag, and between two looks during a wait.
 LOOK_EVERY_S, PAUSE_S = 0.2, 0.002
@@ -103,7 +104,9 @@ class StandbyReads(OwnWrites):
 
         Raises:
             BufferConfigError: It is not.
+            UnsupportedDatabaseError: A pooler before it lacks what each opening needs.
         """
+        self._standby.with_retries(self._check_standby_opening)
         shown = self._standby.shown_url
         _, is_standby = self._ask(self._standby, _SERVER)
         if not is_standby:
@@ -118,6 +121,11 @@ class StandbyReads(OwnWrites):
                 f"read_url={shown!r} shows {what}, and not what {self._primary.shown_url} has; "
                 f"give a standby of that server, with the same database"
             )
+
+    def _check_standby_opening(self) -> None:
+        url = self._standby.url
+        with translated(url), self._standby.engine.connect() as connection:
+            check_first_opening(connection, url)
 
     @property
     def _longest_wait_s(self) -> float:

@@ -1,18 +1,22 @@
 """A server that lacks a feature is refused by its name, and nothing is created there."""
 
 import re
+from uuid import uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError, UnsupportedDatabaseError
 from sqlbuffer.storage.migrations.required_features import FEATURES
+from tests.conftest import close_pool
 from tests.docs.pages import text_of
 
 # Each takes a feature away. A function of the schema `shadow` comes before the server's own.
 TAKEN_AWAY = {
+    "transactions of several statements": """CREATE FUNCTION shadow.pg_backend_pid()
+        RETURNS integer LANGUAGE sql AS 'SELECT (random() * 1e9)::integer'""",
     "advisory locks": """CREATE FUNCTION shadow.pg_try_advisory_xact_lock(integer, integer)
         RETURNS boolean LANGUAGE sql AS 'SELECT true'""",
     "transaction ids of 64 bits and snapshots": """CREATE FUNCTION shadow.pg_snapshot_xmin(
@@ -35,6 +39,12 @@ TAKEN_AWAY = {
     "DDL that a rollback undoes": """CREATE FUNCTION shadow.to_regclass(text) RETURNS regclass
         LANGUAGE sql AS $$ SELECT 'pg_class'::regclass $$""",
 }
+
+
+ADVICE = "; use PostgreSQL, see docs/how-to/engines.md"
+POOLER_ADVICE = (
+    "; set the pooler to transaction mode, see docs/how-to/use-pgbouncer-or-managed-postgresql.md"
+)
 
 
 def run(url, *statements):
@@ -65,19 +75,89 @@ def test_locks_that_cannot_be_seen_are_no_locks(postgres_url):
         ReplayBuffer(postgres_url, create=True)
 
 
-@pytest.mark.parametrize("feature", TAKEN_AWAY)
-def test_a_server_without_a_feature_is_refused_by_name(postgres_url, feature):
-    database = postgres_url.partition("?")[0].rpartition("/")[2]
+def take_away(url, feature):
+    database = url.partition("?")[0].rpartition("/")[2]
     run(
-        postgres_url,
+        url,
         "CREATE SCHEMA shadow",
         f'ALTER DATABASE "{database}" SET search_path = shadow, pg_catalog, public',
         TAKEN_AWAY[feature],
     )
+
+
+def unseen(url):
+    """Return the URL in a form that this process has not opened."""
+    return f"{url}{'&' if '?' in url else '?'}application_name={uuid4().hex}"
+
+
+@pytest.mark.parametrize("feature", TAKEN_AWAY)
+def test_a_server_without_a_feature_is_refused_by_name(postgres_url, feature):
+    take_away(postgres_url, feature)
     with pytest.raises(UnsupportedDatabaseError, match=feature) as caught:
         ReplayBuffer(postgres_url, create=True)
-    assert str(caught.value).endswith("; use PostgreSQL, see docs/how-to/engines.md")
+    assert str(caught.value).endswith(POOLER_ADVICE if "transactions of" in feature else ADVICE)
     assert objects(postgres_url) == []
+
+
+def test_a_server_without_skip_locked_is_refused_by_name(postgres_url):
+    class Refusing(psycopg.Cursor):
+        def execute(self, query, *args, **kwargs):
+            if "SKIP LOCKED" in str(query):
+                raise psycopg.errors.FeatureNotSupported("unimplemented")
+            return super().execute(query, *args, **kwargs)
+
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, connect_args={"cursor_factory": Refusing})
+    with pytest.raises(UnsupportedDatabaseError, match=r"SKIP LOCKED.*unimplemented") as caught:
+        ReplayBuffer(engine, create=True)
+    assert str(caught.value).endswith(ADVICE)
+    engine.dispose()
+    assert objects(postgres_url) == []
+
+
+def test_each_feature_is_taken_away_by_a_test():
+    assert {*TAKEN_AWAY, "SKIP LOCKED"} == set(FEATURES)
+
+
+@pytest.mark.parametrize("feature", ["transactions of several statements", "advisory locks"])
+def test_a_schema_that_is_there_already_is_not_opened_without_them(make_database_url, feature):
+    url = make_database_url("postgresql", schema=True)
+    take_away(url, feature)
+    with pytest.raises(UnsupportedDatabaseError, match=feature):
+        ReplayBuffer(unseen(url))
+
+
+def test_locks_that_do_nothing_are_seen_behind_a_pooler_without_a_second_connection(
+    make_database_url,
+):
+    """A session whose number is not that of the connection is a pooler's."""
+    url = make_database_url("postgresql", schema=True)
+    take_away(url, "advisory locks")
+    run(
+        url,
+        "CREATE FUNCTION shadow.pg_backend_pid() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+        "CREATE FUNCTION shadow.pg_advisory_xact_lock_shared(integer, integer) RETURNS void "
+        "LANGUAGE sql AS 'SELECT'",
+    )
+    with pytest.raises(UnsupportedDatabaseError, match="lists 0 of the 1 connections"):
+        ReplayBuffer(unseen(url))
+
+
+def test_a_role_that_only_reads_and_has_one_connection_can_open(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    ReplayBuffer(url).close()
+    run(
+        url,
+        "CREATE ROLE lone LOGIN CONNECTION LIMIT 1",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO lone",
+    )
+    try:
+        lone = make_url(url).set(username="lone").render_as_string(hide_password=False)
+        with ReplayBuffer(lone, create=False) as buffer:
+            assert len(buffer) == 0
+        close_pool(lone)
+    finally:
+        run(url, "DROP OWNED BY lone", "DROP ROLE lone")
 
 
 def test_the_page_on_databases_names_each_feature():

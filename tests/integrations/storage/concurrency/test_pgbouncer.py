@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.errors import UnsupportedDatabaseError
 from sqlbuffer.storage.database.readonly import query
 from tests.conftest import close_pool
 from tests.storage.buffers.settled_rows import SettledRows
@@ -186,3 +187,10 @@ def settings_of_the_session(url):
         ).fetchone()
     kept = {name: value for name, value in settings.items() if name not in KEPT_BY_PGBOUNCER}
     return {**kept, "prepared statements": prepared, "advisory locks": locks}
+
+
+def test_a_pooler_in_statement_mode_is_refused_at_opening(program, url):
+    with pgbouncer(program, url, pool_mode="statement") as pooled:
+        with pytest.raises(UnsupportedDatabaseError, match="transactions of several statements"):
+            ReplayBuffer(pooled)
+        close_pool(pooled)
