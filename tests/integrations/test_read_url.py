@@ -1,6 +1,7 @@
 """Reads and draws from a standby, in a process that writes to its primary."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psycopg
@@ -10,8 +11,15 @@ from sqlbuffer import PrioritizedSampler, QueryBuilder, RateLimiter, ReplayBuffe
 from sqlbuffer.errors import BufferConfigError, StorageBusyError, StorageUnreachableError
 from tests.conftest import close_pool
 from tests.storage.plans.watch import watched
+from tests.support.processes import run_at_once, wait_until
 from tests.support.rows import make_row
-from tests.support.servers import own_server, primary_and_standby, server_programs
+from tests.support.servers import (
+    own_server,
+    primary_and_standby,
+    server_programs,
+    wait_for_replay,
+)
+from tests.support.sql import scalar
 
 FIELDS = {"fields": {"x": "int64"}}
 
@@ -111,6 +119,38 @@ def test_priorities_are_set_on_the_primary_and_read_on_the_standby(opened):
             mirror.refresh()
         drawn = buffer.sample_arrays(8, sampler=PrioritizedSampler())
         assert drawn.x.tolist() == [9] * 8
+
+
+def prefer(url, name, x):
+    """Give one value all the priority, in another process than that of the mirror."""
+    with ReplayBuffer(url, name) as buffer:
+        (batch,) = buffer.loader("step", 100, epochs=1)
+        buffer.update_priorities(batch.info["seq"], np.where(batch.x == x, 1e9, 0.0))
+
+
+def test_a_mirror_sees_the_priorities_that_others_set(opened, servers):
+    """Its follower is registered on the primary, which then logs them."""
+    primary, standby = servers
+    with opened(**FIELDS, priorities=True) as buffer:
+        buffer.extend({"x": range(100)})
+        assert len(buffer) == 100
+        paused(standby, True)
+        try:
+            # Nothing follows yet, so it is not logged, and the standby does not have it yet.
+            run_at_once([(prefer, primary.url, buffer.name, 7)])
+            with ThreadPoolExecutor(1) as pool:
+                opening = pool.submit(buffer.mirror, refresh_s=600)
+                followers = "SELECT has_followers FROM buffers WHERE name = :name"
+                wait_until(lambda: scalar(primary.url, followers, name=buffer.name), "a follower")
+                paused(standby, False)
+        finally:
+            paused(standby, False)
+        with opening.result() as mirror:
+            assert mirror.sample_arrays(8, sampler=PrioritizedSampler()).x.tolist() == [7] * 8
+            run_at_once([(prefer, primary.url, buffer.name, 9)])
+            wait_for_replay(primary, standby)
+            mirror.refresh()
+            assert mirror.sample_arrays(8, sampler=PrioritizedSampler()).x.tolist() == [9] * 8
 
 
 def test_a_mirror_and_a_pickled_buffer_read_the_standby(opened):
