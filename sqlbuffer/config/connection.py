@@ -46,9 +46,9 @@ class Connection(StrictModel):
         wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
         flush_s: Longest time in seconds until a pending step of `episode()` is stored.
-        read_url: URL of a standby of the database. Reads, draws that are not counted, and mirrors
-            use it; they see what this process has written. Writes, leases, and the draws of a
-            buffer with `max_use`, `track_samples` or a rate limiter use the primary.
+        read_url: URL of a standby of the database. Reads, draws that are not counted, mirrors,
+            copies and exports use it; they see what this process has written. Writes, leases, and
+            the draws of a buffer with `max_use`, `track_samples` or a rate limiter use the primary.
         max_lag_s: Largest lag in seconds of the standby; reads of one that is further behind raise
             `StorageBusyError`. None: any.
         alpha: Exponent of priorities in this process's draws. None: the stored one. Draws with a

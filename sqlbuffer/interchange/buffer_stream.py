@@ -74,6 +74,7 @@ class StreamPiece:
         source = CopySource(self.buffer, self.node)
         if self.hold_id is not None:
             source.hold = Hold(self.buffer, self.hold_id)
+        source.buffer.own_writes.wait_for(self.range.high)
         reader, left = ColumnReader(source, self.fields), self.range
         while left.cursor < left.high:
             batch, end = reader.batch(left)
@@ -229,7 +230,7 @@ class BufferStream:
         self._has_pieces, hold = True, self._source.hold
         return [
             StreamPiece(
-                self._source.buffer, self.node, self.fields, each, self.low,
+                self._source.store, self.node, self.fields, each, self.low,
                 None if hold is None else hold.id,
             )
             for each in range_pieces(self._source, self.state.range, n)
@@ -254,7 +255,7 @@ class BufferStream:
         begin = own.cursor if low <= own.low else low
         hold = self._source.hold
         return StreamPiece(
-            self._source.buffer, self.node, self.fields,
+            self._source.store, self.node, self.fields,
             CopiedRange(max(low, own.low), end, begin), self.low, None if hold is None else hold.id,
         )  # fmt: skip
 

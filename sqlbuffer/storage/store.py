@@ -51,7 +51,6 @@ class BufferStore(OpenBuffer):
         uses: Counts and logs drawn rows.
         expiry: Removes rows that may never be sampled again.
         draws: Draws batches with samplers.
-        own_writes: Stores the waiting steps of this process before it reads.
         leases: Leases rows.
         writer: Stores rows.
         chunk_writer: Stores chunks.
@@ -78,7 +77,6 @@ class BufferStore(OpenBuffer):
         self.source = CandidateSource(
             self, self.priorities.of if info.config.priorities.enabled else None
         )
-        self.own_writes = OwnWrites()
         self.rows = RowQueries(self, self.source, self.own_writes)
         self.pacer = Pacer(self)
         self.uses = UseCounting(self, self.source.restrictions)

@@ -1,5 +1,6 @@
 """Reads and draws from a standby, in a process that writes to its primary."""
 
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, StorageBusyError, StorageUnreachableError
+from sqlbuffer.interchange import BufferStream, export_parquet
 from tests.conftest import close_pool
 from tests.storage.plans.watch import watched
 from tests.support.processes import run_at_once, wait_until
@@ -151,6 +153,38 @@ def test_a_mirror_sees_the_priorities_that_others_set(opened, servers):
             wait_for_replay(primary, standby)
             mirror.refresh()
             assert mirror.sample_arrays(8, sampler=PrioritizedSampler()).x.tolist() == [9] * 8
+
+
+def store(url, name):
+    with ReplayBuffer(url, name) as buffer:
+        buffer.store_batch([make_row(step=step) for step in range(1_000)])
+
+
+def test_copies_and_exports_read_the_standby(opened, servers, sqlite_url, tmp_path):
+    primary, standby = servers
+    with opened(max_capacity=1_000) as buffer:
+        target = ReplayBuffer(sqlite_url, "copy", config=buffer.config)
+        paused(standby, True)
+        try:
+            run_at_once([(store, primary.url, buffer.name)])
+            with watched(primary.url) as watch, ThreadPoolExecutor(1) as pool:
+                copying = pool.submit(buffer.copy_to, target)
+                held = "SELECT has_holds FROM buffers WHERE name = :name"
+                wait_until(lambda: scalar(primary.url, held, name=buffer.name), "a hold")
+                paused(standby, False)
+                assert copying.result().n_steps == 1_000
+                assert export_parquet(buffer, tmp_path / "out").n_steps == 1_000
+                assert watch.rows_fetched + watch.rows_scanned < 500
+        finally:
+            paused(standby, False)
+        assert [row.seq for row in target] == [row.seq for row in buffer]
+        with BufferStream(buffer) as stream:
+            pieces = pickle.loads(pickle.dumps(stream.pieces(2)))
+            store(primary.url, buffer.name)  # others evict what is held
+            for part in (stream, itertools.chain(*pieces)):
+                read = [seq for batch in part for seq in batch.seq.tolist()]
+                assert read == [*range(stream.low + 1, stream.high + 1)]
+            assert len(read) == 1_000
 
 
 def test_a_mirror_and_a_pickled_buffer_read_the_standby(opened):

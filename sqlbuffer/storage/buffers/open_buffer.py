@@ -19,6 +19,7 @@ from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow, select_window
 from sqlbuffer.storage.buffers.locks import lock_buffer
+from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.stored_config import read_config
 from sqlbuffer.storage.buffers.tables import buffers
@@ -60,6 +61,7 @@ class OpenBuffer:
         is_closed: Whether it was closed; it can be used all the same.
         watermark: Number up to which no row can appear any more.
         last_window: The window that was read last; None before the first read.
+        own_writes: Stores the waiting steps of this process before it reads.
     """
 
     def __init__(
@@ -83,8 +85,14 @@ class OpenBuffer:
         )
         self.watermark = Watermark(info.id)
         self.last_window: BufferWindow | None = None
+        self.own_writes = OwnWrites()
         self._origins: dict[int, str] = {}
         self.is_closed = False
+
+    @property
+    def reading(self) -> "OpenBuffer":
+        """The same buffer where it is read, which may be a standby."""
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         if is_memory(self.url):

@@ -63,6 +63,9 @@ class OwnWrites:
     def catch_up(self) -> None:
         """Do nothing: a read sees what was committed; see `StandbyReads`."""
 
+    def catch_up_with_all(self) -> None:
+        """Do nothing: a read sees what other processes have committed too."""
+
     def wait_for(self, seq: int) -> None:
         """Do nothing: a read sees what another process has read."""
 

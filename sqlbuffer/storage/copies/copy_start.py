@@ -26,8 +26,8 @@ def take_hold(source: CopySource) -> None:
     Raises:
         CopyError: The source is itself an unfinished copy or import.
     """
-    _check_finished(source.buffer)
-    source.hold = Hold(source.buffer)
+    _check_finished(source.store)
+    source.hold = Hold(source.store)
     try:
         source.hold.take()
     except StorageReadOnlyError:
@@ -63,7 +63,7 @@ def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) 
     if newest is not None:
         source.check_same(*newest)
     if progress.hold_id is not None:
-        source.hold = Hold(source.buffer, progress.hold_id)
+        source.hold = Hold(source.store, progress.hold_id)
         if source.hold.extend(max(copied.cursor, copied.low)):
             return
     take_hold(source)

@@ -65,18 +65,20 @@ class CopySource:
     """Reads a buffer that is copied.
 
     Args:
-        buffer: The buffer.
+        store: The buffer.
         node: Condition that copied steps must match.
 
     Attributes:
+        store: The buffer where its steps are held.
+        buffer: The buffer where its steps are read: the same one, or that on the standby.
         hold: Hold on the steps; None if there is none, as when the source cannot be written.
     """
 
-    def __init__(self, buffer: OpenBuffer, node: Node) -> None:
-        self.buffer, self._node = buffer, node
+    def __init__(self, store: OpenBuffer, node: Node) -> None:
+        self.store, self.buffer, self._node = store, store.reading, node
         self.hold: Hold | None = None
-        self._id, self._has_chunks = buffer.info.id, buffer.info.has_chunks
-        self._step_bytes = buffer.layout.size_bytes if self._has_chunks else 0  # not compressed
+        self._id, self._has_chunks = store.info.id, store.info.has_chunks
+        self._step_bytes = store.layout.size_bytes if self._has_chunks else 0  # not compressed
 
     @property
     def dialect(self) -> str:
@@ -88,26 +90,26 @@ class CopySource:
 
         def look() -> SourceIdentity:
             own = select(buffers.c.created_at).where(buffers.c.id == self._id)
-            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            with translated(self.store.url), self.store.engine.connect() as connection:
                 created = connection.execute(own).scalar_one_or_none()
             if created is None:
-                raise self.buffer.dropped()
+                raise self.store.dropped()
             shown = time_text(created) if isinstance(created, datetime) else str(created)
             condition = None if self._node == EVERYTHING else repr(self._node)
-            info = self.buffer.info
-            return SourceIdentity(self.buffer.shown_url, info.name, info.id, shown, condition)
+            info = self.store.info
+            return SourceIdentity(self.store.shown_url, info.name, info.id, shown, condition)
 
-        return self.buffer.with_retries(look)
+        return self.store.with_retries(look)
 
     def settled(self) -> int | None:
         """Return a number up to which all steps are there; None if that is the newest one.
 
         Raises:
-            StorageBusyError: A transaction that writes to the buffer does not end.
+            StorageBusyError: A transaction that writes does not end, or the standby is behind.
         """
 
         def look() -> int | None:
-            buffer = self.buffer
+            buffer = self.store
             with translated(buffer.url):
                 with buffer.engine.connect() as connection:
                     last, stands_by = connection.execute(
@@ -133,7 +135,9 @@ class CopySource:
                 )
             return settled
 
-        return self.buffer.with_retries(look)
+        found = self.store.with_retries(look)
+        self.buffer.own_writes.catch_up_with_all()
+        return found
 
     def state(self, connection: Connection, settled: int | None) -> SourceState:
         """Return the copied data, in a snapshot that was opened after `settled` was found."""
@@ -143,10 +147,8 @@ class CopySource:
         if self._has_chunks:
             # Chunks are copied whole: the first one may begin below the window. A snapshot may be
             # in the middle of the numbers of one write.
-            low_chunk, high_chunk = (
-                self.chunk_at(connection, low),
-                self.chunk_at(connection, high),
-            )
+            low_chunk = self.chunk_at(connection, low)
+            high_chunk = self.chunk_at(connection, high)
             if low_chunk is not None and low_chunk[1] > low:
                 cursor = low_chunk[0] - 1
             if high_chunk is not None:
@@ -291,6 +293,7 @@ class CopySource:
 
     def read(self, read: Callable[[Connection], T]) -> T:
         """Run a function in one snapshot and return its result."""
+        self.buffer.own_writes.catch_up()
 
         def look() -> T:
             buffer = self.buffer

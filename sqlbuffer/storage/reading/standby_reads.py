@@ -93,6 +93,16 @@ class StandbyReads(OwnWrites):
                 self._n_seen = n
             self._check_lag()
 
+    def catch_up_with_all(self) -> None:
+        """Wait until the standby has all that any process has committed up to now.
+
+        Raises:
+            StorageBusyError: See `catch_up`.
+        """
+        with self._mutex:
+            self._n_seen = -1
+        self.catch_up()
+
     def wait_for(self, seq: int) -> None:
         """Wait until the standby has a step that another process has read."""
         deadline = time.monotonic() + self._longest_wait_s
