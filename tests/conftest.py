@@ -35,6 +35,7 @@ pytest_plugins = ["tests.support.fast", "tests.support.no_skip"]
 _SHARED = pytest.StashKey[Shared]()
 KINDS = ["sqlite", "postgresql"]
 MakeDatabaseUrl = Callable[..., str]
+FilledOnce = Callable[[str, Callable[[str], None]], str]
 
 # No test asserts on wall-clock time. (Under CI hypothesis repeats the same examples by itself.)
 settings.register_profile("sqlbuffer", deadline=None)
@@ -253,6 +254,35 @@ def database_url(request: pytest.FixtureRequest, make_database_url: MakeDatabase
 def schema_url(request: pytest.FixtureRequest, make_database_url: MakeDatabaseUrl) -> str:
     """Return a database with the schema at head and no rows; the test runs once for each kind."""
     return make_database_url(request.param, schema=True)
+
+
+@pytest.fixture
+def filled_once(request: pytest.FixtureRequest, shared: Shared) -> Iterator[FilledOnce]:
+    """Make `(kind, fill)` into the URL of a database that `fill(url)` has filled.
+
+    It is made once for all workers, so tests may only read it.
+    """
+
+    def make(kind: str, fill: Callable[[str], None], name: str) -> str:
+        if kind == "sqlite":
+            path = shared.folder / f"{name}.db"
+            shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+            url = f"sqlite:///{path}"
+        else:
+            template = request.getfixturevalue("postgres_template")
+            url = request.getfixturevalue("postgres_server").create_database(template=template)
+        fill(url)
+        close_pool(url)
+        return url
+
+    def filled(kind: str, fill: Callable[[str], None]) -> str:
+        name = f"{fill.__module__}-{fill.__name__}-{kind}"
+        url: str = shared.once(name, lambda: make(kind, fill, name))
+        stack.callback(close_pool, url)
+        return url
+
+    with ExitStack() as stack:
+        yield filled
 
 
 @pytest.fixture

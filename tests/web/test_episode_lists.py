@@ -7,6 +7,7 @@ import re
 import pytest
 
 from sqlbuffer import RandomSampler, ReplayBuffer
+from tests.conftest import KINDS
 from tests.support.sql import run
 from tests.support.web_lists import address, all_rows, found_by, lines_of, next_of, rows_of
 from tests.web.conftest import HOSTILE, SCRIPT, row
@@ -21,10 +22,9 @@ SORTS = {
 }
 
 
-@pytest.fixture
-def episodes_url(schema_url):
-    """Return a database with 130 ended episodes in 13 tasks, some of which are alike."""
-    with ReplayBuffer(schema_url, fields={"obs": "int64"}, max_capacity=200) as buffer:
+def store_episodes(url):
+    """Store 130 ended episodes in 13 tasks, some of which are alike."""
+    with ReplayBuffer(url, fields={"obs": "int64"}, max_capacity=200) as buffer:
         for i in range(130):
             n = 1 + i % 5
             reward = 0.25 if i // 10 == 3 else (i * 7 % 11) / 4
@@ -33,7 +33,12 @@ def episodes_url(schema_url):
                 task_id=f"task {i // 10}", episode_id=f"e{i}", agent_id=f"a{i % 2}",
                 model_version=i // 50,
             )  # fmt: skip
-    return schema_url
+
+
+@pytest.fixture(params=KINDS)
+def episodes_url(request, filled_once):
+    """Return a database with the episodes, to be read alone."""
+    return filled_once(request.param, store_episodes)
 
 
 @pytest.mark.parametrize("sort", SORTS)
@@ -126,10 +131,11 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
 
 @pytest.mark.parametrize("given", [{}, {"agent": "a1"}])
 @pytest.mark.parametrize("sort", ["newest", "best", "spread"])
-def test_pages_go_on_where_they_ended_while_a_writer_writes(episodes_url, client_of, sort, given):
-    client = client_of(episodes_url)
+def test_pages_go_on_where_they_ended_while_a_writer_writes(schema_url, client_of, sort, given):
+    store_episodes(schema_url)
+    client = client_of(schema_url)
     first = client.get(address("/episodes", buffer="default", sort=sort, **given)).text
-    with ReplayBuffer(episodes_url, create=False) as buffer:
+    with ReplayBuffer(schema_url, create=False) as buffer:
         # Within the spread of its task: no other episode changes its place.
         arrays = {"obs": [0], "reward": [1.0]}
         buffer.store_episode(arrays, task_id="task 5", episode_id="later", agent_id="a1")

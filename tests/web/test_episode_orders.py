@@ -6,6 +6,7 @@ import math
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from tests.conftest import KINDS
 from tests.support.sql import run
 from tests.support.web_lists import address, all_rows, found_by, lines_of, next_of, rows_of
 
@@ -36,16 +37,21 @@ def store_varied(url):
                 buffer.extend(columns, **keys, model_version=model)
 
 
+@pytest.fixture(params=KINDS)
+def varied_url(request, filled_once):
+    """Return a database with the 60 episodes, to be read alone."""
+    return filled_once(request.param, store_varied)
+
+
 @pytest.mark.parametrize("descends", [False, True])
 @pytest.mark.parametrize("sort", OTHER_SORTS)
 def test_other_columns_sort_episodes_and_those_without_a_value_come_last(
-    schema_url, client_of, sort, descends
+    varied_url, client_of, sort, descends
 ):
-    store_varied(schema_url)
     ending = " descending" if descends else ""
     path = address("/episodes", buffer="default", sort=f"{sort}{ending}")
-    shown = [line[0] for line in all_rows(client_of(schema_url), path)]
-    found = run(schema_url, f"SELECT {OTHER_SORTS[sort]}, episode_id FROM v_episodes")
+    shown = [line[0] for line in all_rows(client_of(varied_url), path)]
+    found = run(varied_url, f"SELECT {OTHER_SORTS[sort]}, episode_id FROM v_episodes")
     keys = [(value, int(key[1:])) for value, key in found]
     with_value = sorted((key for key in keys if key[0] is not None), reverse=descends)
     without = sorted((key for key in keys if key[0] is None), reverse=descends)
@@ -54,10 +60,9 @@ def test_other_columns_sort_episodes_and_those_without_a_value_come_last(
 
 @pytest.mark.parametrize("query", [{"sort": "task"}, {"sort": "best", "agent": "a1"}])
 def test_an_order_without_an_index_says_how_many_it_covers(
-    schema_url, client_of, monkeypatch, query
+    varied_url, client_of, monkeypatch, query
 ):
-    store_varied(schema_url)
-    client, path = client_of(schema_url), address("/episodes", buffer="default", **query)
+    client, path = client_of(varied_url), address("/episodes", buffer="default", **query)
     assert "are filtered and sorted" not in client.get(path).text
     monkeypatch.setattr("sqlbuffer.storage.browsing.rollout_pages.LOOKED_AT", 20)
     text = client.get(path).text
