@@ -88,4 +88,4 @@ _own = rollout_stats.c
 Index(None, _own.buffer_id, _own.first_seq)
 Index(None, _own.buffer_id, _own.length, _own.first_seq)
 Index(None, _own.buffer_id, _own["return"], _own.first_seq)
-Index(None, _own.buffer_id, _own.task_id, _own["return"])
+Index(None, _own.buffer_id, _own.task_id, _own["return"], _own.first_seq)

@@ -64,6 +64,16 @@ def assert_bounded(watch, most_rows, most_steps):
     assert watch.steps < most_steps
 
 
+def test_a_page_by_the_spread_of_small_tasks_reads_what_it_shows(large_url):
+    with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, "rows")
+        query = RolloutQuery(sort="spread", after=[500.0, "", 0.0, 0])  # behind the large task
+        found = rollout_page(connection, info, query)
+        connection.rollback()
+    assert len({row.task_id for row in found.rollouts}) == 5
+    assert_bounded(watch, 1_000, 150_000)
+
+
 @pytest.mark.parametrize("sort", ["best", "worst", "spread", "alike"])
 def test_a_page_of_rollouts_without_returns_reads_what_it_shows(large_url, sort):
     with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:

@@ -531,7 +531,7 @@ CREATE TABLE rollout_stats (
 CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffer_id, return, first_seq);
-CREATE INDEX ix_rollout_stats_buffer_id_task_id_return ON rollout_stats (buffer_id, task_id, return);
+CREATE INDEX ix_rollout_stats_buffer_id_task_id_return_first_seq ON rollout_stats (buffer_id, task_id, return, first_seq);
 
 CREATE TABLE holds (
     buffer_id INTEGER NOT NULL,
