@@ -39,6 +39,7 @@ from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
 from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.planner import unindexed
 
 _in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
@@ -248,7 +249,8 @@ def _with_steps(
     is_match = matching(info.id, resolve_labels(query.condition, is_labelled))
     step = select(1).where(
         over(is_match, chunk_steps) if info.has_chunks else is_match,
-        table.c.seq > _low_of(info.id),
+        # Or SQLite would read the whole window for each episode.
+        unindexed(table.c.seq) > _low_of(info.id),
     )
     numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
     given = numbers_in(numbers).table_valued(column("value", BigInteger))

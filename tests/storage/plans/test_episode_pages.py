@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.query.builder import QueryBuilder
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.rollout_pages import rollout_page
+from sqlbuffer.storage.browsing.rollout_query import RolloutQuery
 from sqlbuffer.storage.browsing.rollout_steps import read_steps
 from sqlbuffer.storage.browsing.step_keys import StepKey, key_page, spaced_keys
 from sqlbuffer.storage.browsing.step_notes import MOST_BATCHES, draws_of, notes_of
+from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
 from tests.storage.plans.watch import wait_for_cleaner, watched
@@ -42,6 +47,12 @@ def fill_large(url):
         f"SELECT 7000000 + n, {number}, 'e' || n, 't', 'complete', count(*), min(seq), max(seq) "
         f"FROM (SELECT seq, {of_step} AS n FROM experiences WHERE buffer_id = {number}) s "
         "GROUP BY n",
+    )
+    run(
+        url,
+        'INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, '
+        "last_seq) SELECT buffer_id, task_id, id, length, 0.0, first_seq, last_seq FROM episodes "
+        f"WHERE buffer_id = {number}",
     )
     # Every fifth task has no episode.
     run(
@@ -89,6 +100,18 @@ def rollout_of(url, connection, buffer, key):
 
 def browsed(watch, name):
     return browsed_buffer(watch, resolve_url(watch.engine.url), name)
+
+
+@pytest.mark.parametrize("name", ["rows", "chunks"])
+def test_a_condition_reads_the_steps_of_the_rollouts_that_it_looks_at(large_url, name):
+    query = RolloutQuery(condition=check(QueryBuilder().eq("step", -1).build()))
+    with watched(large_url, tables=TABLES) as watch, watch.engine.connect() as connection:
+        info = find_buffer(connection, name)
+        assert rollout_page(connection, info, query).rollouts == []
+        connection.rollback()
+    assert watch.rows_scanned < 3_000
+    assert watch.rows_fetched < 2 * N_STEPS
+    assert watch.steps < 100 * N_STEPS
 
 
 @pytest.mark.parametrize("name", ["rows", "chunks"])
