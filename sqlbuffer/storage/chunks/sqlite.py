@@ -189,4 +189,4 @@ def read_slices(
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:
     """Delete chunks whose steps have all left the window and are not above a number."""
-    connection.exec_driver_sql(_EVICT, {"id": buffer_id, "held": held})
+    driver_of(connection).execute(_EVICT, {"id": buffer_id, "held": held})

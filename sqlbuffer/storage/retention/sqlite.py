@@ -3,6 +3,7 @@
 from sqlalchemy import Connection, text
 
 from sqlbuffer.storage.chunks.sqlite import evict_chunks
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -26,7 +27,7 @@ _END_HOLDS = (
     "DELETE FROM holds WHERE buffer_id = :id",
     "UPDATE buffers SET has_holds = 0 WHERE id = :id",
 )
-_OVERFLOW = text(
+_OVERFLOW = (
     "SELECT evict_unit, live_rows - max_capacity, live_episodes - max_episodes, has_queue, "
     "max_capacity, has_chunks, has_holds FROM buffers WHERE id = :id"
 )
@@ -50,10 +51,11 @@ ORDER BY seq LIMIT :n
 
 def evict(connection: Connection, buffer_id: int) -> None:
     """Evict rows that exceed the limits of a buffer. Triggers do so for rows of plain SQL."""
+    driver = driver_of(connection)
     while True:
-        unit, rows_over, episodes_over, has_queue, capacity, has_chunks, has_holds = (
-            connection.execute(_OVERFLOW, {"id": buffer_id}).one()
-        )
+        unit, rows_over, episodes_over, has_queue, capacity, has_chunks, has_holds = driver.execute(
+            _OVERFLOW, {"id": buffer_id}
+        ).fetchone()
         held = _held(connection, buffer_id) if has_holds else None
         if unit == "row":
             bound = MOST_NUMBERS if held is None else held
@@ -61,7 +63,7 @@ def evict(connection: Connection, buffer_id: int) -> None:
                 evict_chunks(connection, buffer_id, bound)
             elif capacity is not None:
                 left = _EVICT_NOT_LEASED if has_queue else _EVICT
-                connection.exec_driver_sql(left, {"id": buffer_id, "n": capacity, "held": bound})
+                driver.execute(left, {"id": buffer_id, "n": capacity, "held": bound})
             return
         if held is not None:
             return

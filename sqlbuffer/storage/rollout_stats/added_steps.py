@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,14 @@ class AddedSteps:
         self.rollouts: dict[tuple[str, int], list[Any]] = {}
 
     @classmethod
-    def of_chunks(cls, numbered: Iterable[NumberedChunk]) -> "AddedSteps":
+    def of_chunks(cls, numbered: Sequence[NumberedChunk]) -> "AddedSteps":
         """Return the sums of the steps of chunks."""
         added = cls()
-        for chunk, first_seq, episode_id, *_ in numbered:
+        totals = _totals([one.chunk.reward for one in numbered])
+        for (chunk, first_seq, episode_id, *_), total in zip(numbered, totals, strict=True):
             last_seq = first_seq + chunk.n_steps - 1
             key = chunk.task_id, episode_id or 0
-            added._add(key, chunk.n_steps, _total(chunk.reward), first_seq, last_seq)
+            added._add(key, chunk.n_steps, total, first_seq, last_seq)
         return added
 
     @classmethod
@@ -69,6 +71,17 @@ class AddedSteps:
 def within_range(value: float) -> float:
     """Return a number, or an infinity in place of one that is too large to be added up."""
     return math.copysign(math.inf, value) if abs(value) > LARGEST else value
+
+
+def _totals(column: Sequence[Any]) -> list[float | None]:
+    """Return the sum of the rewards of each chunk; None if no step has one."""
+    if set(map(type, column)) == {np.ndarray}:
+        starts = list(accumulate(map(len, column[:-1]), initial=0))
+        with np.errstate(invalid="ignore", over="ignore"):
+            totals: list[float | None] = np.add.reduceat(np.concatenate(column), starts).tolist()
+        if all(-LARGEST < total < LARGEST for total in totals if total is not None):
+            return totals
+    return list(map(_total, column))
 
 
 def _total(rewards: Any) -> float | None:

@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.errors import NO_BUFFER
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.holds.hold import held_low
 from sqlbuffer.storage.retention.sqlite import evict
@@ -42,9 +43,8 @@ def reserve_steps(
 
     Steps without a given priority get the default. The largest given priority is stored.
     """
-    found = connection.exec_driver_sql(
-        _RESERVE, {"n": n, "given": largest, "id": buffer_id}
-    ).one_or_none()
+    given = {"n": n, "given": largest, "id": buffer_id}
+    found = driver_of(connection).execute(_RESERVE, given).fetchone()
     if found is None:
         raise _no_buffer(buffer_id)
     end, priority = found
