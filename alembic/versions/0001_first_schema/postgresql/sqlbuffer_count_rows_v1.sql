@@ -18,9 +18,18 @@ BEGIN
     SELECT greatest(low / 4096 + 1, coalesce(max(k.block) + 1, 0)) INTO next_block FROM row_blocks k WHERE k.buffer_id = p_buffer_id;
     INSERT INTO row_blocks (buffer_id, block, n_rows)
     SELECT p_buffer_id, g.block, (
-        SELECT count(*) FROM step_numbers e
+        SELECT count(*) FROM experiences e
         WHERE e.buffer_id = p_buffer_id AND e.seq >= g.block * 4096 AND e.seq < (g.block + 1) * 4096
-          AND e.first_seq > g.block * 4096 - 256 AND e.first_seq < (g.block + 1) * 4096)
+    ) + (
+        -- A chunk has up to 256 steps, and may begin in the block before.
+        SELECT coalesce(sum(least(c.first_seq + c.n_steps, (g.block + 1) * 4096) - greatest(c.first_seq, g.block * 4096)), 0)
+        FROM chunks c
+        WHERE c.buffer_id = p_buffer_id AND c.first_seq > g.block * 4096 - 256 AND c.first_seq < (g.block + 1) * 4096
+          AND c.first_seq + c.n_steps > g.block * 4096
+    ) - (
+        SELECT count(*) FROM deleted_steps d
+        WHERE d.buffer_id = p_buffer_id AND d.seq >= g.block * 4096 AND d.seq < (g.block + 1) * 4096
+    )
     FROM generate_series(next_block, least(next_block + 16, (p_settled + 1) / 4096) - 1) AS g(block);
     GET DIAGNOSTICS n_counted = ROW_COUNT;
     IF n_counted > 0 THEN
