@@ -6,7 +6,9 @@ CREATE TRIGGER trg_chunks_delete_v1 AFTER DELETE ON chunks
 WHEN coalesce((
     SELECT evict_unit <> 'row' OR max_capacity IS NULL
         OR has_queue OR has_labels OR has_quarantine OR has_changes OR has_step_ids OR has_deleted
-        OR OLD.first_seq + OLD.n_steps - 1 > (SELECT low_seq FROM v_windows WHERE buffer_id = OLD.buffer_id)
+        OR OLD.first_seq + OLD.n_steps - 1 > max(low_seq, (
+            SELECT first_seq + n_steps - 1 FROM chunks
+            WHERE "key" > OLD.buffer_id << 40 AND "key" < (OLD.buffer_id + 1) << 40 ORDER BY "key" DESC LIMIT 1) - max_capacity)
     FROM buffers WHERE id = OLD.buffer_id), true)
 BEGIN
     -- First: the next statements raise the lower end of the window.
