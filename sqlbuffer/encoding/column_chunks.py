@@ -19,6 +19,7 @@ from sqlbuffer.encoding.packed_chunk import (
     Values,
     comparable_values,
     new,
+    set_attribute,
     stored_times,
     stored_values,
 )
@@ -37,6 +38,7 @@ from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.ids import uuid7s
 
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
+_NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
 
 
 @dataclass(frozen=True)
@@ -235,12 +237,7 @@ class _Slices:
     ) -> None:
         self._layout, self._payloads, self._episode = layout, payloads, episode
         now = time.time()
-        self._common = {
-            **dict.fromkeys(field.name for field in fields(PackedChunk)),
-            "episode_key": episode,
-            "first_time": now,
-            "last_time": now,
-        }
+        self._common = {**_NO_VALUES, "episode_key": episode, "first_time": now, "last_time": now}
         self._reward = _taken(given.reward, order)
         priority = None if given.priority is None else np.array(given.priority, np.float64)
         others = {
@@ -264,7 +261,7 @@ class _Slices:
         self._times = more.pop("times", None)
         self._more = list(more.items())
         follows = (self._steps[1:] - 1 == self._steps[:-1]) & (self._steps[1:] > self._steps[:-1])
-        self._n_breaks = [0, *np.cumsum(~follows).tolist()]
+        self._n_breaks = None if follows.all() else [0, *np.cumsum(~follows).tolist()]
 
     def chunk(
         self, id_: str, steps: tuple[int, int], keys: Keys, blocks: RecordBlocks
@@ -273,15 +270,16 @@ class _Slices:
         start, stop = steps
         # Not by its constructor, which takes 3 us: there may be a chunk for each step.
         chunk: PackedChunk = new(PackedChunk)
-        own = vars(chunk)
-        own.update(self._common)
+        own = self._common.copy()
+        set_attribute(chunk, "__dict__", own)
         own["id"], own["n_steps"] = id_, stop - start
         own.update(zip(self._keys, keys, strict=True))
         own["records"], own["block_steps"], own["offsets"] = blocks
         own["step"] = int(self._steps[start])
         if self._episode is not None:
             own["t"] = start
-        if self._n_breaks[start] != self._n_breaks[stop - 1]:
+        breaks = self._n_breaks
+        if breaks is not None and breaks[start] != breaks[stop - 1]:
             own["steps"] = self._steps[start:stop]
         if self._reward is not None:
             own["reward"] = self._rewards(start, stop)

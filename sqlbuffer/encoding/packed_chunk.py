@@ -96,6 +96,7 @@ class PackedChunk:
 
 
 new: Callable[[Any], Any] = object.__new__
+set_attribute: Callable[[Any, str, Any], None] = object.__setattr__  # of a frozen instance
 
 
 def execute_times(first: Any, last: Any, n_steps: Any, places: Any) -> Any:

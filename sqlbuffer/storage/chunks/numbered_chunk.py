@@ -73,17 +73,33 @@ def _reward_bytes(chunk: PackedChunk) -> bytes | None:
     return np.array(rewards, ">f8").tobytes()
 
 
-def end_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
-    """Return a byte for each step of each chunk: 1 if it terminated, 2 if it was truncated.
+class FlagColumns(NamedTuple):
+    """How the steps of several chunks ended, with one value for each chunk.
 
-    The bytes are empty if no step ended, and None if no step says if it ended.
+    Attributes:
+        terminated: The flags of the steps in stored form: no flags if all are False.
+        truncated: Flags in the same form.
+        ends: A byte for each step: 1 if it terminated, 2 if it was truncated. The bytes are empty
+            if no step ended, and None if no step says if it ended.
     """
-    terminated = _have_true([chunk.terminated for chunk in chunks])
-    truncated = _have_true([chunk.truncated for chunk in chunks])
-    return [
-        _end_bytes(chunk) if ends or cut else _no_ends(chunk)
-        for chunk, ends, cut in zip(chunks, terminated, truncated, strict=True)
-    ]
+
+    terminated: Sequence[Values | None]
+    truncated: Sequence[Values | None]
+    ends: Sequence[bytes | None]
+
+
+def flag_columns(chunks: Sequence[PackedChunk]) -> FlagColumns:
+    """Return how the steps of each chunk ended."""
+    terminated, truncated = [c.terminated for c in chunks], [c.truncated for c in chunks]
+    have_ended, were_cut = _have_true(terminated), _have_true(truncated)
+    return FlagColumns(
+        _stored_flags(terminated, have_ended),
+        _stored_flags(truncated, were_cut),
+        [
+            _end_bytes(chunk) if ended or cut else _no_ends(chunk)
+            for chunk, ended, cut in zip(chunks, have_ended, were_cut, strict=True)
+        ],
+    )
 
 
 def _end_bytes(chunk: PackedChunk) -> bytes:
@@ -94,11 +110,12 @@ def _end_bytes(chunk: PackedChunk) -> bytes:
     return (terminated + np.uint8(2) * truncated).astype(np.uint8).tobytes()
 
 
-def stored_flags(column: Sequence[Values | None]) -> Sequence[Values | None]:
-    """Return the flags of each chunk's steps in stored form: no flags if all are False."""
+def _stored_flags(
+    column: Sequence[Values | None], have_true: Sequence[bool]
+) -> Sequence[Values | None]:
     return [
         _ALL_FALSE if isinstance(flags, np.ndarray) and not has_true else flags
-        for flags, has_true in zip(column, _have_true(column), strict=True)
+        for flags, has_true in zip(column, have_true, strict=True)
     ]
 
 
@@ -129,7 +146,7 @@ def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
             # For chunks of one step this takes a third of the time.
             parts = iter((values_json(joined) or "")[1:-1].split(","))
             return [f"[{','.join(islice(parts, len(own)))}]" for own in values if own is not None]
-    return list(map(values_json, values))
+    return ["[]" if own is _ALL_FALSE else values_json(own) for own in values]
 
 
 def _are_arrays(column: Sequence[Values | None]) -> bool:

@@ -10,11 +10,10 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
-    end_column,
     fields_json,
+    flag_columns,
     payloads_json,
     reward_column,
-    stored_flags,
 )
 from sqlbuffer.storage.chunks.sliced_steps import Slice, pg_slice
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
@@ -55,6 +54,7 @@ def insert_chunks(
 ) -> None:
     """Write chunks under their numbers."""
     own = [one.chunk for one in numbered]
+    flags = flag_columns(own)
 
     def fields(name: str, encode: Callable[[Any], bytes]) -> dict[str, Fields]:
         return {name: fields_of(list(map(attrgetter(name), own)), encode)}
@@ -82,8 +82,8 @@ def insert_chunks(
         "reward_t": double_array_fields([chunk.reward for chunk in own]),
         "adv_t": double_array_fields([chunk.adv_t for chunk in own]),
         "v_t": double_array_fields([chunk.v_t for chunk in own]),
-        "terminated": bool_array_fields(stored_flags([chunk.terminated for chunk in own])),
-        "truncated": bool_array_fields(stored_flags([chunk.truncated for chunk in own])),
+        "terminated": bool_array_fields(flags.terminated),
+        "truncated": bool_array_fields(flags.truncated),
         "initial_priority": double_array_fields([one.initial_priority for one in numbered]),
         "fields": fields_of([fields_json(chunk.fields) for chunk in own], jsonb_field),
     }
@@ -92,7 +92,7 @@ def insert_chunks(
     data = {
         **of_both,
         "rewards": fields_of(reward_column(own), bytes_field),
-        "ends": fields_of(end_column(own), bytes_field),
+        "ends": fields_of(flags.ends, bytes_field),
         **fields("records", bytes_field),
         **fields("block_steps", integer_field),
         "offsets": bigint_array_fields([chunk.offsets for chunk in own]),

@@ -9,12 +9,11 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
-    end_column,
     fields_json,
+    flag_columns,
     json_column,
     payloads_json,
     reward_column,
-    stored_flags,
 )
 from sqlbuffer.storage.chunks.sliced_steps import Slice, sqlite_slice
 from sqlbuffer.storage.database.transactions import driver_of
@@ -68,6 +67,7 @@ def insert_chunks(
 ) -> None:
     """Write chunks under their numbers."""
     own = [one.chunk for one in numbered]
+    flags = flag_columns(own)
     firsts = [one.first_seq for one in numbered]
     of_both: dict[str, Sequence[Any]] = {
         "key": [buffer_id << NUMBER_BITS | first for first in firsts],
@@ -89,8 +89,8 @@ def insert_chunks(
         "reward_t": json_column([chunk.reward for chunk in own]),
         "adv_t": json_column([chunk.adv_t for chunk in own]),
         "v_t": json_column([chunk.v_t for chunk in own]),
-        "terminated": json_column(stored_flags([chunk.terminated for chunk in own])),
-        "truncated": json_column(stored_flags([chunk.truncated for chunk in own])),
+        "terminated": json_column(flags.terminated),
+        "truncated": json_column(flags.truncated),
         "initial_priority": json_column([one.initial_priority for one in numbered]),
         "fields": [fields_json(chunk.fields) for chunk in own],
     }
@@ -99,7 +99,7 @@ def insert_chunks(
     data: dict[str, Sequence[Any]] = {
         **of_both,
         "rewards": reward_column(own),
-        "ends": end_column(own),
+        "ends": flags.ends,
         "records": [chunk.records for chunk in own],
         "block_steps": [chunk.block_steps for chunk in own],
         "offsets": json_column([chunk.offsets for chunk in own]),

@@ -83,21 +83,17 @@ def listen_postgresql(engine: Engine) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     begin: Begin = connection.get_execution_options().get(BEGIN, READ)
-    if not begin.writes:
-        # Without SQLAlchemy, which takes as long as the statements themselves.
-        driver = driver_of(connection)
-        driver.execute("BEGIN")
-        if begin.query is not None:
-            connection.info[_ANSWER] = driver.execute(begin.query).fetchall()
-    else:
+    if begin.writes:
         # Ignored inside a transaction, and kept by the connection for its next user.
         level = "FULL" if begin.durability == "full" else "NORMAL"
         if connection.info.get("synchronous", "NORMAL") != level:
             connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
             connection.info["synchronous"] = level
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if begin.query is not None:
-            connection.info[_ANSWER] = connection.exec_driver_sql(begin.query).all()
+    # Without SQLAlchemy, which takes as long as the statements themselves.
+    driver = driver_of(connection)
+    driver.execute("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
+    if begin.query is not None:
+        connection.info[_ANSWER] = driver.execute(begin.query).fetchall()
 
 
 def _begin_postgresql(connection: Connection) -> None:

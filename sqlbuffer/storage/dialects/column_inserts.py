@@ -33,7 +33,11 @@ def insert_columns(
         on_conflict: The clause that says what happens to a row whose key exists.
     """
     # Binding a null takes as long as binding a number.
-    held = {name: values for name, values in columns.items() if values.count(None) < len(values)}
+    held = {
+        name: values
+        for name, values in columns.items()
+        if values and (values[0] is not None or values.count(None) < len(values))
+    }
     rows = list(zip(*held.values(), strict=True))
     driver, names, start = driver_of(connection), tuple(held), 0
     for n in _ROWS_AT_ONCE if n_bytes <= _BYTES_AT_ONCE else (1,):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class StepOutcomes:
 
     def __init__(self, layout: Layout, chunks: Sequence[PackedChunk]) -> None:
         self._layout, self._chunks = layout, chunks
-        self.starts: list[int] = np.cumsum([0, *(chunk.n_steps for chunk in chunks)]).tolist()
+        self.starts = list(accumulate((chunk.n_steps for chunk in chunks), initial=0))
         n = self.starts[-1]
         self.is_new = np.ones(n, bool)
         self.seqs = np.full(n, -1, np.int64)
