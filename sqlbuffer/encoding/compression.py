@@ -7,10 +7,13 @@ is kept as it is, unless it happens to begin with that number.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
 
 NAMES = ("zstd",)
 _MAGIC = b"\x28\xb5\x2f\xfd"
+_HEAD = np.frombuffer(_MAGIC, np.uint8)
 _LEVEL = 3
 
 Bytes = bytes | bytearray
@@ -53,6 +56,12 @@ def compress_lookalike(row: Bytes | memoryview) -> Bytes | memoryview:
     like a frame by chance.
     """
     return row if row[:4] != _MAGIC else compress([bytes(row)])[0] or b""
+
+
+def has_frame(rows: Bytes | memoryview, n_rows: int) -> bool:
+    """Return True if `expand` would take one of some rows of the same size for a frame."""
+    heads = np.frombuffer(rows, np.uint8).reshape(n_rows, -1)[:, : len(_MAGIC)]
+    return heads.shape[1] == len(_MAGIC) and bool((heads == _HEAD).all(axis=1).any())
 
 
 def expand(rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None) -> list[Bytes | None]:

@@ -58,7 +58,8 @@ class PackedChunk:
         records: The typed fields of the steps, in blocks; see `record_blocks`.
         block_steps: Number of steps in a block; the last block may be shorter.
         offsets: Where each block begins and where the last one ends, in bytes of `records`, int64
-            of shape (n_blocks + 1,); None if all steps are one plain block.
+            of shape (n_blocks + 1,); None if all steps are one plain block, also where a buffer
+            compresses.
         payloads: JSON of each step, None where it has none; see `step_payloads`.
         payload_arrays: The bytes that the JSON refers to, of one step after the other.
         ids: Ids that the user gave to the steps.

@@ -97,10 +97,19 @@ def test_large_steps_are_compressed_one_by_one():
     assert len(chunk.offsets) == 4
 
 
+def test_records_that_hardly_shrink_are_stored_as_they_are():
+    layout = Layout(parse_specs({"x": ("float32", (40,))}), "zstd")
+    values = np.random.default_rng(0).standard_normal((50, 40), np.float32)
+    (chunk,) = pack_columns(layout, {"x": values}).chunks
+    assert (chunk.offsets, chunk.block_steps) == (None, 50)
+    assert chunk.records == values.tobytes()
+    assert np.array_equal(read_chunk(layout, chunk)["x"], values)
+
+
 def test_steps_that_begin_like_a_frame_come_back():
     layout = Layout(parse_specs({"x": ("uint8", (40,))}), "zstd")
     values = np.random.default_rng(0).integers(0, 256, (10, 40), np.uint8)
-    values[:, :4] = MAGIC
+    values[7, :4] = MAGIC
     (chunk,) = pack_columns(layout, {"x": values}).chunks
     assert np.array_equal(read_chunk(layout, chunk)["x"], values)
     rows = rows_of_blocks(layout, blocks_of(chunk, range(10)), range(10), range(10))

@@ -190,8 +190,9 @@ def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, list
                 f"row {chunk.first_seq} holds no arrays: it was not written with the buffer's "
                 f"fields; delete it, and open the mirror again"
             )
-    plain = layout.compression is None and not layout.has_tails
-    if plain and all(len(chunk.records) == chunk.n_steps * size for chunk in chunks):
+    if not layout.has_tails and all(
+        chunk.offsets is None and len(chunk.records) == chunk.n_steps * size for chunk in chunks
+    ):
         return b"".join([chunk.records for chunk in chunks]), None
     rows = [row for chunk in chunks for row in step_rows(layout, chunk, np.arange(chunk.n_steps))]
     tails = [row[size:] for row in rows] if layout.has_tails else None

@@ -210,14 +210,17 @@ def _field_bytes(
     Steps that plain SQL has inserted have no bytes; their records are zeros.
     """
     size = layout.size_bytes
-    plain = layout.compression is None and not layout.has_tails
     parts: list[Any] = []
     tails: list[Any] = []
     for chunk in chunks:
         if not len(chunk.records):
             parts.append(bytes(size * chunk.n_steps))
             tails += [b""] * chunk.n_steps
-        elif plain and len(chunk.records) == chunk.n_steps * size:
+        elif (
+            not layout.has_tails
+            and chunk.offsets is None
+            and len(chunk.records) == chunk.n_steps * size
+        ):
             parts.append(chunk.records)
         else:
             rows = step_rows(layout, chunk, np.arange(chunk.n_steps))

@@ -132,6 +132,30 @@ def test_transitions_and_final_observations_are_read(buffer_url):
     assert bytes(final).startswith(MAGIC)
 
 
+def test_chunks_that_shrink_and_others_are_read_together(buffer_url):
+    fields = {"obs": ("uint8", (40,))}
+    obs = np.random.default_rng(0).integers(0, 256, (600, 40), np.uint8)
+    obs[:200] = 1
+    obs[400, :4] = np.frombuffer(MAGIC, np.uint8)
+    with ReplayBuffer(buffer_url, name="mixed", fields=fields, compression="zstd") as buffer:
+        for start in range(0, 600, 200):
+            part = obs[start : start + 200]
+            buffer.store_episode({"obs": part, "reward": np.ones(200)}, final={"obs": part[-1]})
+        plain = scalar(buffer_url, "SELECT count(*) FROM chunk_data WHERE offsets IS NULL")
+        assert 0 < plain < scalar(buffer_url, "SELECT count(*) FROM chunk_data")
+        everything = all_of(buffer, 600)
+        np.testing.assert_array_equal(everything.obs, obs[everything.info["seq"] - 1])
+        np.testing.assert_array_equal([row.fields["obs"] for row in buffer], obs)
+        batch = buffer.sample_transitions(300, n_step=3)
+        seqs = batch.info["seq"]
+        np.testing.assert_array_equal(batch.obs, obs[seqs - 1])
+        last = np.minimum(seqs + 2, (seqs - 1) // 200 * 200 + 199)
+        np.testing.assert_array_equal(batch.next_obs, obs[last])
+        with buffer.mirror() as mirror:
+            drawn = mirror.sample_arrays(300)
+            np.testing.assert_array_equal(drawn.obs, obs[drawn.info["seq"] - 1])
+
+
 def test_steps_that_are_written_one_at_a_time_are_compressed(buffer_url):
     fields = {"obs": ("float32", (64,))}
     with ReplayBuffer(buffer_url, name="steps", fields=fields, compression="zstd") as buffer:
