@@ -59,7 +59,8 @@ class EpisodeSteps:
         codes = np.searchsorted(self._numbers, episode) * self._width + (t - self._low)
         kept: Any = slice(None)
         if not (codes[1:] > codes[:-1]).all():
-            order = np.lexsort((~has_arrays, codes))
+            with_arrays_first = codes if has_arrays.all() else 2 * codes + ~has_arrays
+            order = np.argsort(with_arrays_first, kind="stable")
             kept = order[_are_new(codes[order])]
         self._codes = codes[kept]
         self.episode: Integers = episode[kept]

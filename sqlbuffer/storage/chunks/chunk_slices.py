@@ -4,7 +4,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +63,7 @@ def steps_of_slices(
     firsts = np.array([(each.seq, each.episode_id, each.t) for each in slices], np.int64)
     seq, episode, t = (np.repeat(column, counts) for column in firsts.reshape(-1, 3).T)
     seq, t = seq + behind, t + behind
-    reward = np.frombuffer(b"".join(map(_rewards, slices)), ">f8").astype(np.float64)
-    ends = np.frombuffer(b"".join(map(_ends, slices)), np.uint8)
+    reward, ends = _all_rewards(slices).astype(np.float64), _all_ends(slices)
     if rewards:
         reward = _replaced(reward, seq, rewards)
     blobs = _records(layout, slices)
@@ -78,30 +77,20 @@ def steps_of_slices(
     return steps if kept.all() else _only(steps, kept)
 
 
-class OwnStep(NamedTuple):
-    """One step of a slice.
+def steps_in_slices(
+    slices: Sequence[Slice], places: NDArray[np.int64]
+) -> tuple[list[float], list[int | None], list[int | None]]:
+    """Return reward, terminated and truncated of one step of each slice, at its place in the slice.
 
-    Attributes:
-        reward: Its reward; NaN if it has none.
-        ends: 1 terminated, 2 truncated; None if the step does not say.
-        block: The block with its typed fields.
-        block_place: Its place there.
+    A reward is NaN if the step has none. The flags are None if the step does not say.
     """
-
-    reward: float
-    ends: int | None
-    block: Any
-    block_place: int
-
-
-def step_of_slice(found: Slice, i: int) -> OwnStep:
-    """Return the i-th step of a slice."""
-    (reward,) = _REWARD.unpack_from(_rewards(found), 8 * i)
-    ends = _ends(found)[i] if found.ends is not None else None
-    if found.offsets is None:
-        return OwnStep(reward, ends, found.records, i)
-    (block,), place = _blocks(found, [found.place + i]), found.place + i
-    return OwnStep(reward, ends, block, place % found.block_steps)
+    counts = np.array([each.n for each in slices], np.int64)
+    at = np.cumsum(counts) - counts + places
+    rewards = _all_rewards(slices)[at].tolist()
+    flags = _all_ends(slices)[at].tolist()
+    ends = [None if each.ends is None else own for each, own in zip(slices, flags, strict=True)]
+    terminated, truncated = ([None if own is None else own & bit for own in ends] for bit in (1, 2))
+    return rewards, terminated, truncated
 
 
 def _only(steps: SlicedSteps, kept: NDArray[np.bool_]) -> SlicedSteps:
@@ -128,7 +117,14 @@ def _replaced(
     return np.where(numbers[at] == seq, values[at], reward)
 
 
-def _rewards(found: Slice) -> bytes:
+def _all_rewards(slices: Sequence[Slice]) -> NDArray[Any]:
+    found = [each.rewards for each in slices]
+    if set(map(type, found)) != {bytes}:
+        found = [_reward_bytes(each) for each in slices]
+    return np.frombuffer(b"".join(found), ">f8")
+
+
+def _reward_bytes(found: Slice) -> bytes:
     if found.rewards is None:
         return _NO_REWARD * found.n
     # On SQLite a step that plain SQL has written has the number itself.
@@ -136,8 +132,8 @@ def _rewards(found: Slice) -> bytes:
     return _REWARD.pack(found.rewards) if is_number else found.rewards
 
 
-def _ends(found: Slice) -> bytes:
-    return found.ends or _NO_END * found.n
+def _all_ends(slices: Sequence[Slice]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join([each.ends or _NO_END * each.n for each in slices]), np.uint8)
 
 
 def _records(layout: Layout, slices: Sequence[Slice]) -> list[Any] | NDArray[Any]:

@@ -2,11 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Double, Integer, LargeBinary, Text, column
+from sqlalchemy import BigInteger, Integer, Text, column
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 
@@ -47,11 +46,6 @@ _COLUMNS: dict[str, Any] = {
     "task_id": Text(),
     "agent_id": Text(),
     "step": BigInteger(),
-    "reward_t": Double(),
-    "terminated": Boolean(),
-    "truncated": Boolean(),
-    "extra": Text(),
-    "arrays": LargeBinary(),
     "episode_id": BigInteger(),
     "t": Integer(),
 }
@@ -59,11 +53,6 @@ SLICE_COLUMNS = (
     "n_steps", "own_place", "place", "n", "rewards", "ends", "block_steps", "offsets", "records",
     "deleted",
 )  # fmt: skip
-_PG_NULLS = (
-    "NULL::double precision AS reward_t, NULL::boolean AS terminated, NULL::boolean AS truncated, "
-    "NULL::text AS extra, NULL::bytea AS arrays"
-)
-_NULLS = "NULL AS reward_t, NULL AS terminated, NULL AS truncated, NULL AS extra, NULL AS arrays"
 
 
 class sliced_steps(FunctionElement[Any]):
@@ -124,55 +113,37 @@ def pg_slice(buffer_id: str) -> str:
               AND x.seq < s.first_seq + s.place + s.n) END AS deleted"""
 
 
-def _range(own: str, first: str, last: str, least: str, greatest: str) -> str:
-    """Return the place and the `n` of a slice around a step's place."""
-    from_ = f"{greatest}(0, {own} + {first})"
-    to = f"{least}(c.n_steps - 1, {own} + {last})"
-    return (
-        f"CASE WHEN c.episode_id IS NULL THEN {own} ELSE {from_} END AS place, "
-        f"CASE WHEN c.episode_id IS NULL THEN 1 ELSE {to} - {from_} + 1 END AS n"
-    )
-
-
 @compiles(sliced_steps, "postgresql")
 def _pg_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs, first, last = processed(element, compiler, kw)
-    # See `_pg_batch_steps`.
-    return f"""(SELECT s.first_seq + s.own_place AS seq, s.task_id, s.agent_id,
-        CASE WHEN s.steps IS NULL THEN s.step + s.own_place ELSE s.steps[s.own_place + 1] END
-        AS step, {_PG_NULLS}, s.episode_id, s.t + s.own_place AS t, s.n_steps, s.own_place,
-        s.place, s.n, {pg_slice(buffer_id)}
-    FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
-        SELECT c.*, (w.seq - c.first_seq)::integer AS own_place,
-            {_range("(w.seq - c.first_seq)::integer", first, last, "least", "greatest")}
-        FROM chunk_data c
-        WHERE c.buffer_id = {buffer_id} AND c.first_seq <= w.seq
-          AND c.first_seq > w.seq - {MOST_STEPS}
-        ORDER BY c.first_seq DESC LIMIT 1
-    ) s
-    WHERE s.own_place < s.n_steps AND NOT EXISTS (
-        SELECT 1 FROM deleted_steps x
-        WHERE (SELECT has_deleted FROM buffers WHERE id = {buffer_id})
-          AND x.buffer_id = {buffer_id} AND x.seq = w.seq OFFSET 0))"""
+    return f"sqlbuffer_sliced_steps_v1({buffer_id}, CAST({seqs} AS bigint[]), {first}, {last})"
 
 
 @compiles(sliced_steps, "sqlite")
 def _sqlite_sliced_steps(element: sliced_steps, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs, first, last = processed(element, compiler, kw)
     own = "(w.seq - c.first_seq)"
+    from_, to = f"max(0, {own} + {first})", f"min(c.n_steps - 1, {own} + {last})"
+    # The limit keeps SQLite from computing the place and n again at each use.
     return f"""(SELECT s.first_seq + s.own_place AS seq, s.task_id, s.agent_id,
         CASE WHEN s.steps IS NULL THEN s.step + s.own_place
-        ELSE json_extract(s.steps, '$[' || s.own_place || ']') END AS step, {_NULLS},
+        ELSE json_extract(s.steps, '$[' || s.own_place || ']') END AS step,
         s.episode_id, s.t + s.own_place AS t, s.n_steps, s.own_place, s.place, s.n,
         {sqlite_slice(buffer_id)}
     FROM (
-        SELECT c.*, {own} AS own_place, {_range(own, first, last, "min", "max")}
-        FROM (SELECT value AS seq FROM json_each({seqs})) w
-        CROSS JOIN chunk_data c ON c.key = (
-            SELECT k.key FROM chunk_data k
-            WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq)
-            ORDER BY k.key DESC LIMIT 1)
-        WHERE w.seq < c.first_seq + c.n_steps AND NOT (
-            (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) AND EXISTS (
-                SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))
+        SELECT e.*, a.own_place, a.place, a.n FROM (
+            SELECT c.key, {own} AS own_place,
+                CASE WHEN c.episode_id IS NULL THEN {own} ELSE {from_} END AS place,
+                CASE WHEN c.episode_id IS NULL THEN 1 ELSE {to} - {from_} + 1 END AS n
+            FROM (SELECT value AS seq FROM json_each({seqs})) w
+            CROSS JOIN chunk_data c ON c.key = (
+                SELECT k.key FROM chunk_data k
+                WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq)
+                ORDER BY k.key DESC LIMIT 1)
+            WHERE w.seq < c.first_seq + c.n_steps AND NOT (
+                (SELECT has_deleted FROM buffers WHERE id = {buffer_id}) AND EXISTS (
+                    SELECT 1 FROM deleted_steps x
+                    WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))
+            LIMIT -1 OFFSET 0
+        ) a CROSS JOIN chunk_data e ON e.key = a.key
     ) s)"""

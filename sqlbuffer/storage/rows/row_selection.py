@@ -172,14 +172,18 @@ class RowSelection:
     def sliced(self) -> Any:
         """The select of the parameters `seqs`, without conditions, with slices of their chunks.
 
-        The slices have the steps near to the keys. `SLICE_COLUMNS` follow the column of the part.
+        The slices have the steps near to the keys, and the values of the keys' own steps: the
+        columns from `REWARD` to `ARRAYS` are left out. `SLICE_COLUMNS` follow the column of the
+        part.
         """
         seqs = bindparam(SEQS, type_=SeqList())
         near = self.near or Neighbours(0, 0)
         steps = sliced_steps_at(_buffer_id(), seqs, min(near.first, 0), max(near.last, 0))
         (own,) = self.alone._parts(EVERYTHING, seqs, NO_KIND, False, False)
+        columns = list(own.selected_columns)
         slice_columns = (steps.c[name] for name in SLICE_COLUMNS)
-        return over(own.with_only_columns(*own.selected_columns, *slice_columns), steps)
+        read = (*columns[:REWARD], *columns[PLACE:], *slice_columns)
+        return over(own.with_only_columns(*read), steps)
 
     def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
         """Return True if `batch_statement` can read the steps: single ones, without conditions."""

@@ -255,8 +255,8 @@ class Candidates:
 
     def _keep_sliced(self, found: Sequence[tuple[Any, ...]]) -> None:
         """Keep rows of `reading.sliced`, and read their neighbours in other chunks."""
-        made = sliced_rows(self.reading, found)
-        self._payloads.update((row[0], row) for row in with_own_bytes(self.chunks, made.rows))
+        made = sliced_rows(self.chunks, self.reading, found)
+        self._payloads.update((row[0], row) for row in made.rows)
         self.slices += made.slices
         self._read_slices(made.missing)
 

@@ -165,6 +165,10 @@ def gather(
         fields = [name for name in layout.specs if name in wanted_names]
         return {name: _taken(table.blobs[name], index) for name in fields}
     wanted, inverse = np.unique(index, return_inverse=True)
+    if len(wanted) == index.size and (index.size == 0 or wanted[0] >= 0):  # in their places
+        blobs, seqs = [table.blobs[i] for i in index.ravel().tolist()], table.seq[index.ravel()]
+        found = layout.unpack(blobs, names, seqs=seqs.tolist())
+        return {n: own.reshape(*index.shape, *own.shape[1:]) for n, own in found.items()}
     there = wanted[wanted >= 0]
     blobs = [table.blobs[i] for i in there.tolist()]
     found = layout.unpack(blobs, names, seqs=table.seq[there].tolist() if blobs else ())

@@ -122,10 +122,7 @@ class TransitionReader(PlanReader[Transitions]):
         returns = self._returns(table, steps, ts, lengths)
         after, is_final = self._after(table, rows, places, ts, lengths, steps, returns)
         is_zero = returns.terminated & ~is_final & (after < 0) & (not self._form.has_next)
-        before_after = frame_times(ts + returns.m, self._form.n_before + 1)[:, :-1]
-        frames = table.find(places[:, None], frame_times(ts, self._form.n_before + 1))
-        next_frames = table.find(places[:, None], before_after)
-        frames, next_frames = table.with_arrays(frames), table.with_arrays(next_frames)
+        frames, next_frames = self._frames(table, places, ts, steps, returns)
         accepted = returns.complete & (is_final | is_zero | (after >= 0))
         if self._form.n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
@@ -171,6 +168,17 @@ class TransitionReader(PlanReader[Transitions]):
         following = table.with_arrays(table.find(places, ts + self._form.n_step))
         return np.where(returns.ended, -1, following), is_final
 
+    def _frames(
+        self, table: EpisodeSteps, places: Integers, ts: Integers, steps: Integers, returns: Returns
+    ) -> tuple[Integers, Integers]:
+        """Return the indexes of `Transitions.frames` and `next_frames`."""
+        if not self._form.n_before:
+            return table.with_arrays(steps[:, :1]), np.empty((len(ts), 0), np.int64)
+        times = frame_times(ts, self._form.n_before + 1)
+        after = frame_times(ts + returns.m, self._form.n_before + 1)[:, :-1]
+        frames, next_frames = (table.find(places[:, None], each) for each in (times, after))
+        return table.with_arrays(frames), table.with_arrays(next_frames)
+
     def _check_ends_are_told(self, rows: Sequence[Row]) -> None:
         if self._form.terminal_field is not None or "done" not in self._form.fields.specs:
             return
@@ -181,7 +189,8 @@ class TransitionReader(PlanReader[Transitions]):
         chosen = np.flatnonzero(plan.accepted)
         rows = [plan.rows[i] for i in chosen.tolist()]
         plain = [name for name in self._form.own if name not in self._form.stack]
-        first = decode_columns(self._layout, [row[:N_OWN] for row in rows], plain)
+        first = gather(plan.table, self._layout, plan.steps[chosen, 0], plain)
+        origin = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
         stacked = self._stacked(plan, chosen)
         returns, m = plan.returns, plan.returns.m[chosen]
         arrays: dict[str, NDArray[Any]] = {}
@@ -195,7 +204,7 @@ class TransitionReader(PlanReader[Transitions]):
             arrays["truncated"] = plan.table.flags(plan.table.truncated, last)
         arrays |= self._following(plan, chosen) | self._sequenced(plan, chosen)
         info = {
-            **first.info,
+            **origin.info,
             "episode": np.array([row[KEY] for row in rows], object),
             "t": np.where(plan.places[chosen] < 0, -1, plan.ts[chosen]),
             "n_steps": m,
@@ -253,5 +262,5 @@ class TransitionReader(PlanReader[Transitions]):
         return found
 
 
-def _with_lens(batch: Batch, name: str) -> dict[str, NDArray[Any]]:
-    return {each: batch[each] for each in (name, f"{name}_lens") if each in batch}
+def _with_lens(found: dict[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    return {each: found[each] for each in (name, f"{name}_lens") if each in found}
