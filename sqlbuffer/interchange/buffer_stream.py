@@ -45,8 +45,8 @@ class StreamPiece:
         node: Condition that steps must match.
         fields: Typed fields to read.
         range: Range of `seq`.
-        low_seq: Lowest `seq` that the stream's hold protects.
-        hold_id: Id of that hold; None if there is none.
+        hold_id: Id of the stream's hold; None if there is none.
+        n_expected: Number of steps, if whole tasks or episodes are evicted.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -62,8 +62,8 @@ class StreamPiece:
     node: Node
     fields: tuple[str, ...]
     range: CopiedRange
-    low_seq: int
     hold_id: str | None
+    n_expected: int | None
 
     def __iter__(self) -> Iterator[ColumnBatch]:
         """Yield the steps, some thousands at a time.
@@ -71,16 +71,25 @@ class StreamPiece:
         Raises:
             CopyError: The stream was closed, and steps have left.
         """
-        source = CopySource(self.buffer, self.node)
-        if self.hold_id is not None:
-            source.hold = Hold(self.buffer, self.hold_id)
-        source.buffer.own_writes.wait_for(self.range.high)
+        source = self._source()
         reader, left = ColumnReader(source, self.fields), self.range
         while left.cursor < left.high:
             batch, end = reader.batch(left)
             left = replace(left, cursor=end)
             if len(batch):
                 yield batch
+        reader.check_read(self.range, self.n_expected)
+
+    def episodes(self) -> Iterator[TableRows]:
+        """Yield pages of the episodes as they were when the last step of the piece was stored."""
+        return episode_pages(self._source(), self.range)
+
+    def _source(self) -> CopySource:
+        source = CopySource(self.buffer, self.node)
+        if self.hold_id is not None:
+            source.hold = Hold(self.buffer, self.hold_id)
+        source.buffer.own_writes.wait_for(self.range.high)
+        return source
 
 
 class BufferStream:
@@ -209,14 +218,7 @@ class BufferStream:
             if self._keeper is not None and not self._has_pieces:
                 self._keeper.low_seq = max(end, self.low)
             yield batch, end
-        self._check_read(reader.n_read)
-
-    def _check_read(self, n_read: int) -> None:
-        """Raise if steps have left; where rows are evicted, each batch has looked."""
-        n_missing = (self.state.n_expected or 0) - n_read
-        hold = self._source.hold
-        if n_missing > 0 and not (hold is not None and hold.extend(self.low)):
-            raise self._source.missing(self.low + 1, self.high, f"{n_missing:,} of the ")
+        reader.check_read(self.state.range, self.state.n_expected)
 
     def pieces(self, n: int) -> list[StreamPiece]:
         """Return parts that other processes may read while the stream is open.
@@ -230,34 +232,16 @@ class BufferStream:
         self._has_pieces, hold = True, self._source.hold
         return [
             StreamPiece(
-                self._source.store, self.node, self.fields, each, self.low,
-                None if hold is None else hold.id,
+                self._source.store, self.node, self.fields, each,
+                None if hold is None else hold.id, n_expected,
             )
-            for each in range_pieces(self._source, self.state.range, n)
+            for each, n_expected in range_pieces(self._source, self.state.range, n)
         ]  # fmt: skip
 
     @property
     def observation_layout(self) -> Layout:
         """Layout of the final observation of an episode."""
         return self._source.buffer.observation_layout
-
-    def between(self, low: int, high: int | None) -> StreamPiece:
-        """Return the part of the stream with `low < seq <= high`.
-
-        Args:
-            low: End of a piece; no chunk continues after it.
-            high: End of the next piece; None: the end of the stream.
-
-        :meta private:
-        """
-        self._has_pieces, own = True, self.state.range
-        end = own.high if high is None else min(high, own.high)
-        begin = own.cursor if low <= own.low else low
-        hold = self._source.hold
-        return StreamPiece(
-            self._source.store, self.node, self.fields,
-            CopiedRange(max(low, own.low), end, begin), self.low, None if hold is None else hold.id,
-        )  # fmt: skip
 
     def episodes(self) -> Iterator[TableRows]:
         """Yield pages of the episodes as they were when the last step of the stream was stored.

@@ -10,6 +10,7 @@ import pytest
 from sqlbuffer import BufferConfig, DataRow, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import CopyError, FieldError
 from sqlbuffer.interchange import BufferStream
+from sqlbuffer.interchange.held_stream import HeldStream
 from sqlbuffer.steps.column_batch import ColumnBatch
 from tests.support.copied_buffers import columns, comparable, json_rows, odd_steps, typed_steps
 from tests.support.sql import connected, scalar
@@ -131,6 +132,23 @@ def test_steps_that_leave_although_they_were_held_are_an_error(
         evict()
         with pytest.raises(CopyError, match=r"left .* before they were"):
             list(batches)
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_held_steps_are_read_until_they_are_deleted(buffer_url: str, evict_by: str) -> None:
+    buffer = typed_steps(buffer_url, "source", evict_by=evict_by)
+    held = HeldStream(buffer, None, [])
+    pieces, rows = held.pieces(3), list(buffer)
+    for i in range(5):
+        buffer.extend(columns(40, i), task_id=f"later-{i}")
+    copy = pickle.loads(pickle.dumps(held))
+    del copy
+    assert sum(len(batch) for piece in pieces for batch in piece) == len(rows)
+    del held
+    assert scalar(buffer_url, "SELECT count(*) FROM holds") == 0
+    buffer.extend(columns(40, 9), task_id="later-9")
+    with pytest.raises(CopyError, match=r"left .* before they were"):
+        list(pieces[0])
 
 
 def test_a_stream_is_read_while_it_is_open(buffer_url: str) -> None:

@@ -1,11 +1,15 @@
 """Rollouts of agents that answer questions: some with one step, some with tools."""
 
+from typing import Any
+
 from sqlbuffer import ReplayBuffer
 
 
-def store_rollouts(url: str, name: str = "rollouts", n_tasks: int = 4) -> ReplayBuffer:
+def store_rollouts(
+    url: str, name: str = "rollouts", n_tasks: int = 4, **settings: Any
+) -> ReplayBuffer:
     """Store three rollouts of each task; the reward of sibling i is i / 2."""
-    buffer = ReplayBuffer(url, name, create=True)
+    buffer = ReplayBuffer(url, name, create=True, **settings)
     for task in range(n_tasks):
         question = {"role": "user", "content": f"What is {task} + 2? Grüße, 你好"}
         for sibling in range(3):

@@ -1,6 +1,8 @@
 """`to_hf` with the library datasets."""
 
+import gc
 import json
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from datasets import load_dataset
 from torch.utils.data import DataLoader
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import ExportError, FieldError
+from sqlbuffer.errors import CopyError, ExportError, FieldError
 from sqlbuffer.interchange import export_parquet, export_rollouts, to_hf
 from sqlbuffer.interchange.hugging_face.rollouts import ROLLOUT_FORMS, RolloutForm
 from tests.peers.rollouts import store_rollouts
+from tests.support.sql import run, scalar
 
 
 @pytest.fixture(autouse=True)
@@ -86,30 +89,95 @@ def test_workers_read_each_step_once(database_url: str, n_workers: int) -> None:
     assert len(seen) == len(np.unique(seen)) == 3000
 
 
-def test_each_iteration_reads_what_is_there_then(sqlite_url: str) -> None:
+def later(n: int) -> dict[str, Any]:
+    return {"obs": np.zeros((n, 3), np.float32), "tokens": [[]] * n}
+
+
+def seqs(dataset: Any) -> list[int]:
+    return [example["seq"] for example in dataset]
+
+
+def test_iterations_read_the_steps_of_the_moment_at_which_the_data_set_was_made(
+    sqlite_url: str,
+) -> None:
     with typed(sqlite_url, 100) as buffer:
-        dataset = to_hf(buffer, columns=["seq"], n_shards=3)
-        assert len(list(dataset)) == 100
-        buffer.extend({"obs": np.zeros((50, 3), np.float32), "tokens": [[1]] * 50}, task_id="u")
-        assert len(list(dataset)) == 150
+        first = to_hf(buffer, columns=["seq"], n_shards=3)
+        buffer.extend(later(50), task_id="u")
+        second = to_hf(buffer, columns=["seq"], n_shards=3)
+        for _ in range(2):
+            assert (len(seqs(first)), len(seqs(second))) == (100, 150)
         buffer.clear()
-        assert list(dataset) == []
+        assert seqs(first) == seqs(to_hf(buffer, columns=["seq"])) == []
 
 
-def test_nothing_is_evicted_before_it_was_read(database_url: str) -> None:
+@pytest.mark.parametrize("n_shards", [1, 4])
+def test_nothing_is_evicted_before_it_was_read(database_url: str, n_shards: int) -> None:
     with typed(database_url, 20_000, max_capacity=20_000) as buffer:
-        examples = iter(to_hf(buffer, columns=["seq"]))
+        before = [row.seq for row in buffer.get_paginated(1, 20_000)]
+        dataset = to_hf(buffer, columns=["seq"], n_shards=n_shards)
+        examples = iter(dataset)
         seen = [next(examples)["seq"]]
-        writer = threading.Thread(
-            target=lambda: buffer.extend(
-                {"obs": np.zeros((20_000, 3), np.float32), "tokens": [[]] * 20_000}, task_id="u"
-            )
-        )
+        writer = threading.Thread(target=lambda: buffer.extend(later(20_000), task_id="u"))
         writer.start()
         writer.join()
-        seen += [example["seq"] for example in examples]
-        assert len(seen) == 20_000
-        assert min(row.seq or 0 for row in buffer.get_paginated(1, 5)) > max(seen)
+        assert seen + seqs(examples) == before
+        assert min(row.seq or 0 for row in buffer.get_paginated(1, 5)) > max(before)
+        assert seqs(dataset) == before
+
+
+@pytest.mark.parametrize("context", ["spawn", "fork"])
+def test_workers_read_what_the_process_that_made_the_data_set_holds(
+    database_url: str, context: str
+) -> None:
+    with typed(database_url, 2_000, max_capacity=2_000) as buffer:
+        before = [row.seq for row in buffer]
+        dataset = to_hf(buffer, columns=["seq"], n_shards=4)
+        buffer.extend(later(2_000), task_id="u")
+        for _ in range(2):  # once more: workers that have ended do not end the hold
+            loader = DataLoader(
+                dataset, batch_size=100, num_workers=2, multiprocessing_context=context
+            )
+            seen = np.concatenate([batch["seq"].numpy() for batch in loader])
+            assert np.sort(seen).tolist() == before
+        del loader, dataset
+        gc.collect()
+        assert scalar(database_url, "SELECT count(*) FROM holds") == 0
+
+
+def test_the_hold_ends_with_the_last_data_set_that_was_made_of_it(database_url: str) -> None:
+    with typed(database_url, 500, max_capacity=500) as buffer:
+        dataset = to_hf(buffer, columns=["seq"], n_shards=2)
+        doubled = dataset.map(lambda example: {"double": 2 * example["seq"]}).shuffle(seed=0)
+        copy = pickle.loads(pickle.dumps(dataset))
+        del dataset
+        assert len(seqs(copy)) == 500
+        del copy
+        gc.collect()
+        buffer.extend(later(500), task_id="u")
+        assert sorted(seqs(doubled)) == list(range(1, 501))
+        del doubled
+        gc.collect()
+        assert scalar(database_url, "SELECT count(*) FROM holds") == 0
+
+
+@pytest.mark.parametrize("evict_by", ["row", "task"])
+def test_steps_that_have_left_all_the_same_are_an_error(sqlite_url: str, evict_by: str) -> None:
+    with typed(sqlite_url, 500, max_capacity=500, evict_by=evict_by) as buffer:
+        dataset = to_hf(buffer, columns=["seq"], n_shards=2)
+        run(sqlite_url, "DELETE FROM holds")  # as if its process had been killed
+        for task in "uvw":
+            buffer.extend(later(250), task_id=task)
+        with pytest.raises(CopyError, match=r"left .* before they were"):
+            seqs(dataset)
+
+
+def test_rollouts_are_held_as_well(database_url: str) -> None:
+    with store_rollouts(database_url, max_capacity=24) as buffer:
+        before = list(to_hf(buffer, "conversations"))
+        dataset, pairs = to_hf(buffer, "conversations"), to_hf(buffer, "preference")
+        for _ in range(24):
+            buffer.add(task_id="later", messages=["?"], terminated=True)
+        assert (list(dataset), len(list(pairs)), len(before)) == (before, 4, 12)
 
 
 def test_conversations_are_one_row_an_episode(database_url: str) -> None:

@@ -1,8 +1,6 @@
 """A data source of Ray Data: tasks read ranges of the steps of a buffer, all under one hold."""
 
-import logging
 import math
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +11,14 @@ from ray.data.extensions import ArrowTensorArray
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
+from sqlbuffer.interchange.buffer_stream import StreamPiece
 from sqlbuffer.interchange.example_columns import example_columns
+from sqlbuffer.interchange.held_stream import HeldStream
 from sqlbuffer.interchange.parquet.arrow_schema import StepSchema
 from sqlbuffer.interchange.parquet.arrow_tables import step_table
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
 from sqlbuffer.storage.database.urls import Database
-
-logger = logging.getLogger("sqlbuffer")
 
 # Estimated size of a step's built-in columns.
 KEY_BYTES = 100
@@ -97,11 +93,7 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
         own, fields = example_columns(specs, columns)
         self._schema = StepSchema.of(own, {name: specs[name] for name in fields})
         self._name = buffer.name
-        stream = BufferStream(buffer, condition, fields=fields)
-        stream.__enter__()
-        self._stream = stream
-        self._n_steps = stream.high - stream.low
-        self._end = weakref.finalize(self, _end, stream, buffer)
+        self._held = HeldStream(buffer, condition, fields, buffer.close)
 
     def get_name(self) -> str:
         """Return what Ray calls the read tasks."""
@@ -109,7 +101,7 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
 
     def estimate_inmemory_data_size(self) -> int:
         """Return about how many bytes the steps have in memory."""
-        return self._n_steps * step_bytes(self._schema.specs)
+        return self._held.n_numbers * step_bytes(self._schema.specs)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
@@ -123,7 +115,7 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
         """
         size = step_bytes(self._schema.specs)
         tasks = []
-        for piece in self._stream.pieces(max(parallelism, 1)):
+        for piece in self._held.pieces(max(parallelism, 1)):
             read = PieceReader(piece, self._schema)
             n_bytes = (piece.range.high - piece.range.low) * size
             metadata = BlockMetadata(
@@ -131,15 +123,6 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
             )
             tasks.append(ReadTask(read, metadata, per_task_row_limit=per_task_row_limit))
         return tasks
-
-
-def _end(stream: BufferStream, buffer: ReplayBuffer) -> None:
-    try:
-        stream.__exit__()
-        buffer.close()
-    except SQLBufferError as error:
-        # The hold of a database that does not answer ends without this.
-        logger.warning("the steps of a deleted data set are held for two minutes more: %s", error)
 
 
 def step_bytes(specs: Mapping[str, FieldSpec]) -> int:

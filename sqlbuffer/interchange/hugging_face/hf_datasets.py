@@ -1,4 +1,4 @@
-"""Hugging Face data sets that read a buffer as they are iterated."""
+"""Hugging Face data sets that read the steps of a buffer under one hold."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -10,12 +10,11 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.extras import install
-from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, BufferStream
+from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, StreamPiece
 from sqlbuffer.interchange.example_columns import example_columns
+from sqlbuffer.interchange.held_stream import HeldStream
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows, optional_values
 from sqlbuffer.steps.column_batch import ColumnBatch
-
-Shard = tuple[int, int | None]
 
 
 def to_hf(
@@ -27,10 +26,12 @@ def to_hf(
     n_shards: int = 1,
     min_margin: float = 0.0,
 ) -> Any:
-    """Return a `datasets.IterableDataset` of a buffer, without a copy on disk.
+    """Return a `datasets.IterableDataset` of the steps that a buffer holds now, without a copy.
 
-    Each iteration reads the steps that the buffer has at its start, and holds them: no step is
-    evicted before it is read. Workers of a `DataLoader` open the buffer by its URL.
+    The steps are held until the data set, and those made of it by `map` and so on, are deleted or
+    the program ends: no step is evicted before it is read, and a repeated iteration reads the same
+    steps. Writers can continue during this time. If the program is killed, the hold ends two
+    minutes later. Workers of a `DataLoader` open the buffer by its URL, and do not end the hold.
 
     Args:
         buffer: The buffer.
@@ -38,12 +39,12 @@ def to_hf(
         condition: Condition that steps must match.
         columns: Typed fields and built-in columns to read, for `steps`. By default all fields, the
             keys, the reward, the flags and the JSON values.
-        n_shards: Number of ranges of `seq` that workers read at the same time, for `steps`. The
-            ranges cover the steps that are stored now; the last one also includes steps that are
-            stored later.
+        n_shards: Largest number of ranges of `seq` that workers read at the same time, for `steps`.
         min_margin: See `RolloutRows`.
 
     Raises:
+        CopyError: The buffer is one of `sqlbuffer.compat`. In an iteration: steps have left,
+            because the role may not hold them or the program that made the data set has ended.
         FieldError: A column is unknown.
         MissingExtraError: `datasets` is not installed.
         TypeError: The database is in memory, so no other process can open it.
@@ -63,35 +64,36 @@ def to_hf(
     except ImportError:
         raise MissingExtraError(f"to_hf() needs datasets; run {install('hf')}") from None
     if rows == "steps":
+        if n_shards < 1:
+            raise ValueError(f"n_shards is 1 or more, got {n_shards}")
         own, fields = example_columns(buffer.fields, columns)
-        kwargs: dict[str, Any] = {
-            "buffer": buffer,
-            "condition": condition,
-            "columns": (*own, *fields),
-        }
-        shards = _shards(buffer, n_shards)
-        return IterableDataset.from_generator(_steps, gen_kwargs={**kwargs, "shards": shards})
+        held = HeldStream(buffer, condition, fields)
+        kwargs = {"held": held, "columns": (*own, *fields), "shards": held.pieces(n_shards)}
+        return IterableDataset.from_generator(_steps, gen_kwargs=kwargs)
     if n_shards != 1 or columns is not None:
         raise ValueError("n_shards and columns are for rows='steps': an episode is in one shard")
-    RolloutRows(buffer, rows, condition, min_margin)
-    kwargs = {"buffer": buffer, "form": rows, "condition": condition, "min_margin": min_margin}
+    own_rows = RolloutRows(buffer, rows, condition, min_margin)
+    held = HeldStream(buffer, condition, ())
+    kwargs = {"held": held, "rows": own_rows, "shards": held.pieces(1)}
     return IterableDataset.from_generator(_rollouts, gen_kwargs=kwargs)
 
 
-def _rollouts(**arguments: Any) -> Iterator[dict[str, Any]]:
-    yield from RolloutRows(**arguments)
+# A data set keeps the arguments of its generator, and so the hold.
+def _rollouts(
+    held: HeldStream, rows: RolloutRows, shards: list[StreamPiece]
+) -> Iterator[dict[str, Any]]:
+    for piece in shards:
+        yield from rows.of(piece)
 
 
 def _steps(
-    buffer: ReplayBuffer, condition: Condition, columns: tuple[str, ...], shards: list[Shard]
+    held: HeldStream, columns: tuple[str, ...], shards: list[StreamPiece]
 ) -> Iterator[dict[str, Any]]:
-    fields = [name for name in columns if name in buffer.fields]
-    for low, high in shards:
-        with BufferStream(buffer, condition, fields=fields) as stream:
-            for batch in stream.between(low, high):
-                values = [example_values(batch, name) for name in columns]
-                for each in zip(*values, strict=True):
-                    yield dict(zip(columns, each, strict=True))
+    for piece in shards:
+        for batch in piece:
+            values = [example_values(batch, name) for name in columns]
+            for each in zip(*values, strict=True):
+                yield dict(zip(columns, each, strict=True))
 
 
 def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
@@ -105,11 +107,3 @@ def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
         return optional_values(batch, name)
     pairs = zip(batch.column(name), batch.column("arrays"), strict=True)
     return [decode(text, raw) for text, raw in pairs]
-
-
-def _shards(buffer: ReplayBuffer, n: int) -> list[Shard]:
-    if n < 1:
-        raise ValueError(f"n_shards is 1 or more, got {n}")
-    with BufferStream(buffer, fields=()) as stream:
-        ends = [piece.range.high for piece in stream.pieces(n)][:-1]
-    return list(zip([0, *ends], [*ends, None], strict=True))

@@ -89,47 +89,52 @@ class RolloutRows:
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
-            episodes = _Episodes.of(stream)
-            if self.form == "preference":
-                yield from self._pairs(stream, episodes)
-                return
-            for conversation in self._conversations(stream.pieces(1), episodes):
-                row = _row(self.form, conversation)
-                if row is None:
-                    self.n_skipped += 1
-                else:
-                    yield row
+            for piece in stream.pieces(1):
+                yield from self.of(piece)
+
+    def of(self, piece: StreamPiece) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the steps of a stream.
+
+        Args:
+            piece: The whole stream.
+
+        Raises:
+            FieldError: A step holds something that is not a message.
+        """
+        episodes = _Episodes.of(piece)
+        if self.form == "preference":
+            yield from self._pairs(piece, episodes)
+            return
+        for conversation in self._conversations(piece, episodes):
+            row = _row(self.form, conversation)
+            if row is None:
+                self.n_skipped += 1
+            else:
+                yield row
 
     def _conversations(
-        self,
-        pieces: list[StreamPiece],
-        episodes: "_Episodes",
-        *,
-        has_messages: bool = True,
+        self, piece: StreamPiece, episodes: "_Episodes", *, has_messages: bool = True
     ) -> Iterator[Conversation]:
         """Yield the conversations of a stream, each after its last step was read.
 
         Args:
-            pieces: The stream.
+            piece: The stream.
             episodes: Data of its episodes.
             has_messages: Whether their messages are wanted.
         """
         assembler = ConversationAssembler(episodes.rewards)
-        for piece in pieces:
-            for batch in piece:
-                rows = data_rows(batch, has_payloads=has_messages)
-                self.n_steps += len(rows)
-                if self.on_progress is not None:
-                    own = piece.range
-                    self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
-                yield from assembler.add(rows, episodes.ended_at(batch.seq))
+        own = piece.range
+        for batch in piece:
+            rows = data_rows(batch, has_payloads=has_messages)
+            self.n_steps += len(rows)
+            if self.on_progress is not None:
+                self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
+            yield from assembler.add(rows, episodes.ended_at(batch.seq))
         yield from assembler.rest()
 
-    def _pairs(self, stream: BufferStream, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
+    def _pairs(self, piece: StreamPiece, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
         """Yield preference pairs: the first reading has the rewards, the second makes the rows."""
-        pieces = stream.pieces(1)
-
-        found = self._conversations(pieces, episodes, has_messages=False)
+        found = self._conversations(piece, episodes, has_messages=False)
 
         def rollouts() -> Iterator[tuple[int, str, float]]:
             for number, each in enumerate(found):
@@ -138,7 +143,7 @@ class RolloutRows:
 
         pairs = PreferencePairs.best_and_worst(rollouts(), self.min_margin)
         self.n_steps = 0
-        yield from pairs.rows(self._conversations(pieces, episodes))
+        yield from pairs.rows(self._conversations(piece, episodes))
         self.n_skipped = pairs.n_skipped
 
 
@@ -157,11 +162,11 @@ class _Episodes:
     is_aborted: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, stream: BufferStream) -> "_Episodes":
+    def of(cls, piece: StreamPiece) -> "_Episodes":
         rewards: dict[EpisodeKey, float] = {}
         ends: list[int] = []
         aborted: list[bool] = []
-        for page in stream.episodes():
+        for page in piece.episodes():
             own = page.values
             names = ("task_id", "agent_id", "key", "reward", "last_seq", "status")
             for task, agent, episode, reward, last, status in zip(

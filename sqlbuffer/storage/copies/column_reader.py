@@ -58,6 +58,16 @@ class ColumnReader:
         self.n_read += n_read
         return batch, end
 
+    def check_read(self, copied: CopiedRange, n_expected: int | None) -> None:
+        """Check that all steps of a range were read, where missing ones would not show.
+
+        Raises:
+            CopyError: Some steps have left.
+        """
+        source, n_missing = self.source, (n_expected or 0) - self.n_read
+        if n_missing > 0 and (source.hold is None or not source.read(source.hold.is_live)):
+            raise source.missing(copied.low + 1, copied.high, f"{n_missing:,} of the ")
+
     def _batch(self, connection: Connection, copied: CopiedRange) -> tuple[ColumnBatch, int, int]:
         stored = self.source.batch_in(connection, copied)
         tables = {rows.table.name: rows for rows in stored.tables}

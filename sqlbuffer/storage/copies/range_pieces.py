@@ -6,13 +6,16 @@ from sqlbuffer.storage.copies.copied_parts import CopiedRange
 from sqlbuffer.storage.copies.source_steps import CopySource
 
 
-def range_pieces(source: CopySource, copied: CopiedRange, n: int) -> list[CopiedRange]:
+def range_pieces(
+    source: CopySource, copied: CopiedRange, n: int
+) -> list[tuple[CopiedRange, int | None]]:
     """Return at most n ranges of similar numbers of steps, which together are the range.
 
-    Each chunk is in one of them only.
+    Each chunk is in one of them only. Next to each range is its number of steps, if missing ones
+    would not show.
     """
 
-    def look(connection: Connection) -> list[CopiedRange]:
+    def look(connection: Connection) -> list[tuple[CopiedRange, int | None]]:
         low, high = copied.low, copied.high
         ends: list[int] = []
         for i in range(1, n):
@@ -25,6 +28,7 @@ def range_pieces(source: CopySource, copied: CopiedRange, n: int) -> list[Copied
         starts = [low, *ends]
         cursors = [copied.cursor, *ends]
         stops = [*ends, high]
-        return [CopiedRange(*each) for each in zip(starts, stops, cursors, strict=True)]
+        pieces = [CopiedRange(*each) for each in zip(starts, stops, cursors, strict=True)]
+        return [(each, source.count(connection, each.low, each.high)) for each in pieces]
 
     return source.read(look) if copied.low < copied.high else []

@@ -168,10 +168,10 @@ class CopySource:
         return SourceState(
             CopiedRange(low, high, cursor), columns, found.session,
             {row.key: row.current_version for row in versions},
-            self._count(connection, low, high),
+            self.count(connection, low, high),
         )  # fmt: skip
 
-    def _count(self, connection: Connection, low: int, high: int) -> int | None:
+    def count(self, connection: Connection, low: int, high: int) -> int | None:
         """Return the number of steps between two numbers, if missing ones would not show."""
         if self.buffer.info.config.retention.evict_by == "row":
             return None
@@ -192,7 +192,7 @@ class CopySource:
 
         def check(connection: Connection) -> None:
             self._check_window(connection, low, copied.high)
-            n_held = self._count(connection, low, copied.high)
+            n_held = self.count(connection, low, copied.high)
             if n_left is not None and n_held != n_left:
                 raise self.missing(low + 1, copied.high, f"{n_left - (n_held or 0):,} of the ")
 
