@@ -1,15 +1,14 @@
 """Make one conversation of the steps of an episode."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sqlbuffer.errors import FieldError
+from sqlbuffer.llm.conversation_steps import N_PACKED, EpisodeKey, RolloutStep
 from sqlbuffer.llm.messages import Message, joined_messages
 from sqlbuffer.steps.data_rows import DataRow, Experience
-
-# Task and episode of a step, or task and agent where there is no episode.
-EpisodeKey = tuple[str, str | None, str | None]
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 
 @dataclass(frozen=True)
@@ -72,64 +71,101 @@ def conversation(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """How an episode has ended.
+
+    Attributes:
+        reward: Its own reward, if it has one.
+        last_seq: Number of its last step; None if it has not ended.
+        status: See `Conversation`.
+    """
+
+    reward: float | None
+    last_seq: int | None
+    status: str
+
+
 @dataclass
+class _Open:
+    """A conversation that has begun: steps of the current batch, and whether there are others."""
+
+    end: EpisodeOutcome | None
+    last_step: int | None = None
+    is_parked: bool = False
+    steps: list[RolloutStep] = field(default_factory=list)
+
+
 class ConversationAssembler:
     """Collects steps that come in insert order until their episodes have ended.
 
-    It keeps the steps of episodes that have begun and not ended. Steps without an episode are one
-    until a flag ends it, or until the number of the step does not rise.
+    Steps of episodes that have begun and not ended wait in a temporary file, which is removed when
+    the `with` block ends. Steps without an episode are one until a flag ends it, or until the
+    number of the step does not rise.
 
-    Attributes:
-        episode_rewards: The own rewards of episodes that have one.
+    Args:
+        end_of: Function that returns how an episode has ended; None for an open one.
 
     Example:
-        >>> from sqlbuffer import DataRow, Experience, ExpMeta
-        >>> assembler = ConversationAssembler()
-        >>> data = Experience(messages=["2 + 2?"], actions=["4"], terminated=True)
-        >>> [done.n_steps for done in assembler.add([DataRow(ExpMeta("sums"), data)])]
+        >>> keys = ("sums", "a", None, 0, None, None, 1)
+        >>> step = RolloutStep(*keys, reward=0.5, terminated=True, messages='["?"]')
+        >>> with ConversationAssembler() as assembler:
+        ...     [done.n_steps for done in assembler.add([step])]
         [1]
     """
 
-    episode_rewards: dict[EpisodeKey, float] = field(default_factory=dict)
-    _open: dict[EpisodeKey, list[DataRow]] = field(default_factory=dict)
+    def __init__(
+        self, end_of: Callable[[EpisodeKey], EpisodeOutcome | None] = lambda _: None
+    ) -> None:
+        self._end_of = end_of
+        self._open: dict[EpisodeKey, _Open] = {}
+        self._parked = ScratchLists(N_PACKED)
 
-    def add(
-        self, rows: Iterable[DataRow], ended: Mapping[int, str] | None = None
-    ) -> Iterator[Conversation]:
-        """Take steps; yield the conversations that they end.
+    def __enter__(self) -> "ConversationAssembler":
+        return self
 
-        Args:
-            rows: The steps.
-            ended: The status of episodes that have ended, by the number of their last step.
-        """
-        for row in rows:
-            key, data = episode_key(row), row.exp_data
-            known = self._open.setdefault(key, [])
-            if known and key[2] is None and row.exp_meta.step <= known[-1].exp_meta.step:
+    def __exit__(self, *_: object) -> None:
+        self._parked.close()
+
+    def add(self, steps: Iterable[RolloutStep]) -> Iterator[Conversation]:
+        """Take steps; yield the conversations that they end."""
+        for step in steps:
+            key = step.key
+            known = self._opened(key)
+            if key[2] is None and known.last_step is not None and step.step <= known.last_step:
                 yield self._done(key, "complete")
-                known = self._open.setdefault(key, [])
-            known.append(row)
-            status = (ended or {}).get(row.seq or 0)
-            if data.terminated or data.truncated or status is not None:
-                yield self._done(key, status or "complete")
+                known = self._opened(key)
+            known.steps.append(step)
+            known.last_step = step.step
+            is_last = known.end is not None and known.end.last_seq == step.seq
+            if step.terminated or step.truncated or is_last:
+                yield self._done(key, known.end.status if known.end and is_last else "complete")
+        for key, known in self._open.items():
+            for step in known.steps:
+                self._parked.append(key, step.packed())
+        self._open.clear()
 
     def rest(self) -> Iterator[Conversation]:
-        """Yield the conversations that have not ended."""
-        for key in list(self._open):
+        """Yield the conversations that have not ended, in the order in which they began."""
+        for each in self._parked:
+            key = cast(EpisodeKey, each)
+            self._open[key] = _Open(self._end_of(key), is_parked=True)
             yield self._done(key, "complete" if key[2] is None else "open")
 
+    def _opened(self, key: EpisodeKey) -> _Open:
+        if key not in self._open:
+            own = self._open[key] = _Open(self._end_of(key))
+            last = self._parked.last(key)
+            if last is not None:
+                own.is_parked, own.last_step = True, RolloutStep.unpacked(last).step
+        return self._open[key]
+
     def _done(self, key: EpisodeKey, status: str) -> Conversation:
-        return conversation(self._open.pop(key), self.episode_rewards.get(key), status)
-
-
-def episode_key(row: DataRow) -> EpisodeKey:
-    """Return which episode a step belongs to."""
-    return key_of(row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.episode_id)
-
-
-def key_of(task_id: str, agent_id: str, episode_id: str | None) -> EpisodeKey:
-    """Return the key of an episode, or of the steps of an agent in a task without episodes."""
-    return (task_id, agent_id, None) if episode_id is None else (task_id, None, episode_id)
+        own = self._open.pop(key)
+        parked = self._parked.pop(key) if own.is_parked else []
+        steps = [*map(RolloutStep.unpacked, parked), *own.steps]
+        reward = None if own.end is None else own.end.reward
+        return conversation([step.row() for step in steps], reward, status)
 
 
 def _messages(rows: Sequence[DataRow]) -> list[Message]:

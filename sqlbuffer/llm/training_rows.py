@@ -1,12 +1,13 @@
 """Conversations in the forms that trainers of language models take, such as TRL's."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from sqlbuffer.llm.conversations import Conversation
 from sqlbuffer.llm.messages import prompt_length
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 
 def messages_row(conversation: Conversation) -> dict[str, Any]:
@@ -55,57 +56,47 @@ def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, An
     }
 
 
-@dataclass
 class PreferencePairs:
     """Pairs the best with the worst rollout of each task.
 
     Only tasks with two rewards that differ by more than `min_margin` have a pair. Among equal best
-    or worst rollouts, the first counts.
+    or worst rollouts, the first counts. The choice, and conversations that wait for the other one
+    of their pair, are in temporary files, which are removed when the `with` block ends.
+
+    Args:
+        rollouts: Number, task and reward of each; a reward of NaN counts as none.
+        min_margin: Rewards of a pair differ by more than this.
 
     Attributes:
-        pairs: Numbers of the best and the worst rollout of each task.
+        n_pairs: Number of pairs.
         n_skipped: Number of pairs that `rows` has skipped.
 
     Example:
-        >>> rollouts = [(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]
-        >>> PreferencePairs.best_and_worst(rollouts).pairs
-        [(1, 0)]
+        >>> with PreferencePairs([(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]) as pairs:
+        ...     pairs.n_pairs
+        1
     """
 
-    pairs: list[tuple[int, int]]
-    n_skipped: int = 0
-    _waiting: dict[int, Conversation] = field(init=False, default_factory=dict)
+    def __init__(self, rollouts: Iterable[tuple[int, str, float]], min_margin: float = 0.0) -> None:
+        self.n_pairs = self.n_skipped = 0
+        # By its number: the other rollout of a pair, and whether this one is the best.
+        self._partners, self._waiting = ScratchLists(2), ScratchLists(1)
+        with ScratchLists(4) as chosen:
+            for number, task, reward in rollouts:
+                _choose(chosen, number, task, reward)
+            for key in chosen:
+                ((best, most, worst, least),) = chosen.pop(key)
+                if most - least > min_margin:
+                    self.n_pairs += 1
+                    self._partners.append((best,), (worst, True))
+                    self._partners.append((worst,), (best, False))
 
-    def __post_init__(self) -> None:
-        self.partners = {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
-        self._best = {best for best, _ in self.pairs}
+    def __enter__(self) -> "PreferencePairs":
+        return self
 
-    @classmethod
-    def best_and_worst(
-        cls, rollouts: Iterable[tuple[int, str, float]], min_margin: float = 0.0
-    ) -> "PreferencePairs":
-        """Choose the pairs by their rewards.
-
-        Args:
-            rollouts: Number, task and reward of each; a reward of NaN counts as none.
-            min_margin: Rewards of a pair differ by more than this.
-        """
-        best: dict[str, tuple[int, float]] = {}
-        worst: dict[str, tuple[int, float]] = {}
-        for number, task, reward in rollouts:
-            if math.isnan(reward):
-                continue
-            if task not in best or reward > best[task][1]:
-                best[task] = number, reward
-            if task not in worst or reward < worst[task][1]:
-                worst[task] = number, reward
-        return cls(
-            [
-                (high[0], worst[task][0])
-                for task, high in best.items()
-                if high[1] - worst[task][1] > min_margin
-            ]
-        )
+    def __exit__(self, *_: object) -> None:
+        self._partners.close()
+        self._waiting.close()
 
     def rows(self, conversations: Iterable[Conversation]) -> Iterator[dict[str, Any]]:
         """Yield a row of each pair, as soon as both conversations are there.
@@ -116,14 +107,33 @@ class PreferencePairs:
             conversations: Those of all rollouts, in the order of their numbers.
         """
         for number, one in enumerate(conversations):
-            if number not in self.partners:
+            found = self._partners.last((number,))
+            if found is None:
                 continue
-            other = self._waiting.pop(self.partners[number], None)
-            if other is None:
-                self._waiting[number] = one
+            partner, is_best = found
+            waiting = self._waiting.pop((partner,))
+            if not waiting:
+                self._waiting.append((number,), (json.dumps(vars(one)),))
                 continue
-            row = preference_row(*((one, other) if number in self._best else (other, one)))
+            other = Conversation(**json.loads(waiting[0][0]))
+            row = preference_row(*((one, other) if is_best else (other, one)))
             if row is None:
                 self.n_skipped += 1
             else:
                 yield row
+
+
+def _choose(chosen: ScratchLists, number: int, task: str, reward: float) -> None:
+    """Note a rollout if it is the best or the worst of its task so far."""
+    if math.isnan(reward):
+        return
+    known = chosen.last((task,))
+    best, most, worst, least = known or (number, reward, number, reward)
+    if reward > most:
+        best, most = number, reward
+    if reward < least:
+        worst, least = number, reward
+    own = (best, most, worst, least)
+    if own != known:
+        chosen.pop((task,))
+        chosen.append((task,), own)

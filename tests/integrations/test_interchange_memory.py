@@ -7,27 +7,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from tests.benchmarks.arrays import filled
 
 MOST_MB = 300
 PROGRAM = """
-import json, resource, sys
+import json, sys
 import pyarrow, pyarrow.parquet
 def used():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Not getrusage: its figure includes that of the process which started this one.
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 before = used()
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.interchange import export_jsonl, export_parquet, import_parquet
+from sqlbuffer.interchange import (
+    export_jsonl, export_parquet, export_rollouts, import_parquet, insert_jsonl,
+)
 what, url, path = sys.argv[1:]
 if what == "import":
     report = import_parquet(path, url, "copy")
+elif what == "insert":
+    report = insert_jsonl(path, url, "lines")
 else:
-    export = export_parquet if what == "parquet" else export_jsonl
     with ReplayBuffer(url, create=False) as buffer:
-        report = export(buffer, path)
+        if what == "parquet":
+            report = export_parquet(buffer, path)
+        elif what == "jsonl":
+            report = export_jsonl(buffer, path)
+        else:
+            report = export_rollouts(buffer, path, what)
 print(json.dumps([report.n_steps, used() - before]))
 """
 
@@ -63,15 +74,44 @@ def test_memory_is_bounded(
             for start in range(0, n, 10_000):
                 states = [{"text": f"{start + i:08d} " * 100} for i in range(10_000)]
                 buffer.extend({"state": states}, task_id=f"t{start}")
-    out = tmp_path / "out"
-    for what, url, path in (
-        ("parquet", buffer_url, out),
-        ("jsonl", buffer_url, tmp_path / "steps.jsonl"),
-        ("import", buffer_url, out),
-    ):
-        if what == "jsonl" and kind == "images":
-            continue  # a gigabyte of digits: slow, and no other than the rest
-        n_steps, n_mb = grown(what, url, path)
+    out, lines = tmp_path / "out", tmp_path / "steps.jsonl"
+    actions = [("parquet", out), ("import", out)]
+    if kind != "images":  # a gigabyte of digits: slow, and no other than the rest
+        actions.append(("jsonl", lines))
+    if kind == "rows":
+        actions.append(("insert", lines))
+    for what, path in actions:
+        n_steps, n_mb = grown(what, buffer_url, path)
         record_property(what, n_mb)
+        print(what, n_mb)
         assert n_steps == n
         assert n_mb < MOST_MB, f"{what} of {kind}: {n_mb:.0f} MB"
+
+
+def test_memory_is_bounded_while_all_rollouts_are_open(
+    buffer_url: str, tmp_path: Path, record_property: Any
+) -> None:
+    n_tasks = 6_000
+    with ReplayBuffer(buffer_url) as buffer:
+        # No flag and no episode: only a number that does not rise ends the first rollout of a task,
+        # and nothing ends the second one.
+        for step, reward in ((0, 1.0), (0, 0.0), (1, 0.0), (2, 0.0)):
+            for start in range(0, n_tasks, 1_000):
+                rows = [
+                    DataRow(
+                        ExpMeta(f"task-{i}", step=step),
+                        Experience(
+                            messages=["?"], actions=f"{i} {reward} " * 1_300, reward_t=reward
+                        ),
+                    )
+                    for i in range(start, start + 1_000)
+                ]
+                buffer.store_batch(rows)
+    for what, n_read in (("conversations", 4 * n_tasks), ("preference", 4 * n_tasks)):
+        n_steps, n_mb = grown(what, buffer_url, tmp_path / what)
+        record_property(what, n_mb)
+        print(what, n_mb)
+        assert n_steps == n_read
+        assert n_mb < MOST_MB, f"{what}: {n_mb:.0f} MB"
+        table = pq.read_table(tmp_path / what / "train-00000.parquet")
+        assert len(table) == (n_tasks if what == "preference" else 2 * n_tasks)

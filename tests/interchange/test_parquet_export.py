@@ -182,3 +182,25 @@ def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(
         assert not seen & set(runs)
         seen |= set(runs)
     assert len(seen) == 24
+
+
+def test_an_export_whose_last_file_is_full_has_no_empty_file(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.FILE_BYTES", 1)
+    buffer = typed_steps(sqlite_url, "source")
+    report = export_parquet(buffer, tmp_path / "out")
+    files = sorted((tmp_path / "out").glob("steps-*"))
+    assert [pq.read_metadata(file).num_rows for file in files] == [report.n_steps]
+
+
+def test_row_groups_of_large_arrays_are_small(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.GROUP_ITEMS", 10 * 40 * 120)
+    buffer = typed_steps(sqlite_url, "source")
+    export_parquet(buffer, tmp_path / "out")
+    with pq.ParquetFile(tmp_path / "out" / "steps-00000.parquet") as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    assert max(sizes) == 10
+    assert sum(sizes) == len(buffer)

@@ -1,7 +1,16 @@
+from collections.abc import Iterable, Iterator
+
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
-from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, conversation
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.llm.conversation_steps import RolloutStep
+from sqlbuffer.llm.conversations import (
+    Conversation,
+    ConversationAssembler,
+    EpisodeOutcome,
+    conversation,
+)
 from sqlbuffer.llm.training_rows import (
     PreferencePairs,
     messages_row,
@@ -17,6 +26,28 @@ def step(
         ExpMeta(task, agent_id="a", episode_id=episode, model_version=3, session_id="s"),
         Experience(messages=[question], actions=[answer], **data),
     )
+
+
+def stored(rows: Iterable[DataRow]) -> Iterator[RolloutStep]:
+    """Yield steps in the form in which a database has them."""
+    for row in rows:
+        meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
+        payloads = (data.state, data.actions, data.messages, data.extra)
+        texts = [encoder.json(value, "value") for value in payloads]
+        yield RolloutStep(
+            meta.task_id, meta.agent_id, meta.episode_id, meta.step, meta.model_version,
+            meta.session_id, row.seq, data.terminated, data.truncated, data.reward_t, *texts,
+            bytes(encoder.blob),
+        )  # fmt: skip
+
+
+def assembled(
+    *batches: list[DataRow], ends: dict[str, EpisodeOutcome] | None = None
+) -> list[Conversation]:
+    """Return the conversations of steps that are given in batches."""
+    with ConversationAssembler(lambda key: (ends or {}).get(key[2] or "")) as assembler:
+        done = [one for rows in batches for one in assembler.add(stored(rows))]
+        return [*done, *assembler.rest(), *assembler.rest()]
 
 
 def of(
@@ -69,17 +100,23 @@ def test_a_state_that_is_a_text_is_the_question() -> None:
 
 
 def test_assembles_episodes_that_are_written_in_turns() -> None:
-    assembler = ConversationAssembler({("sums", None, "y"): 9.0})
     first = [step("x", "x1", "1"), step("y", "y1", "1"), step(None, "n1", "1")]
     second = [step("y", "y2", "2", terminated=True), step("x", "x2", "2", truncated=True)]
-    assert list(assembler.add(first)) == []
-    done = list(assembler.add(second))
-    assert [(one.episode_id, one.n_steps, one.reward) for one in done] == [
-        ("y", 2, 9.0),
-        ("x", 2, None),
-    ]
-    assert [(one.status, one.stop_reason) for one in assembler.rest()] == [("complete", "complete")]
-    assert list(assembler.rest()) == []
+    done = assembled(first, second, ends={"y": EpisodeOutcome(9.0, 99, "complete")})
+    assert [(one.episode_id, one.n_steps, one.reward, one.status) for one in done] == [
+        ("y", 2, 9.0, "complete"), ("x", 2, None, "complete"), (None, 1, None, "complete"),
+    ]  # fmt: skip
+    assert done[2].stop_reason == "complete"
+    assert [message["content"] for message in done[1].messages] == ["x1", "1", "x2", "2"]
+
+
+def test_conversations_that_do_not_end_come_in_the_order_in_which_they_began() -> None:
+    batches = [[step(e, f"{e}{i}", "!", reward_t=float("nan")) for e in "bca"] for i in range(4)]
+    done = assembled(*batches)
+    assert [(one.episode_id, one.n_steps, one.status) for one in done] == [
+        ("b", 4, "open"), ("c", 4, "open"), ("a", 4, "open"),
+    ]  # fmt: skip
+    assert repr([one.reward for one in done]) == "[nan, nan, nan]"
 
 
 def test_the_prompt_is_all_before_the_first_answer() -> None:
@@ -103,7 +140,7 @@ def chosen(rollouts: list[Conversation], min_margin: float = 0.0) -> PreferenceP
         for number, one in enumerate(rollouts)
         if one.reward is not None
     ]
-    return PreferencePairs.best_and_worst(numbered, min_margin)
+    return PreferencePairs(numbered, min_margin)
 
 
 def test_pairs_the_best_with_the_worst_of_a_task() -> None:
@@ -113,12 +150,14 @@ def test_pairs_the_best_with_the_worst_of_a_task() -> None:
         of("t3", "f", "alone", 1.0),
         of("t4", "g", "nan", float("nan")), of("t4", "h", "low", 0.1), of("t4", "i", "high", 0.2),
     ]  # fmt: skip
-    rows = list(chosen(rollouts).rows(rollouts))
+    with chosen(rollouts) as pairs:
+        rows = list(pairs.rows(rollouts))
     assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows] == [
         ("good", "bad"), ("high", "low"),
     ]  # fmt: skip
     assert (rows[0]["chosen_reward"], rows[0]["rejected_reward"]) == (1.0, 0.0)
-    assert len(chosen(rollouts, min_margin=0.5).pairs) == 1
+    with chosen(rollouts, min_margin=0.5) as pairs:
+        assert pairs.n_pairs == 1
 
 
 def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() -> None:
@@ -126,9 +165,9 @@ def test_pairs_with_other_prompts_or_the_same_answer_are_counted_and_left_out() 
         of("t1", "a", "x", 0.0, "one?"), of("t1", "b", "y", 1.0, "two?"),
         of("t2", "c", "same", 0.0), of("t2", "d", "same", 1.0),
     ]  # fmt: skip
-    pairs = chosen(rollouts)
-    assert list(pairs.rows(rollouts)) == []
-    assert pairs.n_skipped == 2
+    with chosen(rollouts) as pairs:
+        assert list(pairs.rows(rollouts)) == []
+        assert pairs.n_skipped == 2
     assert preference_row(rollouts[0], rollouts[1]) is None
 
 
@@ -137,11 +176,10 @@ def test_steps_without_an_episode_begin_again_where_their_number_does_not_rise()
         DataRow(ExpMeta("sums", step=step), Experience(messages=[f"{i}"], actions=["!"]))
         for i, step in enumerate((0, 1, 0, 1, 1))
     ]
-    assembler = ConversationAssembler()
-    done = [*assembler.add(rows), *assembler.rest()]
-    assert [(one.n_steps, one.status) for one in done] == [
-        (2, "complete"), (2, "complete"), (1, "complete"),
-    ]  # fmt: skip
+    for batches in ([rows], [[row] for row in rows]):
+        assert [(one.n_steps, one.status) for one in assembled(*batches)] == [
+            (2, "complete"), (2, "complete"), (1, "complete"),
+        ]  # fmt: skip
 
 
 def test_agents_that_speak_in_turns_are_one_episode() -> None:
@@ -152,13 +190,13 @@ def test_agents_that_speak_in_turns_are_one_episode() -> None:
         )
         for agent in ("a", "b")
     ]
-    (done,) = ConversationAssembler().add(rows)
+    (done,) = assembled(rows)
     assert (done.agent_id, done.n_steps, len(done.messages)) == ("a", 2, 2)
 
 
 def test_an_episode_ends_with_its_last_step_also_without_a_flag() -> None:
     first, last = step("e", "one", "1"), step("e", "two", "2")
     first.seq, last.seq = 7, 9
-    assembler = ConversationAssembler()
-    (done,) = assembler.add([first, last], ended={9: "aborted"})
+    end = EpisodeOutcome(None, 9, "aborted")
+    (done,) = assembled([first], [last], ends={"e": end})
     assert (done.n_steps, done.stop_reason) == (2, "aborted")

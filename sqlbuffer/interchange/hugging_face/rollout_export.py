@@ -5,7 +5,6 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
 from sqlbuffer.llm.messages import MESSAGE_KEYS
 from sqlbuffer.sizes import shown_size
 
-ROWS_AT_ONCE = 500
+# A row group ends with the row that reaches one of these.
+ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 500, 2**23
 FILE_BYTES = 128 * 10**6
 
 
@@ -138,8 +138,24 @@ def _write(rows: RolloutRows, folder: Path, compression: str) -> int:
 
 def _pages(rows: RolloutRows) -> Generator[list[dict[str, Any]], None, None]:
     with closing(rows.each()) as each:
-        while page := list(islice(each, ROWS_AT_ONCE)):
+        page, n_characters = [], 0
+        for row in each:
+            page.append(row)
+            n_characters += _n_characters(row)
+            if len(page) >= ROWS_AT_ONCE or n_characters >= CHARACTERS_AT_ONCE:
+                yield page
+                page, n_characters = [], 0
+        if page:
             yield page
+
+
+def _n_characters(value: Any) -> int:
+    """Return the length of all texts in a row."""
+    if isinstance(value, dict):
+        return sum(map(_n_characters, value.values()))
+    if isinstance(value, list):
+        return sum(map(_n_characters, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _table(rows: list[dict[str, Any]], schema: Any) -> Any:

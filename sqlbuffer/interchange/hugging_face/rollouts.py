@@ -1,31 +1,24 @@
 """Rollouts of language models out of a stream of steps: conversations, and rows for trainers."""
 
+import json
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.codec.decoder import decode
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
-from sqlbuffer.llm.conversations import (
-    Conversation,
-    ConversationAssembler,
-    EpisodeKey,
-    key_of,
-)
+from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
+from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
 from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
 from sqlbuffer.steps.column_batch import ColumnBatch
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
 ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)
-_META = ("task_id", "agent_id", "episode_id", "step", "model_version", "session_id")
-_PAYLOADS = ("state", "actions", "messages", "extra")
+_PAYLOADS = ("state", "actions", "messages", "extra", "arrays")
+_COLUMNS = tuple(name for name in RolloutStep._fields if name not in _PAYLOADS)
 
 
 @dataclass
@@ -101,122 +94,85 @@ class RolloutRows:
         Raises:
             FieldError: A step holds something that is not a message.
         """
-        episodes = _Episodes.of(piece)
-        if self.form == "preference":
-            yield from self._pairs(piece, episodes)
-            return
-        for conversation in self._conversations(piece, episodes):
-            row = _row(self.form, conversation)
-            if row is None:
-                self.n_skipped += 1
-            else:
-                yield row
+        with _Ends(piece) as ends:
+            if self.form == "preference":
+                yield from self._pairs(piece, ends)
+                return
+            for conversation in self._conversations(piece, ends):
+                row = _row(self.form, conversation)
+                if row is None:
+                    self.n_skipped += 1
+                else:
+                    yield row
 
     def _conversations(
-        self, piece: StreamPiece, episodes: "_Episodes", *, has_messages: bool = True
+        self, piece: StreamPiece, ends: "_Ends", *, has_messages: bool = True
     ) -> Iterator[Conversation]:
         """Yield the conversations of a stream, each after its last step was read.
 
         Args:
             piece: The stream.
-            episodes: Data of its episodes.
+            ends: How its episodes have ended.
             has_messages: Whether their messages are wanted.
         """
-        assembler = ConversationAssembler(episodes.rewards)
         own = piece.range
-        for batch in piece:
-            rows = data_rows(batch, has_payloads=has_messages)
-            self.n_steps += len(rows)
-            if self.on_progress is not None:
-                self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
-            yield from assembler.add(rows, episodes.ended_at(batch.seq))
-        yield from assembler.rest()
+        with ConversationAssembler(ends.of) as assembler:
+            for batch in piece:
+                self.n_steps += len(batch)
+                if self.on_progress is not None:
+                    self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
+                yield from assembler.add(rollout_steps(batch, has_payloads=has_messages))
+            yield from assembler.rest()
 
-    def _pairs(self, piece: StreamPiece, episodes: "_Episodes") -> Iterator[dict[str, Any]]:
+    def _pairs(self, piece: StreamPiece, ends: "_Ends") -> Iterator[dict[str, Any]]:
         """Yield preference pairs: the first reading has the rewards, the second makes the rows."""
-        found = self._conversations(piece, episodes, has_messages=False)
+        found = self._conversations(piece, ends, has_messages=False)
 
         def rollouts() -> Iterator[tuple[int, str, float]]:
             for number, each in enumerate(found):
                 if each.reward is not None and each.status == "complete":
                     yield number, each.task_id, each.reward
 
-        pairs = PreferencePairs.best_and_worst(rollouts(), self.min_margin)
-        self.n_steps = 0
-        yield from pairs.rows(self._conversations(piece, episodes))
-        self.n_skipped = pairs.n_skipped
+        with PreferencePairs(rollouts(), self.min_margin) as pairs:
+            self.n_steps = 0
+            yield from pairs.rows(self._conversations(piece, ends))
+            self.n_skipped = pairs.n_skipped
 
 
-@dataclass(frozen=True)
-class _Episodes:
-    """Data of the episodes of a stream.
+class _Ends:
+    """How the episodes of a stream have ended, in a temporary file."""
 
-    Attributes:
-        rewards: Own rewards of the episodes that have one.
-        ends: Numbers of the last steps of ended episodes, ascending.
-        is_aborted: True for each of them that was aborted.
-    """
-
-    rewards: dict[EpisodeKey, float]
-    ends: NDArray[np.int64]
-    is_aborted: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, piece: StreamPiece) -> "_Episodes":
-        rewards: dict[EpisodeKey, float] = {}
-        ends: list[int] = []
-        aborted: list[bool] = []
+    def __init__(self, piece: StreamPiece) -> None:
+        self._ends = ScratchLists(1)
+        names = ("task_id", "agent_id", "key", "reward", "last_seq", "status")
         for page in piece.episodes():
-            own = page.values
-            names = ("task_id", "agent_id", "key", "reward", "last_seq", "status")
-            for task, agent, episode, reward, last, status in zip(
-                *(own[name] for name in names), strict=True
-            ):
-                if reward is not None:
-                    rewards[key_of(task, agent, episode)] = reward
-                if last is not None:
-                    ends.append(last)
-                    aborted.append(status == "aborted")
-        order = np.argsort(np.array(ends, np.int64), kind="stable")
-        return cls(rewards, np.array(ends, np.int64)[order], np.array(aborted, bool)[order])
+            for task, agent, episode, *end in zip(*(page.values[n] for n in names), strict=True):
+                if end[:2] != [None, None]:
+                    self._ends.append(key_of(task, agent, episode), (json.dumps(end),))
 
-    def ended_at(self, seqs: NDArray[np.int64]) -> dict[int, str]:
-        """Return the status of episodes by their last step, of those that end with some steps."""
-        low, high = np.searchsorted(self.ends, seqs[0]), np.searchsorted(self.ends, seqs[-1] + 1)
-        statuses = (
-            "aborted" if each else "complete" for each in self.is_aborted[low:high].tolist()
-        )
-        return dict(zip(self.ends[low:high].tolist(), statuses, strict=True))
+    def __enter__(self) -> "_Ends":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def of(self, key: EpisodeKey) -> EpisodeOutcome | None:
+        """Return how an episode has ended; None if it is open."""
+        found = None if key[2] is None else self._ends.last(key)
+        return None if found is None else EpisodeOutcome(*json.loads(found[0]))
 
 
-def data_rows(batch: ColumnBatch, *, has_payloads: bool = True) -> list[DataRow]:
-    """Return steps with their keys, JSON values, rewards and flags; without typed fields.
+def rollout_steps(batch: ColumnBatch, *, has_payloads: bool = True) -> Iterator[RolloutStep]:
+    """Yield steps with their keys, JSON values, rewards and flags; without typed fields.
 
     Args:
         batch: The steps.
         has_payloads: Whether their JSON values are wanted.
     """
-    metas = [
-        ExpMeta(
-            task_id, agent_id=agent_id, step=step, episode_id=episode_id,
-            model_version=model_version, session_id=session_id,
-        )
-        for task_id, agent_id, episode_id, step, model_version, session_id in zip(
-            *(optional_values(batch, name) for name in _META), strict=True
-        )
-    ]  # fmt: skip
-    numbers = {name: optional_values(batch, name) for name in ("reward", "terminated", "truncated")}
-    texts = {name: batch.column(name) for name in _PAYLOADS if has_payloads}
-    arrays = batch.column("arrays")
-    rows = []
-    for i, (seq, meta) in enumerate(zip(batch.seq.tolist(), metas, strict=True)):
-        values = {name: decode(own[i], arrays[i]) for name, own in texts.items()}
-        data = Experience(
-            **values, reward_t=numbers["reward"][i], terminated=numbers["terminated"][i],
-            truncated=numbers["truncated"][i],
-        )  # fmt: skip
-        rows.append(DataRow(meta, data, id="", seq=seq))
-    return rows
+    columns = [optional_values(batch, name) for name in _COLUMNS]
+    if has_payloads:
+        columns += [batch.column(name) for name in _PAYLOADS]
+    return (RolloutStep(*values) for values in zip(*columns, strict=True))
 
 
 def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
@@ -236,4 +192,4 @@ def _row(form: RolloutForm, conversation: Conversation) -> dict[str, Any] | None
         return prompt_completion_row(conversation)
     if not conversation.messages:
         return None
-    return messages_row(conversation) if form == "messages" else asdict(conversation)
+    return messages_row(conversation) if form == "messages" else dict(vars(conversation))

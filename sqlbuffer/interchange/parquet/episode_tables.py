@@ -16,6 +16,7 @@ from sqlbuffer.interchange.parquet.arrow_tables import field_array
 from sqlbuffer.interchange.parquet.arrow_values import field_values, nulls, times
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
 from sqlbuffer.storage.copies.copied_tables import TableRows
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 from sqlbuffer.storage.copies.value_forms import time_text, utc_time
 
 EPISODES_AT_ONCE = 2_000
@@ -52,7 +53,7 @@ def episode_schema(observations: Mapping[str, FieldSpec], metadata: Mapping[str,
 
 
 def episode_tables(
-    page: TableRows, observations: Layout, schema: Any, seen: set[tuple[str, str]] | None
+    page: TableRows, observations: Layout, schema: Any, seen: ScratchLists | None
 ) -> Any:
     """Return a page of episodes as an Arrow table.
 

@@ -1,5 +1,6 @@
 """Export a buffer to Parquet."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -16,11 +17,16 @@ from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, StepSchem
 from sqlbuffer.interchange.parquet.arrow_tables import step_table
 from sqlbuffer.interchange.parquet.episode_tables import episode_schema, episode_tables
 from sqlbuffer.interchange.parquet.row_groups import RowGroups
+from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
 
 FILE_BYTES = 128 * 10**6
+# Most items of lists in a row group. Parquet takes 8 bytes for an item while it writes it, also for
+# a pixel.
+GROUP_ITEMS = 4 * 2**20
 
 
 def export_parquet(
@@ -115,7 +121,8 @@ class _Export:
     ) -> None:
         self._stream, self._schema, self._metadata = stream, schema, metadata
         self._folder, self._compression, self._on_progress = folder, compression, on_progress
-        self._seen: set[tuple[str, str]] | None = set() if stream.is_filtered else None
+        # The episodes of the steps that match.
+        self._seen = ScratchLists(0) if stream.is_filtered else None
         self._n_steps_files = 0
         self.n_steps = self.n_episodes = 0
 
@@ -124,8 +131,10 @@ class _Export:
         # Episodes leave with their steps at times; with a condition the steps say which are wanted.
         if self._seen is None:
             self._write_episodes()
-        self._write_steps()
-        if self._seen is not None:
+            self._write_steps()
+            return
+        with self._seen:
+            self._write_steps()
             self._write_episodes()
 
     def _write_steps(self) -> None:
@@ -136,11 +145,7 @@ class _Export:
             for batch, end in stream.batches():
                 if len(batch):
                     if self._seen is not None:
-                        own = batch.shared
-                        self._seen.update(
-                            (own["episode_id"][run], own["task_id"][run])
-                            for run in set(batch.run_of.tolist())
-                        )
+                        _note_episodes(self._seen, batch)
                     group = groups.add(batch, step_table(batch, self._schema, arrow))
                     if group is not None:
                         file = self._write_group(file, arrow, group)
@@ -148,22 +153,22 @@ class _Export:
                 if self._on_progress is not None:
                     self._on_progress(self.n_steps, end, range(stream.low, stream.high))
             group = groups.rest()
-            if group is not None or file is None:
+            if group is not None or not self._n_steps_files:
                 file = self._write_group(file, arrow, group)
         finally:
             if file is not None:
                 file.close()
 
     def _write_group(self, file: "_StepsFile | None", arrow: Any, group: Any) -> "_StepsFile":
+        if file is not None and file.size >= FILE_BYTES:
+            file.close()
+            file = None
         if file is None:
             path = self._folder / f"steps-{self._n_steps_files:05d}.parquet"
             self._n_steps_files += 1
             file = _StepsFile(path, arrow, self._schema, self._compression)
         if group is not None:
             file.write(group)
-        if file.size >= FILE_BYTES:
-            file.close()
-            return self._write_group(None, arrow, None)
         return file
 
     def _write_episodes(self) -> None:
@@ -180,6 +185,14 @@ class _Export:
                     writer.write_table(table)
 
 
+def _note_episodes(seen: ScratchLists, batch: ColumnBatch) -> None:
+    own = batch.shared
+    runs = set(batch.run_of.tolist())
+    for key in {(own["episode_id"][run], own["task_id"][run]) for run in runs}:
+        if key[0] is not None and key not in seen:
+            seen.append(key, ())
+
+
 class _StepsFile:
     """One file of steps."""
 
@@ -187,6 +200,9 @@ class _StepsFile:
         import pyarrow.parquet as pq
 
         self._file = path.open("wb")
+        self._n_items = (
+            max((abs(math.prod(s.shape)) for s in schema.specs.values()), default=1) or 1
+        )
         # Numbers of fields seldom repeat, and no reader needs their least and greatest value: these
         # encodings and statistics would take half as long again.
         self._writer = pq.ParquetWriter(
@@ -207,8 +223,9 @@ class _StepsFile:
         return self._file.tell()
 
     def write(self, group: Any) -> None:
-        """Write a row group."""
-        self._writer.write_table(group, row_group_size=max(len(group), 1))
+        """Write a row group, or several if its lists are large."""
+        n_rows = GROUP_ITEMS // self._n_items
+        self._writer.write_table(group, row_group_size=max(min(len(group), n_rows), 1))
 
     def close(self) -> None:
         """End the file."""
