@@ -52,6 +52,5 @@ class ExportReport:
 
 
 def counted(n: int, what: str) -> str:
-    """Return a number with its noun."""
     """Return a number with its noun: "1 step", "1,000 steps"."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

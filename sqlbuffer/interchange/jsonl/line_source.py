@@ -34,7 +34,7 @@ def _all_lines(stream: IO[Any]) -> Iterator[bytes]:
 
 
 def _waited(number: int) -> Iterator[bytes | None]:
-    left = b""
+    parts: list[bytes] = []  # of a line that is not complete
     while True:
         if not select.select([number], [], [], IDLE_S)[0]:
             yield None
@@ -42,7 +42,12 @@ def _waited(number: int) -> Iterator[bytes | None]:
         chunk = os.read(number, _CHUNK_BYTES)
         if not chunk:
             break
-        *whole, left = (left + chunk).split(b"\n")
-        yield from whole
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        if others:
+            yield b"".join(parts)
+            yield from others[:-1]
+            parts = [others[-1]]
+    left = b"".join(parts)
     if left:
         yield left
