@@ -3,12 +3,10 @@
 import errno
 import os
 import re
-import shutil
 from pathlib import Path
-from uuid import uuid4
 
 from sqlbuffer.errors import ExportError
-from sqlbuffer.interchange.work_place import WorkPlace
+from sqlbuffer.interchange.work_place import WorkPlace, put_in_place, recover
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(r"(steps-\d+|train-\d+|episodes)\.parquet|README\.md")
@@ -31,6 +29,7 @@ class OutputFolder:
 
     def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
         self.path = Path(path)
+        recover(self.path)
         if os.path.lexists(self.path):
             self._check_free(overwrite)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,14 +68,8 @@ class OutputFolder:
         for file in self.work.iterdir():
             _sync(file)
         _sync(self.work)
-        old = None
-        if self.path.exists():
-            old = self.path.parent / f".{self.path.name}.old-{uuid4().hex[:8]}"
-            self.path.rename(old)
-        self.work.rename(self.path)
+        put_in_place(self.work, self.path)
         _sync(self.path.parent)
-        if old is not None:
-            shutil.rmtree(old)
 
 
 def is_full(error: OSError) -> bool:

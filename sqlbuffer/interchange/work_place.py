@@ -1,4 +1,7 @@
-"""Where an output is written before it is complete: next to its place, by another name."""
+"""Where an output is written before it is complete: next to its place, by another name.
+
+If a folder replaces another one, the old one gets a third name for a moment.
+"""
 
 import os
 import re
@@ -70,16 +73,53 @@ def _locked(path: Path) -> int:
     return number
 
 
+def put_in_place(work: Path, target: Path) -> None:
+    """Give a folder its name, and remove the folder that had this name.
+
+    If this is interrupted, the name belongs to one of the two. If the process is killed in between,
+    `recover` gives the old one its name back.
+    """
+    old = target.parent / f".{target.name}.old-{uuid4().hex[:8]}"
+    lock = None
+    try:
+        if target.exists():
+            lock = _locked(target)
+            target.rename(old)
+        work.rename(target)
+    finally:
+        _settle(old, target)
+        if lock is not None:
+            os.close(lock)
+
+
+def recover(target: Path) -> None:
+    """Put a folder back that a process moved away before it was killed, or remove it."""
+    for path in _left_by_others(target, "old"):
+        _settle(path, target)
+
+
+def _settle(old: Path, target: Path) -> None:
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(target)
+
+
 def _remove_ended(target: Path) -> None:
     """Remove what exports to a path have left that were killed."""
-    own = re.compile(re.escape(f".{target.name}.partial-") + "[0-9a-f]{8}")
+    for path in _left_by_others(target, "partial"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _left_by_others(target: Path, kind: str) -> list[Path]:
+    """Return the places of one kind whose process has ended."""
+    own = re.compile(re.escape(f".{target.name}.{kind}-") + "[0-9a-f]{8}")
     with suppress(OSError):
-        for path in target.parent.iterdir():
-            if own.fullmatch(path.name) and _is_ended(path):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        return [p for p in target.parent.iterdir() if own.fullmatch(p.name) and is_ended(p)]
+    return []
 
 
-def _is_ended(path: Path) -> bool:
+def is_ended(path: Path) -> bool:
     """Return whether no process has a lock on it; False where locks are unknown."""
     if fcntl is None:
         return False

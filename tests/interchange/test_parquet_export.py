@@ -204,3 +204,41 @@ def test_row_groups_of_large_arrays_are_small(
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     assert max(sizes) == 10
     assert sum(sizes) == len(buffer)
+
+
+def test_an_interrupt_while_an_export_is_replaced_keeps_one_of_the_two(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, out = typed_steps(sqlite_url, "source"), tmp_path / "out"
+    export_parquet(buffer, out, columns=["seq"])
+    rename, n_renamed = Path.rename, 0
+
+    def interrupted(self: Path, target: Path) -> Path:
+        nonlocal n_renamed
+        n_renamed += 1
+        if n_renamed == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            export_parquet(buffer, out, overwrite=True)
+    assert steps_of(out).column_names == ["seq"]
+    assert list(tmp_path.glob(".out.*")) == []
+
+
+def test_an_export_that_was_killed_while_it_replaced_another_one_is_repaired_by_the_next_one(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    buffer, out = typed_steps(sqlite_url, "source"), tmp_path / "out"
+    export_parquet(buffer, out, columns=["seq"])
+    old = tmp_path / ".out.old-01234567"
+    out.rename(old)  # killed after the first of two renames
+    with pytest.raises(ExportError, match="has an export already"):
+        export_parquet(buffer, out)
+    assert steps_of(out).column_names == ["seq"]
+    export_parquet(buffer, old)  # killed after the second one
+    export_parquet(buffer, out, overwrite=True)
+    assert len(steps_of(out).column_names) > 20
+    assert list(tmp_path.glob(".out.*")) == []

@@ -307,6 +307,22 @@ def test_a_damaged_or_empty_data_set_is_named(sqlite_url: str, tmp_path: Path) -
     assert "again" not in ReplayBuffer.list(sqlite_url)
 
 
+def test_what_a_killed_export_leaves_is_repaired_or_removed_by_the_next_one(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    buffer, folder = recorded(sqlite_url, gymnasium.make("CartPole-v1")), tmp_path / "minari"
+    export_minari(buffer, "mine-v0")
+    (folder / "mine-v0").rename(folder / ".mine-v0.old-01234567")
+    (folder / "mine-partial-01234567-v0").mkdir()
+    (folder / ".mine-v0.partial-01234567").touch()
+    with pytest.raises(ExportError, match="choose another name, or overwrite"):
+        export_minari(buffer, "mine-v0")
+    assert list(minari.list_local_datasets()) == ["mine-v0"]
+    (folder / ".mine-v0.old-01234567").mkdir()
+    export_minari(buffer, "mine-v0", overwrite=True)
+    assert [path.name for path in folder.iterdir() if "mine" in path.name] == ["mine-v0"]
+
+
 def test_an_empty_buffer_has_nothing_for_minari(sqlite_url: str) -> None:
     env = gymnasium.make("CartPole-v1")
     buffer = ReplayBuffer(sqlite_url, **fields_from_env(env))

@@ -17,6 +17,7 @@ from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
 from sqlbuffer.interchange.minari.new_dataset import NewDataset, dataset_folder
 from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
+from sqlbuffer.interchange.work_place import recover
 
 
 def export_minari(
@@ -85,7 +86,7 @@ def export_minari(
                 f"buffer {buffer.name!r} has no whole episode that matches; Minari takes episodes "
                 f"that have ended, with the observation after their last step"
             )
-        with _quiet(), NewDataset(minari, dataset_id) as new:
+        with _quiet(), NewDataset(dataset_id) as new:
             minari.create_dataset_from_buffers(
                 new.work_id, chain([first], episodes), env=env,
                 observation_space=spaces.observation, action_space=spaces.action,
@@ -120,6 +121,7 @@ def _made(env: Any) -> Iterator[Any]:
 
 
 def _check_free(dataset_id: str, overwrite: bool) -> None:
+    recover(dataset_folder(dataset_id))
     if overwrite or not dataset_folder(dataset_id).exists():
         return
     raise ExportError(

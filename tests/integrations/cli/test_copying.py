@@ -23,6 +23,21 @@ def test_a_terminal_shows_a_bar_and_how_fast_it_is(schema_url, tmp_path):
         assert len(copied) == ROWS
 
 
+def test_exports_imports_and_inserts_show_a_bar_and_how_fast_they_are(schema_url, tmp_path):
+    sql.fill(schema_url, ROWS).close()
+    out, lines, copy = tmp_path / "out", tmp_path / "steps.jsonl", tmp_path / "copy.db"
+    for words, bar in (
+        (("export", schema_url, out), "default"),
+        (("export", schema_url, lines, "-f", "jsonl"), "default"),
+        (("import", out, copy, "--buffer", "copy"), "copy"),
+        (("insert", copy, lines, "--buffer", "lines"), "lines"),
+    ):
+        shown = run_on_terminal(*map(str, words), width=120)
+        assert shown.exit_code == 0, shown.text
+        assert re.search(rf"{bar} ━+ +{ROWS:,} steps, [1-9][\d,]*/s", shown.text), words
+        assert re.search(rf"{ROWS:,} (of {ROWS:,} )?steps, .*in [\d.]+ s", shown.text), words
+
+
 def test_a_copy_that_is_interrupted_goes_on_when_it_is_typed_again(schema_url, tmp_path):
     sql.fill(schema_url, ROWS).close()
     target = f"sqlite:///{tmp_path / 'copy.db'}"
