@@ -40,9 +40,11 @@ class CopyProgressBar:
         task = self._bars.add_task(name, total=None, steps=0, rate=0.0)
 
         def show(n_steps: int, seq: int, seqs: range) -> None:
-            speed = next(each for each in self._bars.tasks if each.id == task).speed
+            own = next(each for each in self._bars.tasks if each.id == task)
+            # The first report has no earlier one to compare with.
+            rate = own.speed or n_steps / max(own.elapsed or 0.0, 1e-9)
             self._bars.update(
-                task, total=len(seqs), completed=seq - seqs.start, steps=n_steps, rate=speed or 0.0
+                task, total=len(seqs), completed=seq - seqs.start, steps=n_steps, rate=rate
             )
 
         return show
