@@ -77,14 +77,15 @@ class LargeDatabases:
         self._name = request.module.__name__.rpartition(".")[2]
         self._copies = {}
 
-    def get(self, kind, statistics):
-        """Return the URL of this worker's copy."""
-        if (kind, statistics) not in self._copies:
+    def get(self, kind, statistics, use="changed"):
+        """Return the URL of this worker's copy, of which there is one for each use."""
+        key = kind, statistics, use
+        if key not in self._copies:
             made = self._shared.once(f"{self._name}-{kind}", lambda: self._make(kind))
-            url = self._copy(kind, made[statistics], self._folder / f"{statistics}.db")
+            url = self._copy(kind, made[statistics], self._folder / f"{statistics}, {use}.db")
             self._stack.callback(self._drop, kind, url)
-            self._copies[kind, statistics] = url
-        return self._copies[kind, statistics]
+            self._copies[key] = url
+        return self._copies[key]
 
     def _make(self, kind):
         """Make a kind with each of its statistics, and return the URLs."""
@@ -145,3 +146,9 @@ CASES = [
 def large_url(request, large_databases):
     """Return a large database, without statistics, with, or with those of another buffer."""
     return large_databases.get(*request.param)
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def unchanged_url(request, large_databases):
+    """Return such a database for tests that only read, so that none depends on the ones before."""
+    return large_databases.get(*request.param, "unchanged")

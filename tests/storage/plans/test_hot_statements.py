@@ -524,14 +524,14 @@ MOST_STEPS_OF_A_PAGE = 450_000
 
 
 @pytest.mark.parametrize("part", PAGES)
-def test_pages_do_not_scan_the_table(large_url, part):
+def test_pages_do_not_scan_the_table(unchanged_url, part):
     name, look = PAGES[part]
-    buffer = ReplayBuffer(large_url, name=name)
+    buffer = ReplayBuffer(unchanged_url, name=name)
     engine, noted = buffer._store.engine, f"{STATEMENTS}|episodes|samples"
     with Watch(engine, (*TABLES, "samples"), noted) as watch, snapshot(engine) as seen:
         look(seen, buffer._store.info.id)
     # The first chunks from a number on are few, which the plan does not say.
-    patterns = [SCAN] if is_sqlite(large_url) else [SCAN, SCAN_OF_CHUNKS]
+    patterns = [SCAN] if is_sqlite(unchanged_url) else [SCAN, SCAN_OF_CHUNKS]
     scans = [plan for plan in watch.plans() if any(each.search(plan) for each in patterns)]
     print(part, watch.rows_fetched, watch.steps)
     assert not scans, "\n\n".join(scans)
