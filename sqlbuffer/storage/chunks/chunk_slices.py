@@ -4,6 +4,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class SlicedSteps:
 def steps_of_slices(
     layout: Layout, slices: Sequence[Slice], low: int, rewards: Mapping[int, float]
 ) -> SlicedSteps:
-    """Return the steps of slices above a number, without those that were deleted.
+    """Return the steps of slices above a number, without those that were deleted; by episode and t.
 
     Args:
         layout: The typed fields.
@@ -57,12 +58,13 @@ def steps_of_slices(
         low: Lower end of the window.
         rewards: Rewards that replace those in the chunks, by seq.
     """
+    slices = sorted(slices, key=attrgetter("episode_id", "t"))
     counts = np.array([each.n for each in slices], np.int64)
-    # Distance of each step from the first of its slice.
-    behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts, places = np.cumsum(counts) - counts, np.arange(counts.sum())
     firsts = np.array([(each.seq, each.episode_id, each.t) for each in slices], np.int64)
-    seq, episode, t = (np.repeat(column, counts) for column in firsts.reshape(-1, 3).T)
-    seq, t = seq + behind, t + behind
+    first_seq, of, first_t = firsts.reshape(-1, 3).T
+    seq = np.repeat(first_seq - starts, counts) + places
+    t, episode = np.repeat(first_t - starts, counts) + places, np.repeat(of, counts)
     reward, ends = _all_rewards(slices).astype(np.float64), _all_ends(slices)
     if rewards:
         reward = _replaced(reward, seq, rewards)

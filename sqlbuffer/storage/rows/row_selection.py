@@ -60,8 +60,10 @@ _has_place = _own.episode_id.is_not(None) & _own.t.is_not(None)
 # alone in an episode with a number that no episode has.
 SEQ, _, _, _, REWARD, TERMINATED, TRUNCATED, EXTRA, ARRAYS = range(len(statements.COLUMNS))
 PLACE, T, KEY, LENGTH, FINAL, STATUS, RETURN = range(ARRAYS + 1, ARRAYS + 8)
-# The last column: the part of the statement that a row is from.
+# The column after those of a selection: the part of the statement that a row is from.
 OWN, NEAR, PICK = range(3)
+# Rows of `sliced` lack the columns from REWARD to ARRAYS.
+SLICED_PLACE = REWARD
 # A neighbour has in this column if the limits exclude it, or null.
 IS_INELIGIBLE = 3
 
@@ -176,13 +178,15 @@ class RowSelection:
         columns from `REWARD` to `ARRAYS` are left out. `SLICE_COLUMNS` follow the column of the
         part.
         """
-        seqs = bindparam(SEQS, type_=SeqList())
+        return self._sliced(bindparam(SEQS, type_=SeqList()))
+
+    def _sliced(self, seqs: Any) -> Any:
         near = self.near or Neighbours(0, 0)
         steps = sliced_steps_at(_buffer_id(), seqs, min(near.first, 0), max(near.last, 0))
         (own,) = self.alone._parts(EVERYTHING, seqs, NO_KIND, False, False)
         columns = list(own.selected_columns)
         slice_columns = (steps.c[name] for name in SLICE_COLUMNS)
-        read = (*columns[:REWARD], *columns[PLACE:], *slice_columns)
+        read = (*columns[:SLICED_PLACE], *columns[PLACE:], *slice_columns)
         return over(own.with_only_columns(*read), steps)
 
     def is_plain(self, node: Node, limits: Eligibility, has_labels: bool) -> bool:
@@ -209,20 +213,22 @@ class RowSelection:
             has_labels: Read values that were given late.
             has_chunks: See `statement`.
         """
-        found = (over_chunks(picks) if has_chunks else picks).cte("picks")
-        nulls = [null()] * (len(self.columns) - T - 1)
-        places = [null()] if has_chunks else []
-        rows = select(
-            found.c.key, *[null()] * ARRAYS, found.c.rank, found.c.n, *nulls, literal(PICK), *places
-        )
         parts = self._parts_of_picks(node, limits.kind, has_labels, has_chunks)
-        whole = union_all(*parts, rows)
-        return whole.execution_options(**{IS_OVER_CHUNKS: True}) if has_chunks else whole
+        return _with_picks(picks, parts, PLACE, len(self.columns), has_chunks)
+
+    def picked_slices(self, picks: Any) -> Any:
+        """Return the select of `picked`, with the columns of `sliced`."""
+        parts = [self._sliced(_picked_seqs())]
+        return _with_picks(picks, parts, SLICED_PLACE, self.sliced_part, True)
+
+    @property
+    def sliced_part(self) -> int:
+        """Index of the column of the part in rows of `sliced`."""
+        return len(self.columns) - (PLACE - SLICED_PLACE)
 
     @cached_property
     def _parts_of_picks(self) -> Callable[[Node, EligibilityKind, bool, bool], Any]:
-        # By its name, and not the CTE itself: then the parts are made only once.
-        seqs = seqs_of(select(_PICKS.c.key).correlate(None).scalar_subquery())
+        seqs = _picked_seqs()
 
         def parts(node: Node, kind: EligibilityKind, has_labels: bool, has_chunks: bool) -> Any:
             return self._parts(node, seqs, kind, has_labels, has_chunks)
@@ -308,6 +314,29 @@ def _near(
         cast(found.extra, Text), arrays, found.episode_id, found.t, *[null()] * (n_columns - T - 1),
         literal(NEAR), *places,
     ).where(unindexed(found.seq) > bindparam(LOW, type_=_own.seq.type))  # fmt: skip
+
+
+def _with_picks(picks: Any, parts: Sequence[Any], place: int, part: int, has_chunks: bool) -> Any:
+    """Return the rows of some parts and the picks; see `RowSelection.picked`.
+
+    Args:
+        picks: Select of (key, rank, n).
+        parts: The selects of the rows.
+        place: Index of their column of the place.
+        part: Index of their column of the part.
+        has_chunks: See `RowSelection.statement`.
+    """
+    found = (over_chunks(picks) if has_chunks else picks).cte("picks")
+    columns: list[Any] = [null()] * len(parts[0].selected_columns)
+    columns[SEQ], columns[place : place + 2] = found.c.key, (found.c.rank, found.c.n)
+    columns[part] = literal(PICK)
+    whole = union_all(*parts, select(*columns))
+    return whole.execution_options(**{IS_OVER_CHUNKS: True}) if has_chunks else whole
+
+
+def _picked_seqs() -> Any:
+    # By its name, and not the CTE itself: then the parts are made only once.
+    return seqs_of(select(_PICKS.c.key).correlate(None).scalar_subquery())
 
 
 def _buffer_id() -> Any:

@@ -198,8 +198,7 @@ class Candidates:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         if self.reading.near is not None:
             parameters[LOW] = self.window_low
-        is_any = not self.has_condition and not self.has_labels
-        if self._slices_chunks and self.reading.has_places and is_any:
+        if self._reads_slices and self.reading.has_places:
             self._keep_sliced(fetch(self.connection, self.reading.sliced, parameters))
             return
         is_plain = self.reading.is_plain(self.node, self.limits, self.has_labels)
@@ -233,6 +232,11 @@ class Candidates:
         near, size = self.reading.near, 0 if self.chunks is None else self.chunks.size_bytes
         reads_all = near is None or near.arrays is None or size < LARGE_STEP
         return self.reads_bytes and reads_all and not self.limits.of_steps
+
+    @property
+    def _reads_slices(self) -> bool:
+        """True if keys are read as slices too, which requires that each of them matches."""
+        return self._slices_chunks and not self.has_condition and not self.has_labels
 
     @property
     def _selection(self) -> RowSelection:

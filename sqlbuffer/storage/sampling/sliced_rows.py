@@ -14,7 +14,7 @@ from sqlbuffer.storage.rows.row_selection import (
     ARRAYS,
     LENGTH,
     PLACE,
-    REWARD,
+    SLICED_PLACE,
     Neighbours,
     RowSelection,
     T,
@@ -51,9 +51,8 @@ def sliced_rows(layout: Layout | None, reading: RowSelection, found: Sequence[Ro
     if layout is None or not found:
         return SlicedRows([], [], [])
     columns = list(zip(*found, strict=True))
-    # The columns from REWARD to ARRAYS are not among them.
-    end = len(reading.columns) + 1 - (PLACE - REWARD)
-    keys, of_episode, of_slice = columns[:REWARD], columns[REWARD:end], columns[end:]
+    end = reading.sliced_part + 1
+    keys, of_episode, of_slice = columns[:SLICED_PLACE], columns[SLICED_PLACE:end], columns[end:]
     n_steps, own_places, places, *rest = of_slice
     seqs, episodes, ts = (
         np.array(column, np.int64) for column in (keys[0], *of_episode[: T - PLACE + 1])

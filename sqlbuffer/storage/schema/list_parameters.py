@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Boolean
+from sqlalchemy import BigInteger, Boolean
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -70,6 +70,44 @@ def _pg_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
 def _sqlite_seqs_of(element: seqs_of, compiler: Any, **kw: Any) -> str:
     (keys,) = processed(element, compiler, kw)
     return f"(SELECT json_group_array(key) FROM {keys})"
+
+
+class n_seqs(FunctionElement[int]):
+    """The number of numbers in `seqs_of`."""
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(n_seqs, "postgresql")
+def _pg_n_seqs(element: n_seqs, compiler: Any, **kw: Any) -> str:
+    (seqs,) = processed(element, compiler, kw)
+    return f"cardinality({seqs})"
+
+
+@compiles(n_seqs, "sqlite")
+def _sqlite_n_seqs(element: n_seqs, compiler: Any, **kw: Any) -> str:
+    (seqs,) = processed(element, compiler, kw)
+    return f"json_array_length({seqs})"
+
+
+class seq_at(FunctionElement[int]):
+    """The number in `seqs_of` at a place from 0: `seq_at(seqs, place)`."""
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(seq_at, "postgresql")
+def _pg_seq_at(element: seq_at, compiler: Any, **kw: Any) -> str:
+    seqs, place = processed(element, compiler, kw)
+    return f"({seqs})[{place} + 1]"
+
+
+@compiles(seq_at, "sqlite")
+def _sqlite_seq_at(element: seq_at, compiler: Any, **kw: Any) -> str:
+    seqs, place = processed(element, compiler, kw)
+    return f"json_extract({seqs}, '$[' || {place} || ']')"
 
 
 class numbers_in(FunctionElement[Any]):

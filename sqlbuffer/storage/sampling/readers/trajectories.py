@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import true
+from sqlalchemy import func, true
 
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
@@ -51,8 +51,10 @@ def _reading(include_partial: bool) -> RowSelection:
     columns = (*statements.COLUMNS, *place_columns(true()), ends.c.reward.label("own_reward"))
     # Without an index, which would keep SQLite from using that of the numbers.
     t = unindexed(experiences.c.t)
-    is_complete = ends.c.status == "complete"
-    is_readable = ends.c.status != "aborted" if include_partial else is_complete
+    # Not null where there is no episode: PostgreSQL would make an inner join of the outer one, and
+    # read the steps again for each episode.
+    status = func.coalesce(ends.c.status, "aborted")
+    is_readable = status != "aborted" if include_partial else status == "complete"
     is_key = t >= 0 if include_partial else t == 0
     return RowSelection(
         columns, True, Neighbours(1, _ALL_STEPS), is_key, is_readable, has_blocks=True
