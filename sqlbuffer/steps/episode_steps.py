@@ -53,10 +53,13 @@ class EpisodeSteps:
         has_arrays = np.ones(len(blobs), bool)
         if not isinstance(blobs, np.ndarray):
             has_arrays = np.fromiter((blob is not None for blob in blobs), bool, len(blobs))
-        self._numbers = np.unique(episode)
+        # Steps come in runs of one episode, so each run is looked up once.
+        begins = np.flatnonzero(_are_new(episode))
+        run_lengths = np.diff(begins, append=len(episode))
+        self._numbers, of_runs = np.unique(episode[begins], return_inverse=True)
         self._low = int(t.min()) if t.size else 0
         self._width = int(t.max()) - self._low + 1 if t.size else 1
-        codes = np.searchsorted(self._numbers, episode) * self._width + (t - self._low)
+        codes = np.repeat(of_runs * self._width - self._low, run_lengths) + t
         kept: Any = slice(None)
         if not (codes[1:] > codes[:-1]).all():
             with_arrays_first = codes if has_arrays.all() else 2 * codes + ~has_arrays
@@ -143,7 +146,7 @@ class EpisodeSteps:
 
 
 def _are_new(codes: Integers) -> Flags:
-    """Return which of the codes, in ascending order, are not the one before."""
+    """Return which of the codes are not the one before."""
     found = np.ones(len(codes), bool)
     found[1:] = codes[1:] != codes[:-1]
     return found
