@@ -184,10 +184,8 @@ class Candidates:
         """
         asked = dict.fromkeys(seqs)
         if not asked.keys() <= self._probed:
-            unknown = [
-                seq for seq in asked if seq not in self._probed and self.low < seq <= self.high
-            ]
-            if unknown:
+            in_window = (seq for seq in asked if self.low < seq <= self.high)
+            if unknown := [seq for seq in in_window if seq not in self._probed]:
                 self._probed.update(unknown)
                 self._read(unknown)
         return asked.keys() & self._payloads.keys()
@@ -218,8 +216,7 @@ class Candidates:
     def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Return rows of `reading`; those of chunks have their bytes."""
         found = fetch(self.connection, statement, parameters)
-        has_blocks = self.chunks is not None and self.reading.has_blocks
-        return with_own_bytes(self.chunks, found) if has_blocks else found
+        return with_own_bytes(self.chunks, found) if self.reading.has_blocks else found
 
     @property
     def _slices_chunks(self) -> bool:

@@ -103,9 +103,9 @@ def _missing(
 
 
 def with_own_bytes(layout: Layout | None, found: Sequence[Row]) -> list[Row]:
-    """Return rows that end with a place with only their own bytes instead of a block."""
+    """Return rows with their own bytes only, instead of a block and, at the end, a place there."""
     if layout is None or not found:
-        return []
+        return list(found)
     seqs, blocks, places = ([row[i] for row in found] for i in (0, ARRAYS, -1))
     rows = rows_of_blocks(layout, blocks, places, seqs)
     return [
