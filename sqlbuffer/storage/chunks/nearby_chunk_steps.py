@@ -27,19 +27,15 @@ class chunk_steps_near(FunctionElement[Any]):
     )  # fmt: skip
 
 
-def first_chunk(is_its: str, t: str) -> str:
+def first_chunk(buffer_id: str, episode_id: str, t: str) -> str:
     """Return SQL for the t of the chunk of an episode that holds a step.
 
     If no chunk holds it, the SQL gives the last chunk before the step, otherwise the step itself. A
     chunk may have one step only, so a search over all t that its chunk may have would read
     hundreds.
-
-    Args:
-        is_its: SQL condition for a chunk `b` of the episode.
-        t: The step.
     """
-    return f"""coalesce((SELECT b.t FROM chunks b WHERE {is_its} AND b.t <= {t}
-        ORDER BY b.t DESC LIMIT 1), {t})"""
+    return f"""coalesce((SELECT b.t FROM chunks b WHERE b.buffer_id = {buffer_id}
+        AND b.episode_id = {episode_id} AND b.t <= {t} ORDER BY b.t DESC LIMIT 1), {t})"""
 
 
 def _columns(expressions: dict[str, str]) -> str:
@@ -50,7 +46,7 @@ def _columns(expressions: dict[str, str]) -> str:
 @compiles(chunk_steps_near, "postgresql")
 def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
-    start = first_chunk("b.episode_id = a.episode_id", f"a.t + {first}")
+    start = first_chunk(buffer_id, "a.episode_id", f"a.t + {first}")
     return f"""(SELECT a.t AS anchor_t, a.length, f.* FROM {anchors} AS a CROSS JOIN LATERAL (
         SELECT {_columns(pg_expressions("p.place"))}
         FROM chunks c
@@ -63,7 +59,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
             WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
         ) d ON true
         {pg_replaced(buffer_id, "(c.first_seq + p.place)")}
-        WHERE c.episode_id = a.episode_id
+        WHERE c.buffer_id = {buffer_id} AND c.episode_id = a.episode_id
           AND c.t >= {start} AND c.t <= a.t::bigint + {last}
           AND c.t + p.place <> a.t AND NOT EXISTS (
               SELECT 1 FROM deleted_steps x
@@ -74,8 +70,7 @@ def _pg_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) ->
 @compiles(chunk_steps_near, "sqlite")
 def _sqlite_chunk_steps_near(element: chunk_steps_near, compiler: Any, **kw: Any) -> str:
     buffer_id, anchors, first, last = processed(element, compiler, kw)
-    is_its = f"b.buffer_id = {buffer_id} AND b.episode_id = a.episode_id"
-    start = first_chunk(is_its, f"a.t + {first}")
+    start = first_chunk(buffer_id, "a.episode_id", f"a.t + {first}")
     # CROSS JOIN keeps SQLite from changing the order of the loops.
     return f"""(SELECT a.t AS anchor_t, a.length, {_columns(sqlite_expressions("p.place"))}
         FROM {anchors} AS a

@@ -133,7 +133,7 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
         driver_of(connection).execute(_INSERT_IDS, values)
 
 
-_FIRST = first_chunk("b.episode_id = w.episode_id", "w.first_t")
+_FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")
 _SLICES = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
     {pg_slice("%(id)s::integer")}
@@ -141,7 +141,8 @@ FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
     AS w(episode_id, first_t, last_t)
 CROSS JOIN LATERAL (
     SELECT k.first_seq FROM chunks k
-    WHERE k.episode_id = w.episode_id AND k.t >= {_FIRST} AND k.t <= w.last_t OFFSET 0
+    WHERE k.buffer_id = %(id)s::integer AND k.episode_id = w.episode_id
+      AND k.t >= {_FIRST} AND k.t <= w.last_t OFFSET 0
 ) c
 CROSS JOIN LATERAL (
     SELECT q.*, greatest(0, w.first_t - q.t) AS place,

@@ -150,7 +150,7 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     return sum(n_steps for _, _, n_steps, _ in found)
 
 
-_FIRST = first_chunk("b.buffer_id = :id AND b.episode_id = w.episode_id", "w.first_t")
+_FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
 # The limit keeps SQLite from computing the place and n again at each use.
 _SLICES = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n, {sqlite_slice(":id")}

@@ -30,7 +30,7 @@ from sqlbuffer.storage.schema.metadata import (
     seq_key,
     transaction_id,
 )
-from sqlbuffer.storage.schema.number_keys import POSTGRESQL_ONLY, SQLITE_ONLY
+from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 from sqlbuffer.storage.schema.overlays import flag_column
 from sqlbuffer.storage.schema.server_clock import utc_now
 
@@ -122,18 +122,7 @@ Index(
     chunks.c.t,
     sqlite_where=chunks.c.episode_id.is_not(None),
     postgresql_where=chunks.c.episode_id.is_not(None),
-    info=SQLITE_ONLY,
-).ddl_if(dialect="sqlite")
-# Without statistics, PostgreSQL expects one chunk in the buffer of a small table, and finds it by
-# any index that begins with the buffer. So hot statements leave it out.
-Index(
-    "ix_chunks_episode_id_t_buffer_id",
-    chunks.c.episode_id,
-    chunks.c.t,
-    chunks.c.buffer_id,
-    postgresql_where=chunks.c.episode_id.is_not(None),
-    info=POSTGRESQL_ONLY,
-).ddl_if(dialect="postgresql")
+)
 
 # A table without triggers: those of PostgreSQL copy whole rows.
 chunk_data = Table(

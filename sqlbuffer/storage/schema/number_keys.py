@@ -16,8 +16,8 @@ NUMBER_BITS = 40
 # Ids of buffers and numbers are below these: the key has 63 bits, and so has the first key of the
 # next buffer.
 MOST_BUFFERS, MOST_NUMBERS = 2**23 - 1, 2**NUMBER_BITS
-# The `info` of an index that only one database has.
-SQLITE_ONLY, POSTGRESQL_ONLY = {"only_on": "sqlite"}, {"only_on": "postgresql"}
+# The `info` of an index that PostgreSQL lacks.
+SQLITE_ONLY = {"only_on": "sqlite"}
 
 
 @compiles(CreateTable, "sqlite")
@@ -40,10 +40,10 @@ def _create_sqlite_table(element: CreateTable, compiler: Any, **kw: Any) -> str:
 
 
 def is_of_the_model(item: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:
-    """Tell Alembic what to compare with the models: not objects that only one database has."""
+    """Tell Alembic what to compare with the models: not objects that only SQLite has."""
     if kind == "column":
         return not (name == "key" and reflected and compared is None)
-    return compared is not None or "only_on" not in item.info
+    return compared is not None or item.info != SQLITE_ONLY
 
 
 class has_number(FunctionElement[bool]):

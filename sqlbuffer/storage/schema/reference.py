@@ -19,7 +19,6 @@ from sqlbuffer.storage.schema.views import VIEWS, View
 SQLITE: Dialect = sqlite.dialect()
 POSTGRESQL: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 PAGES = ("views.md", "tables.md")
-_SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 _AFTER_FIRST_CLAUSE = re.compile(r"(?:\.(?=\s)|\.$|:).*", re.DOTALL)
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
@@ -87,7 +86,7 @@ def _uniques(table: Table) -> Iterator[str]:
 def _indexes(table: Table) -> Iterator[str]:
     for index in sorted(table.indexes, key=_name):
         statement = str(CreateIndex(index).compile(dialect=POSTGRESQL))
-        where = f"; only on {_SHOWN[index.info['only_on']]}" if "only_on" in index.info else ""
+        where = "; only on SQLite" if "only_on" in index.info else ""
         yield f"- `{' '.join(statement.split())}`{where}"
 
 

@@ -9,7 +9,7 @@ DECLARE
 BEGIN
     UPDATE buffers SET deletions = deletions + 1 WHERE id = p_buffer_id RETURNING * INTO b;
     firsts := ARRAY(
-        SELECT c.first_seq FROM chunks c WHERE c.episode_id = p_episode_id
+        SELECT c.first_seq FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.episode_id = p_episode_id
         ORDER BY c.first_seq FOR UPDATE);
     removed := ARRAY(
         SELECT c.first_seq + g FROM chunks c CROSS JOIN LATERAL generate_series(0, c.n_steps - 1) AS g

@@ -22,7 +22,7 @@ _SPANS = (
     "WITH ORDINALITY AS r(slot, first, last, n) "
     "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot CROSS JOIN LATERAL ("
     "SELECT x.buffer_id, x.first_seq, x.t, x.n_steps FROM chunks x "
-    "WHERE x.episode_id = s.episode_id "
+    "WHERE x.buffer_id = %s AND x.episode_id = s.episode_id "
     f"AND x.t > r.first - {MOST_STEPS} AND x.t <= r.last AND x.t + x.n_steps > r.first "
     "OFFSET 0) AS c ORDER BY r.n, c.t OFFSET 0) AS f"
 )
@@ -55,7 +55,7 @@ def slot_steps(
         size: Size of a step in bytes.
     """
     slots, first, last = (list(column) for column in zip(*runs, strict=True))
-    values = (size, slots, first, last, buffer_id)
+    values = (size, slots, first, last, buffer_id, buffer_id)
     found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS, values).fetchall()
     return found
 
