@@ -81,7 +81,10 @@ class StreamPiece:
         reader.check_read(self.range, self.n_expected)
 
     def episodes(self) -> Iterator[TableRows]:
-        """Yield pages of the episodes as they were when the last step of the piece was stored."""
+        """Yield pages of the episodes as they were when the last step of the piece was stored.
+
+        :meta private:
+        """
         return episode_pages(self._source(), self.range)
 
     def _source(self) -> CopySource:

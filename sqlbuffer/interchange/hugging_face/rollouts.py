@@ -93,6 +93,8 @@ class RolloutRows:
 
         Raises:
             FieldError: A step holds something that is not a message.
+
+        :meta private:
         """
         with _Ends(piece) as ends:
             if self.form == "preference":
