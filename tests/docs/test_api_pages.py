@@ -8,7 +8,7 @@ import pytest
 
 import sqlbuffer
 from tests.docs.pages import text_of
-from tests.docs.public_methods import API, DIRECTIVE, documented, resolved
+from tests.docs.public_methods import API, DIRECTIVE, OF_PEERS, documented, resolved
 from tests.support.markdown import ROOT
 
 MODULES = ["sqlbuffer", "sqlbuffer.aio", "sqlbuffer.orm", "sqlbuffer.torch", "sqlbuffer.monitoring"]
@@ -68,12 +68,13 @@ def test_the_page_on_compatibility_names_what_a_module_has_of_sqlbuffer(module):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in documented() if not name.endswith("Error")])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in documented() if not (name.endswith("Error") or name.startswith(OF_PEERS))],
+)
 def test_a_public_class_or_function_has_an_example(name):
     if name.startswith("sqlbuffer.torch"):
         pytest.importorskip("torch")
-    if name.startswith("sqlbuffer.integrations.sb3"):
-        pytest.importorskip("stable_baselines3", reason="allowed: checked in tests/peers")
     assert ">>> " in (inspect.getdoc(resolved(name)) or "")
 
 

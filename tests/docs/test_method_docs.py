@@ -8,6 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer, errors
 from tests.docs.public_methods import (
+    OF_PEERS,
     documented,
     is_shown,
     named_errors,
@@ -35,15 +36,17 @@ WITHOUT_ERRORS = {"model_version"}
 # The condition is that of the call that draws, which names the error.
 OF_OTHERS = {"Candidates.first_of_tasks": {"ConditionError"}}
 # The names of classes are in camel case.
-CLASSES = [name for name in documented() if not name.rpartition(".")[2].islower()]
+CLASSES = [
+    name
+    for name in documented()
+    if not name.rpartition(".")[2].islower() and not name.startswith(OF_PEERS)
+]
 COMPAT = "sqlbuffer.compat."
 
 
 def class_of(name):
     if name.startswith("sqlbuffer.torch"):
         pytest.importorskip("torch")
-    if name.startswith("sqlbuffer.integrations.sb3"):
-        pytest.importorskip("stable_baselines3", reason="allowed: checked in tests/peers")
     return resolved(name)
 
 
