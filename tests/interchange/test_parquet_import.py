@@ -166,6 +166,22 @@ def test_uses_of_leased_rows_are_restored(urls: tuple[str, str], tmp_path: Path)
     assert run(urls[1], counts, name="copy") == run(urls[0], counts, name="source") != []
 
 
+def test_row_groups_end_with_chunks_so_that_an_import_restores_these(
+    urls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.GROUP_ITEMS", 10 * 25)
+    obs = np.arange(600.0, dtype=np.float32).reshape(60, 10)
+    buffer = ReplayBuffer(urls[0], fields={"obs": ("float32", (10,))})
+    for start in range(0, 60, 20):  # chunks of 20 steps, and row groups of 25 rows
+        buffer.extend({"obs": obs[start : start + 20]}, task_id="t")
+    export_parquet(buffer, tmp_path / "out")
+    file = pq.ParquetFile(tmp_path / "out" / "steps-00000.parquet")
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [20, 20, 20]
+    assert import_parquet(tmp_path / "out", urls[1], "copy").is_restored
+    with ReplayBuffer(urls[1], "copy", create=False) as copy:
+        assert [row.fields["obs"].tolist() for row in copy.get_all()] == obs.tolist()
+
+
 @pytest.mark.parametrize("fields", [None, FIELDS])
 def test_an_empty_buffer_is_restored_with_its_settings(
     urls: tuple[str, str], fields: Any, tmp_path: Path

@@ -65,9 +65,10 @@ def export_jsonl(
     n_steps = n_bytes = 0
     with BufferStream(buffer, condition, fields=fields) as stream, _output(path, overwrite) as file:
         for batch, end in stream.batches():
-            lines = b"".join(json_lines(batch, chosen, built_in)) if len(batch) else b""
-            file.write(lines)
-            n_steps, n_bytes = n_steps + len(batch), n_bytes + len(lines)
+            for line in json_lines(batch, chosen, built_in):
+                file.write(line)
+                n_bytes += len(line)
+            n_steps += len(batch)
             if on_progress is not None:
                 on_progress(n_steps, end, range(stream.low, stream.high))
     return ExportReport(

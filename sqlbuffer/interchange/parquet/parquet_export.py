@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import numpy as np
+
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.dataset_card import CARD, steps_card
@@ -203,6 +205,8 @@ class _StepsFile:
         self._n_items = (
             max((abs(math.prod(s.shape)) for s in schema.specs.values()), default=1) or 1
         )
+        names = {own: name for name, own in schema.built_in.items()}
+        self._first_seq = names.get("first_seq")
         # Numbers of fields seldom repeat, and no reader needs their least and greatest value: these
         # encodings and statistics would take half as long again.
         self._writer = pq.ParquetWriter(
@@ -223,9 +227,17 @@ class _StepsFile:
         return self._file.tell()
 
     def write(self, group: Any) -> None:
-        """Write a row group, or several if its lists are large."""
-        n_rows = GROUP_ITEMS // self._n_items
-        self._writer.write_table(group, row_group_size=max(min(len(group), n_rows), 1))
+        """Write a row group, or several if its lists are large. None ends within a chunk: an import
+        stores the chunks of a row group.
+        """
+        begins = _chunk_begins(group, self._first_seq)
+        n_rows, start = max(GROUP_ITEMS // self._n_items, 1), 0
+        while start < len(group):
+            # The last chunk that fits, or one that does not fit alone.
+            i = int(np.searchsorted(begins, start + n_rows, side="right")) - 1
+            stop = int(begins[i] if begins[i] > start else begins[i + 1])
+            self._writer.write_table(group.slice(start, stop - start))
+            start = stop
 
     def close(self) -> None:
         """End the file."""
@@ -233,6 +245,20 @@ class _StepsFile:
             self._writer.close()
         finally:
             self._file.close()
+
+
+def _chunk_begins(group: Any, first_seq: str | None) -> Any:
+    """Return the rows of a table at which a chunk, or a step without one, begins, and its length.
+
+    Args:
+        group: The table.
+        first_seq: Name of the column with the first `seq` of each step's chunk; None: not there.
+    """
+    n = len(group)
+    if first_seq is None or group[first_seq].null_count:
+        return np.arange(n + 1)
+    firsts = group[first_seq].to_numpy()
+    return np.concatenate([[0], np.flatnonzero(np.diff(firsts)) + 1, [n]])
 
 
 def _is_list(arrow: Any, name: str) -> bool:

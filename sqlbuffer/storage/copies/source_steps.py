@@ -38,7 +38,7 @@ from sqlbuffer.storage.rows.statements import in_window
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
 # A batch has at most this many rows or chunks, and ends behind the one that reaches this size.
-MOST_ROWS, MOST_CHUNKS = 5_000, 512
+MOST_ROWS, MOST_CHUNKS = 2_000, 512
 BATCH_BYTES = 8 * 2**20
 EPISODES_AT_ONCE = 2_000
 # Seconds that a copy waits at its start for the writers under way.
