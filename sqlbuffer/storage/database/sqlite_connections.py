@@ -191,9 +191,12 @@ def _check_out_memory(_connection: Any, record: ConnectionPoolEntry, _proxy: Any
 def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
     if _is_refused:
         raise _refusal()
-    _begin_use(record)
     if not isinstance(connection, FileConnection):
+        _begin_use(record)
         return
+    # A fork waits for a connection that was opened just now, so this thread must not wait for the
+    # fork.
+    _begin_use(record, waits=connection.is_idle)
     if connection.is_closed:
         raise DisconnectionError("a fork closed the connection")
     connection.is_idle = False
@@ -205,12 +208,12 @@ def _check_in(connection: Any, record: ConnectionPoolEntry) -> None:
     _end_use(record)
 
 
-def _begin_use(user: Hashable) -> None:
+def _begin_use(user: Hashable, *, waits: bool = True) -> None:
     me = threading.get_ident()
     with _changed:
         # The fork waits for a thread that already uses one connection, so that thread must not wait
         # too.
-        while _forking_thread not in (None, me) and me not in _users.values():
+        while waits and _forking_thread not in (None, me) and me not in _users.values():
             _changed.wait()
         _users[user] = me
 

@@ -6,12 +6,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.exc import StatementError
+from sqlalchemy.pool import Pool
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError
@@ -132,6 +134,31 @@ def test_children_forked_beside_the_background_flush_of_episodes_can_store(url):
                 episode.append(obs=[0.0, 1.0, 2.0])
             assert run_at_once([(store_steps, buffer, number)]) == [5]
     assert_whole(url, 300 * n_children + 5 * n_children)
+
+
+def test_a_fork_waits_for_the_first_use_of_a_connection_that_another_thread_opens(url):
+    """Not until its deadline: the thread must not wait for the fork in turn."""
+    buffer = ReplayBuffer(url)
+    buffer.close()
+    opened, children = threading.Event(), []
+
+    def wait_for_a_fork(_connection, _record):
+        if threading.current_thread() is reader and not opened.is_set():
+            opened.set()
+            forking.start()
+            time.sleep(0.5)  # until that thread waits
+
+    reader = threading.Thread(target=lambda: len(ReplayBuffer(url)))
+    forking = threading.Thread(target=lambda: children.extend(run_at_once([(len, buffer)])))
+    event.listen(Pool, "connect", wait_for_a_fork)
+    try:
+        reader.start()
+        reader.join(TIMEOUT_S)
+        forking.join(TIMEOUT_S)
+    finally:
+        event.remove(Pool, "connect", wait_for_a_fork)
+    assert opened.is_set()
+    assert children == [0]
 
 
 def store_steps(buffer, number):
