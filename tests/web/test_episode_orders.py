@@ -127,12 +127,10 @@ def test_abandoned_episodes_are_not_open_ones(schema_url, client_of, fields):
         columns = {"obs": [1]} if fields else {"state": [1]}
         for key in ("left", "open"):
             buffer.extend(columns, task_id="t", episode_id=key)
-    table = "chunks" if fields else "experiences"
-    run(
-        schema_url,
-        f"UPDATE {table} SET inserted_at = '2020-01-01T00:00:00.000Z' WHERE episode_id = "
-        "(SELECT id FROM episodes WHERE key = 'left')",
-    )
+    table, long_ago = "chunks" if fields else "experiences", "'2020-01-01T00:00:00.000Z'"
+    left = "(SELECT id FROM episodes WHERE key = 'left')"
+    run(schema_url, f"UPDATE episodes SET started_at = {long_ago}")
+    run(schema_url, f"UPDATE {table} SET inserted_at = {long_ago} WHERE episode_id = {left}")
     client = client_of(schema_url)
     for status, wanted in (("open", ["open"]), ("abandoned", ["left"]), ("complete", [])):
         text = client.get(address("/episodes", buffer="default", status=status)).text

@@ -1,9 +1,9 @@
 -- The status of each episode, including abandoned ones: open, and without a write for the time that
 -- the buffer allows. It is computed when it is read and not stored, so a writer that was only slow
--- can continue.
+-- can continue. Nothing is looked up for an episode that began within that time.
 CREATE VIEW episode_states AS
 SELECT p.id, p.buffer_id, p.n_rows,
-    CASE WHEN p.status = 'open' AND coalesce(
+    CASE WHEN p.status = 'open' AND p.started_at < clock_timestamp() - make_interval(secs => b.open_timeout_s) AND coalesce(
         (SELECT c.inserted_at FROM chunks c WHERE c.buffer_id = p.buffer_id AND c.episode_id = p.id
          ORDER BY c.t DESC NULLS LAST LIMIT 1),
         (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = p.buffer_id AND e.episode_id = p.id
