@@ -13,7 +13,7 @@ TORCHDATA := torchdata==0.11.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs reference screenshots terminal-pictures tutorial-pictures format wheel-test release clean
+.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs reference screenshots terminal-pictures tutorial-pictures format release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,14 +75,6 @@ terminal-pictures: $(VENV)/.installed-test ## take the pictures of the command l
 format: $(VENV)/.installed-dev ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-
-wheel-test: $(VENV)/.installed-dev ## build the wheel, install it alone and use it there
-	rm -rf dist
-	$(BIN)/python -m build --quiet --outdir dist .
-	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
-	$(BIN)/python -m venv "$$dir/venv" && \
-	"$$dir/venv/bin/python" -m pip --disable-pip-version-check install --quiet dist/*.whl && \
-	script="$(CURDIR)/tests/wheel_smoke.py" && cd "$$dir" && venv/bin/python -I "$$script"
 
 release: $(VENV)/.installed-dev ## build a release, check it and write its notes into dist/; upload nothing (ARGS="--draft")
 	$(BIN)/python -m tests.release $(ARGS)

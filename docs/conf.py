@@ -1,6 +1,7 @@
 """Sphinx: `sphinx-build -W docs docs/_build`, with the extra `docs` installed."""
 
 import re
+import sys
 from typing import Any
 
 from sphinx.addnodes import pending_xref
@@ -26,6 +27,12 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 napoleon_use_ivar = True
 
+# Libraries of other extras. The site is the same whether they are installed or not.
+_NOT_IMPORTED = {
+    "datasets", "easydict", "gymnasium", "httpx", "hypothesis", "minari", "omegaconf", "pandas",
+    "prometheus_client", "pyarrow", "ray", "scipy", "stable_baselines3", "starlette",
+    "tensorboardX", "torch", "uvicorn", "zstandard",
+}  # fmt: skip
 _COLON = "\ue000"  # stands for a colon while napoleon reads a property
 
 
@@ -83,6 +90,17 @@ def _qualify_names(_app: Any, doctree: Any) -> None:
     for node in doctree.findall(pending_xref):
         if node["reftarget"] in sqlbuffer.__all__:
             node["reftarget"] = f"sqlbuffer.{node['reftarget']}"
+
+
+class _OtherExtras:
+    """Refuses to import the libraries of other extras."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
+        if name.partition(".")[0] in _NOT_IMPORTED:
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, _OtherExtras())  # type: ignore[arg-type]
 
 
 def setup(app: Any) -> None:

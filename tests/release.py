@@ -48,7 +48,8 @@ def release(root: Path, *, draft: bool):
     """Make a release of a checkout; yield what was done."""
     version = version_of(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    notes = notes_of(changelog, "Unreleased" if draft else version)
+    is_next = draft and "## [Unreleased]" in changelog
+    notes = notes_of(changelog, "Unreleased" if is_next else version)
     if not draft:
         check_tree(root, version)
     yield f"sqlbuffer {version}: the changelog has its entry"

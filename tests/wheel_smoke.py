@@ -1,4 +1,4 @@
-"""Use the installed wheel, with nothing beside it: `make wheel-test` runs this outside the tree."""
+"""Use the installed wheel, with nothing beside it: `make release` runs this outside the tree."""
 
 import subprocess
 import sys

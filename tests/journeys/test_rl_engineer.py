@@ -50,7 +50,7 @@ def make_env() -> gymnasium.Env[Any, Any]:
 
 
 def train(buffer: ReplayBuffer, dqn: DQN, n_steps: int, seed: int) -> list[float]:
-    """Play, and learn from every fourth step on; return the losses."""
+    """Play, and learn at every eighth step after the warm-up; return the losses."""
     env, rng = buffer.record(make_env()), np.random.default_rng(seed)
     losses: list[float] = []
     obs, _ = env.reset(seed=seed)
@@ -60,7 +60,7 @@ def train(buffer: ReplayBuffer, dqn: DQN, n_steps: int, seed: int) -> list[float
         obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
             obs, _ = env.reset()
-        if t >= WARMUP and t % 4 == 0:
+        if t >= WARMUP and t % 8 == 0:
             losses.append(dqn.learn(buffer.sample_transitions(BATCH, gamma=GAMMA)))
         if t % 200 == 0:
             dqn.target.load_state_dict(dqn.network.state_dict())
@@ -83,16 +83,16 @@ def test_trains_looks_copies_and_goes_on(
     # Record and learn, in one process.
     buffer = ReplayBuffer(url, "cartpole", max_capacity=10_000, create=True, **spaces)
     dqn = DQN()
-    losses = train(buffer, dqn, 2_000, seed=1)
-    assert len(losses) == 450
+    losses = train(buffer, dqn, 1_000, seed=1)
+    assert len(losses) == 100
     assert np.isfinite(losses).all()
-    assert len(buffer) == 2_000
+    assert len(buffer) == 1_000
 
     # Look at it.
     (overview,) = json.loads(terminal(f"sqlbuffer ls {url} --json").out)
-    assert (overview["buffer"], overview["rows"]) == ("cartpole", 2_000)
+    assert (overview["buffer"], overview["rows"]) == ("cartpole", 1_000)
     newest, *others = json.loads(terminal(f"sqlbuffer ls {url} cartpole --limit 0 --json").out)
-    assert sum(episode["steps"] for episode in (newest, *others)) == 2_000
+    assert sum(episode["steps"] for episode in (newest, *others)) == 1_000
     shown = terminal(f"sqlbuffer show {url} {newest['task_id']}").out
     assert shown.count("obs      float32(4,) [") == newest["steps"]
     assert shown.rstrip().splitlines()[-3].endswith("truncated")  # where `env.close()` cut it
@@ -104,19 +104,19 @@ def test_trains_looks_copies_and_goes_on(
         assert terminal(copied.err.split("`")[1]).code == 0  # what the message says to type
         copied = terminal(f"sqlbuffer copy {url} {there_url} --buffer cartpole")
     assert copied.code == 0
-    assert "2,000 steps" in copied.out + copied.err
+    assert "1,000 steps" in copied.out + copied.err
 
     # Go on there, with all that was there.
     moved = ReplayBuffer(there_url, "cartpole")
     assert list(moved) == list(buffer)
     assert moved.config == buffer.config
     losses = train(moved, dqn, 280, seed=2)
-    assert len(losses) == 20
-    assert len(moved) == 2_280
+    assert len(losses) == 10
+    assert len(moved) == 1_280
     answer = terminal(
         f"sqlbuffer sql {there_url} 'SELECT status, sum(length) AS steps FROM v_episodes "
         f"GROUP BY status' --csv"
     )
-    assert answer.out.split() == ["status,steps", "complete,2280"]
+    assert answer.out.split() == ["status,steps", "complete,1280"]
     for opened in (buffer, moved):
         opened.close()

@@ -42,10 +42,10 @@ MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 2 * 2**20
 # Analyze when a tenth of the rows is new since the last time, and at least this many: then the
-# plans that functions keep are made again, for a table of this size. A full buffer whose rows are
-# replaced does not grow.
+# plans that functions keep are made again, for a table of this size. So many chunks are 30,000
+# steps or more. A full buffer whose rows are replaced does not grow.
 MAX_NEW_PER_KNOWN = 0.1
-MIN_NEW_ROWS = 5_000
+MIN_NEW_ROWS = 500
 # While an old snapshot holds the dead rows, a VACUUM reads the table for nothing. Most snapshots
 # are short, also the server's own. After ten seconds of a fast writer the table would have grown to
 # many times its contents.

@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 
+import numpy as np
 import pytest
 from sqlalchemy import create_engine, make_url
 
@@ -60,10 +61,9 @@ def vacuums(url, table="experiences"):
     return scalar(url, query, table=table)
 
 
-def analyses(url):
-    return scalar(
-        url, "SELECT analyze_count FROM pg_stat_user_tables WHERE relname = 'experiences'"
-    )
+def analyses(url, table="experiences"):
+    query = "SELECT analyze_count FROM pg_stat_user_tables WHERE relname = :table"
+    return scalar(url, query, table=table)
 
 
 def turn_over(buffer, times, start=0):
@@ -112,8 +112,7 @@ def test_nothing_is_cleaned_where_nothing_is_evicted(url):
 
 
 @pytest.mark.slow
-def test_a_buffer_that_the_statistics_do_not_know_is_analyzed(url, monkeypatch):
-    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
+def test_a_buffer_that_the_statistics_do_not_know_is_analyzed(url):
     fill(url, CAPACITY, name="known")
     run_outside_transaction(url, "ANALYZE experiences")
     with ReplayBuffer(url, name="new", max_capacity=CAPACITY) as buffer:
@@ -123,6 +122,19 @@ def test_a_buffer_that_the_statistics_do_not_know_is_analyzed(url, monkeypatch):
         n_analyses = analyses(url)
         turn_over(buffer, 4, start=2 * CAPACITY)
         assert analyses(url) == n_analyses, "a full buffer does not grow"
+
+
+def test_tables_of_chunks_are_analyzed_when_they_are_small(url):
+    """A buffer of 100,000 steps may have no more than 1,000 of them."""
+    run(url, "ALTER TABLE chunks SET (autovacuum_enabled = off)")
+    with ReplayBuffer(url, fields={"obs": "float32"}) as buffer:
+        columns = {
+            "obs": np.zeros(2_000, np.float32),
+            "task_id": [f"t{i % 99}" for i in range(2_000)],
+        }
+        wait_until(
+            lambda: buffer.extend(columns).inserted and analyses(url, "chunks") > 0, "an analysis"
+        )
 
 
 @pytest.mark.parametrize("table", ["priorities", "uses"])
@@ -240,8 +252,7 @@ def writer_url(url, postgres_groups):
     engine_for(resolve_url(url)).dispose()
 
 
-def test_a_writer_that_was_granted_it_may_clean(url, writer_url, monkeypatch):
-    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
+def test_a_writer_that_was_granted_it_may_clean(url, writer_url):
     version = scalar(url, "SELECT current_setting('server_version_num')::integer")
     if version < 170_000:
         pytest.skip("allowed: before PostgreSQL 17 only the owner of a table may clean it")
@@ -251,8 +262,7 @@ def test_a_writer_that_was_granted_it_may_clean(url, writer_url, monkeypatch):
     assert analyses(url) >= 1
 
 
-def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, caplog, monkeypatch):
-    monkeypatch.setattr(vacuum, "MIN_NEW_ROWS", 500)
+def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, caplog):
     run(url, "DO $$ BEGIN IF current_setting('server_version_num')::integer >= 170000 THEN "
         "REVOKE MAINTAIN ON experiences FROM sqlbuffer_writer; END IF; END $$")  # fmt: skip
     with (
