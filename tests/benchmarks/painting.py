@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 
-from tests.support.web_server import TOKEN
-
 # The frame after everything was loaded and the scripts have drawn; since the navigation began.
 _PAINTED_S = """() => new Promise(done => requestAnimationFrame(
     () => requestAnimationFrame(() => done(performance.now() / 1000))))"""
+
+
+def base_of(address: str) -> str:
+    """Return the part of an address to which paths are added."""
+    return address.partition("/?")[0]
 
 
 def paint_times(address: str, paths: Sequence[str], repeats: int) -> dict[str, list[float]]:
     """Return the seconds until each page was painted, each time; nothing without a browser.
 
     Args:
-        address: Where the pages are.
+        address: What `sqlbuffer ui` printed.
         paths: Their paths.
         repeats: How often to open each; once more is not counted.
     """
@@ -26,11 +29,11 @@ def paint_times(address: str, paths: Sequence[str], repeats: int) -> dict[str, l
         if browser is None:
             return {}
         page = browser.new_page()
-        page.goto(f"{address}/?token={TOKEN}")
+        page.goto(address)
         for path in paths:
             times = []
             for _ in range(repeats + 1):
-                if page.goto(f"{address}{path}", wait_until="load").status != 200:
+                if page.goto(f"{base_of(address)}{path}", wait_until="load").status != 200:
                     raise RuntimeError(f"{path}: no page")
                 times.append(float(page.evaluate(_PAINTED_S)))
             found[path] = times[1:]

@@ -1,12 +1,15 @@
 """How fast the pages of `sqlbuffer ui` are, and what they cost those who write."""
 
-import multiprocessing
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,13 +19,12 @@ from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from tests.benchmarks import arrays
 from tests.benchmarks.bench import Bench, random_numbers
 from tests.benchmarks.measure import ratio_of
-from tests.benchmarks.painting import paint_times
+from tests.benchmarks.painting import base_of, paint_times
 from tests.benchmarks.processes import write_at_once
 from tests.benchmarks.report import Figure, shown_rate, shown_time
 from tests.benchmarks.writers import extended
 from tests.support.storage_hooks import close_pool
 from tests.support.web_pages import one_of_each_kind, other_views
-from tests.support.web_server import TOKEN, served
 
 STEPS_OF_EPISODE = 10
 FIRST_BYTE_S, PAINTED_S = 0.2, 1.0
@@ -231,26 +233,20 @@ def clicking(address: str, n_clients: int) -> Iterator[list[str]]:
 
 @contextmanager
 def _client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=60, follow_redirects=True) as client:
-        client.get("/", params={"token": TOKEN})
+    base = base_of(address)
+    with httpx.Client(base_url=base, timeout=60, follow_redirects=True) as client:
+        client.get(address)
         yield client
 
 
 @contextmanager
 def _server(url: str) -> Iterator[str]:
-    """Serve the page of a database from a process of its own; yield its address."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(url, there), daemon=True)
-    process.start()
-    try:
-        yield here.recv()
-    finally:
-        here.send(None)
-        process.join(30)
-
-
-def _serve(url: str, ends: Any) -> None:
-    with served(url) as address:
-        ends.send(address)
-        ends.recv()
+    """Run `sqlbuffer ui` for a database; yield the address that it prints, with its token."""
+    command = [Path(sys.executable).with_name("sqlbuffer"), "ui", url, "--no-open", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)

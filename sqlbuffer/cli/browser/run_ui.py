@@ -1,6 +1,7 @@
 """`sqlbuffer ui`: show a database in the browser."""
 
 import errno
+import gc
 import ipaddress
 import logging
 import secrets
@@ -88,6 +89,9 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
 
         # Its own handler would raise the signal again, in the middle of the loop's end.
         server.handle_exit = end
+        # A page of many rows would have the collector go through all modules: half of its time.
+        gc.collect()
+        gc.freeze()
         try:
             server.run(sockets=[listening])
         except KeyboardInterrupt:  # before it has its handler
