@@ -41,11 +41,13 @@ SECONDS_BETWEEN_LOOKS = 5.0
 MAX_DEAD_PER_LIVE = 0.2
 MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 2 * 2**20
-# Analyze when a tenth of the rows is new since the last time, and at least this many: then the
-# plans that functions keep are made again, for a table of this size. So many chunks are 30,000
-# steps or more. A full buffer whose rows are replaced does not grow.
+# Analyze when a table has a tenth more pages of 8 KiB than the last time, and at least this many:
+# then the plans that functions keep are made again, for a table of this size. The server's own
+# ANALYZE comes a minute later; until then the planner may take any index of a small `chunks`, and
+# read all chunks of a buffer for each of a batch. A full buffer whose rows are replaced does not
+# grow. (The server counts new rows a second late, and pages at once.)
 MAX_NEW_PER_KNOWN = 0.1
-MIN_NEW_ROWS = 500
+MIN_NEW_PAGES = 4
 # While an old snapshot holds the dead rows, a VACUUM reads the table for nothing. Most snapshots
 # are short, also the server's own. After ten seconds of a fast writer the table would have grown to
 # many times its contents.
@@ -75,7 +77,8 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
         -- Before PostgreSQL 17 there is no such right, and asking for it is an error.
         WHEN current_setting('server_version_num')::integer >= 170000
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
-    pg_table_size(s.relid) AS size_bytes, greatest(c.reltuples, 0)::double precision AS known
+    pg_table_size(s.relid) AS size_bytes,
+    pg_relation_size(s.relid) / current_setting('block_size')::integer AS n_pages, c.relpages
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS t(name))
 """
@@ -87,7 +90,8 @@ class Table:
     """Statistics of the server about a table.
 
     They are the dead and live rows, the rows that ever died, and the time of the last cleaning.
-    Further: the right to clean, the size with large values, and the rows that the planner expects.
+    Further: the right to clean, the size with large values, and the pages without them, now and
+    when the planner's statistics were made.
     """
 
     name: str
@@ -97,13 +101,14 @@ class Table:
     cleaned_at: float | None
     may_clean: bool
     size_bytes: int
-    known: float
+    n_pages: int
+    known_pages: int
 
     @property
     def has_grown(self) -> bool:
         """True if the table needs an ANALYZE."""
-        new = self.live - self.known
-        return new >= MIN_NEW_ROWS and new > MAX_NEW_PER_KNOWN * self.known
+        new = self.n_pages - self.known_pages
+        return new >= MIN_NEW_PAGES and new > MAX_NEW_PER_KNOWN * self.known_pages
 
     @property
     def is_dirty(self) -> bool:

@@ -129,7 +129,7 @@ class LargeDatabases:
 def large_databases(request, shared, tmp_path_factory):
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(vacuum, "MIN_NEW_ROWS", 10**12)  # or a writer would have them analyzed
+        patch.setattr(vacuum, "MIN_NEW_PAGES", 10**12)  # or a writer would have them analyzed
         yield LargeDatabases(request, shared, tmp_path_factory.mktemp("large"), stack)
 
 

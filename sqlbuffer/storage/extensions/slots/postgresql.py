@@ -15,10 +15,10 @@ _SPANS = (
     "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
     "(SELECT substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size) "
     "FROM chunk_data d WHERE d.buffer_id = f.buffer_id AND d.first_seq = f.first_seq LIMIT 1), "
-    "(SELECT has_changes OR has_deleted FROM buffers WHERE id = f.buffer_id) FROM ("
+    "(SELECT has_changes OR has_deleted FROM buffers WHERE id = %s) FROM ("
     "SELECT r.n::integer - 1 AS run, c.*, greatest(r.first - c.t, 0) AS place, "
     "least(r.last - c.t, c.n_steps - 1) AS last, %s::integer AS size "
-    "FROM unnest(%s::integer[], %s::integer[], %s::integer[]) "
+    "FROM unnest(%b::integer[], %b::integer[], %b::integer[]) "
     "WITH ORDINALITY AS r(slot, first, last, n) "
     "JOIN slots s ON s.buffer_id = %s AND s.slot = r.slot CROSS JOIN LATERAL ("
     "SELECT x.buffer_id, x.first_seq, x.t, x.n_steps FROM chunks x "
@@ -55,7 +55,7 @@ def slot_steps(
         size: Size of a step in bytes.
     """
     slots, first, last = (list(column) for column in zip(*runs, strict=True))
-    values = (size, slots, first, last, buffer_id, buffer_id)
+    values = (buffer_id, size, slots, first, last, buffer_id, buffer_id)
     found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS, values).fetchall()
     return found
 
