@@ -135,7 +135,8 @@ def _opened(bench: Bench, address: str, n_episodes: int) -> Iterator[Figure]:
     of = f"{n_episodes * STEPS_OF_EPISODE:,} rows"
     what = f"first byte of the slowest page over {FIRST_BYTE_S * 1000:g} ms, {of}"
     yield _slowest(bench, what, first_bytes, FIRST_BYTE_S)
-    painted = paint_times(address, [*paths, large], repeats)
+    shown = paths[: bench.scale.times(len(paths))]
+    painted = paint_times(address, [*shown, large], repeats)
     if painted:
         yield _slowest(bench, f"paint of the slowest page over 1 s, {of}", painted, PAINTED_S)
     else:
