@@ -19,6 +19,7 @@ INSERT_EPISODE = text(
     "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
     "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
 )
+_INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
 # Made once: building them again takes several times as long as running them.
 _KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=KeyList())
 _EPISODES = select(episodes.c.key, episodes.c.task_id, episodes.c.id).where(
@@ -72,19 +73,22 @@ def episode_ids(
     if not first_of:
         return [None] * len(records)
     known = _known_episodes(connection, buffer_id, first_of)
+    unknown = sorted(key for key in first_of if key not in known)
     new = [
         {
             "buffer_id": buffer_id,
-            "key": key,
-            "task_id": task_id,
-            "agent_id": record.agent_id,
-            "model_version": record.model_version,
-            "meta": metas.get((key, task_id)),
+            "key": key[0],
+            "task_id": key[1],
+            "agent_id": first_of[key].agent_id,
+            "model_version": first_of[key].model_version,
+            "meta": metas.get(key),
         }
-        for (key, task_id), record in sorted(first_of.items(), key=lambda item: item[0])
-        if (key, task_id) not in known
+        for key in unknown
     ]
-    if new:
+    made = connection.execute(_INSERT_ONE, new[0]).scalar() if len(new) == 1 else None
+    if made is not None:
+        known[unknown[0]] = made
+    elif new:
         connection.execute(INSERT_EPISODE, new)
         known = _known_episodes(connection, buffer_id, first_of)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
