@@ -24,7 +24,7 @@ demo: $(VENV)/.installed-demo $(if $(findstring --ui,$(ARGS)),$(VENV)/.installed
 # Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.
 test test-fast test-integrations: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly $(ARGS)
 
 test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a minute: SQLite only, no processes, no slow tests
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly --fast $(ARGS)
