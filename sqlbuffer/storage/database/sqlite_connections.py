@@ -191,12 +191,11 @@ def _check_out_memory(_connection: Any, record: ConnectionPoolEntry, _proxy: Any
 def _check_out(connection: Any, record: ConnectionPoolEntry, _proxy: Any) -> None:
     if _is_refused:
         raise _refusal()
-    if not isinstance(connection, FileConnection):
-        _begin_use(record)
+    is_ours = isinstance(connection, FileConnection)
+    # A fork waits for the first use of a new connection, so its thread must not wait for the fork.
+    _begin_use(record, waits=not is_ours or connection.is_idle)
+    if not is_ours:
         return
-    # A fork waits for a connection that was opened just now, so this thread must not wait for the
-    # fork.
-    _begin_use(record, waits=connection.is_idle)
     if connection.is_closed:
         raise DisconnectionError("a fork closed the connection")
     connection.is_idle = False

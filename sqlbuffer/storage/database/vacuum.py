@@ -43,9 +43,9 @@ MIN_DEAD_ROWS = 10_000
 MIN_DEAD_BYTES = 2 * 2**20
 # Analyze when a table has a tenth more pages of 8 KiB than the last time, and at least this many:
 # then the plans that functions keep are made again, for a table of this size. The server's own
-# ANALYZE comes a minute later; until then the planner may take any index of a small `chunks`, and
-# read all chunks of a buffer for each of a batch. A full buffer whose rows are replaced does not
-# grow. (The server counts new rows a second late, and pages at once.)
+# ANALYZE comes a minute later. Until then the planner may take a wrong index of a small `chunks`,
+# and read all chunks of a buffer for each step of a batch. A full buffer whose rows are replaced
+# does not grow. The server counts new rows a second late, but pages at once.
 MAX_NEW_PER_KNOWN = 0.1
 MIN_NEW_PAGES = 4
 # While an old snapshot holds the dead rows, a VACUUM reads the table for nothing. Most snapshots
@@ -78,7 +78,9 @@ SELECT s.relname, s.n_dead_tup, s.n_live_tup, s.n_tup_del + s.n_tup_upd AS died,
         WHEN current_setting('server_version_num')::integer >= 170000
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END AS may_clean,
     pg_table_size(s.relid) AS size_bytes,
-    pg_relation_size(s.relid) / current_setting('block_size')::integer AS n_pages, c.relpages
+    -- Null where the table has been dropped since.
+    coalesce(pg_relation_size(s.relid), 0) / current_setting('block_size')::integer AS n_pages,
+    c.relpages
 FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid
 WHERE s.relid = ANY (SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS t(name))
 """
@@ -90,8 +92,8 @@ class Table:
     """Statistics of the server about a table.
 
     They are the dead and live rows, the rows that ever died, and the time of the last cleaning.
-    Further: the right to clean, the size with large values, and the pages without them, now and
-    when the planner's statistics were made.
+    Further: the right to clean, the size with large values, and the pages without them: now, and at
+    the last VACUUM or ANALYZE.
     """
 
     name: str
