@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--draft",
         action="store_true",
-        help="take the notes from [Unreleased], and allow changes that are not committed",
+        help="take the notes from [Unreleased], where it is, and allow uncommitted changes",
     )
     draft: bool = parser.parse_args(arguments).draft
     try:
@@ -48,7 +48,7 @@ def release(root: Path, *, draft: bool):
     """Make a release of a checkout; yield what was done."""
     version = version_of(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    is_next = draft and "## [Unreleased]" in changelog
+    is_next = draft and "## [Unreleased]" in changelog  # or the draft is of the version itself
     notes = notes_of(changelog, "Unreleased" if is_next else version)
     if not draft:
         check_tree(root, version)

@@ -69,7 +69,9 @@ def test_a_version_without_an_entry_or_with_changes_is_refused(checkout):
     version = release.version_of(checkout)
     with pytest.raises(ReleaseError, match=rf"no heading `## \[{re.escape(version)}\]"):
         next(steps)
+    assert "has its entry" in next(release.release(checkout, draft=True))
     set_changelog(checkout, f"## [{version}] - 2026-11-24")
+    assert "has its entry" in next(release.release(checkout, draft=True))
     with pytest.raises(ReleaseError, match=r"not committed.*\n.*CHANGELOG"):
         next(release.release(checkout, draft=False))
     git(checkout, "commit", "--quiet", "--all", "--message", "Release")

@@ -171,7 +171,7 @@ def leaf(field, op, value):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.fixed_dictionaries(values), min_size=1, max_size=6),
     wanted=st.lists(st.tuples(st.sampled_from(COLUMNS), leaves), min_size=1, max_size=8),

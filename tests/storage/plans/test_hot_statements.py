@@ -498,9 +498,9 @@ def test_hot_reads_do_not_scan_the_table(unchanged_url, operation):
     assert_no_scan(unchanged_url, operation)
 
 
-def assert_no_scan(large_url, operation):
+def assert_no_scan(url, operation):
     name, call = OPERATIONS[operation]
-    buffer = ReplayBuffer(large_url, name=name)
+    buffer = ReplayBuffer(url, name=name)
     len(buffer)  # remembers whole blocks from here on
     with Watch(buffer._store.engine) as watch:
         call(buffer)
