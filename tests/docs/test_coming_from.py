@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from tests.docs.english import of_page
 from tests.docs.pages import SQLITE_URL, pages, text_of
-from tests.support.markdown import ROOT
 from tests.support.sql import scalar
 
 COMING_FROM = sorted(page for page in pages() if page.startswith("docs/coming-from/"))
-
-
-@pytest.mark.parametrize("document", COMING_FROM)
-def test_a_page_has_at_most_fifteen_hundred_words(document):
-    assert of_page(ROOT / document, document).n_words <= 1_500
 
 
 def test_coming_from_aworld(read):

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import LatestSampler, ReplayBuffer
-from tests.docs.english import of_page
 from tests.docs.pages import SQLITE_URL, pages, text_of
-from tests.support.markdown import ROOT
 from tests.support.sql import run, scalar
 
 HOW_TO = {page for page in pages() if page.startswith("docs/how-to/")}
@@ -46,19 +44,6 @@ READ_ELSEWHERE = {
 def test_every_how_to_page_is_read_by_a_test():
     here = re.findall(r'read\("(docs/how-to/.+?)"', Path(__file__).read_text(encoding="utf-8"))
     assert {*here, *READ_ELSEWHERE} == HOW_TO
-
-
-@pytest.mark.parametrize("document", sorted(HOW_TO))
-def test_a_page_has_at_most_a_thousand_words(document):
-    assert of_page(ROOT / document, document).n_words <= 1_000
-
-
-@pytest.mark.parametrize("document", sorted(HOW_TO))
-def test_the_title_begins_with_the_verb_of_the_file_name(document):
-    title = text_of(document).partition("\n")[0]
-    stem = Path(document).stem
-    verb = {"engines": "choose"}.get(stem, stem.partition("-")[0])
-    assert title.startswith(f"# {verb.capitalize()} ")
 
 
 def test_arrays(read):

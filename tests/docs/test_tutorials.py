@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from tests.docs.english import of_page
 from tests.docs.pages import SQLITE_URL, text_of
 from tests.docs.tutorial_pictures import PICTURES, curves
 from tests.support.markdown import ROOT
@@ -22,10 +21,8 @@ def test_agent_rollouts(read):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=str)
-def test_a_tutorial_is_short_and_says_where_to_go_next(path):
-    prose = of_page(path, path.name)
-    assert prose.n_words <= 1_200
-    assert re.search(r"^## Where to go next$", prose.text, re.MULTILINE)
+def test_a_tutorial_says_where_to_go_next(path):
+    assert re.search(r"^## Where to go next$", path.read_text("utf-8"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted(PICTURES))
