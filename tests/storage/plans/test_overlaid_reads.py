@@ -1,4 +1,4 @@
-"""Reads of steps with late facts are linear: four times the steps cost about four times the work."""
+"""Reads of steps with late facts are linear: four times the steps cost about four times as much."""
 
 import numpy as np
 import pytest
@@ -54,8 +54,6 @@ def work_of(reads, url, name, fields, overlay, n):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_reads_of_overlaid_steps_are_linear(schema_url, overlay, form):
-    few, many = (
-        work_of(READS, schema_url, f"{n}", FORMS[form], overlay, n) for n in (FEW, MANY)
-    )
+    few, many = (work_of(READS, schema_url, f"{n}", FORMS[form], overlay, n) for n in (FEW, MANY))
     growth = {read: many[read] / max(few[read], FEW) for read in READS}
     assert {read: g for read, g in growth.items() if g > MOST_GROWTH} == {}
