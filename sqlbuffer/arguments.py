@@ -233,6 +233,13 @@ def check_n_step(n_step: int, gamma: float) -> None:
         raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
 
 
+def checked_flag(name: str, value: Any) -> bool:
+    """Return True or False, given as a bool of Python or numpy."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} is True or False, got {value!r}")
+    return bool(value)
+
+
 def described(sampler: Any) -> str:
     """Return the error for a value that is not a sampler."""
     if isinstance(sampler, type):

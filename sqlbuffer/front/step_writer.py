@@ -75,6 +75,9 @@ class StepWriter:
             pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
         )
         store.own_writes.add(self._queue)
+        fields = store.info.config.fields
+        # Steps without an episode are of use, or it was said that they are not.
+        self._may_be_single = fields.has_next or not fields.observations
         self._streams: dict[tuple[Any, ...], _Stream] = {}
         self._numbers: dict[tuple[str, str], StepNumbers] = {}
 
@@ -112,6 +115,14 @@ class StepWriter:
     def add(self, given: dict[str, Any]) -> StoreResult | None:
         """Store one step given by its fields; return None if it waits for others."""
         specs = self._store.layout.specs
+        if specs and given.get("episode_id") is None and not self._may_be_single:
+            self._may_be_single = True
+            logger.warning(
+                "buffer %r: steps that add() stores without episode_id= have no successor, and "
+                "sample_transitions() does not draw them; use episode() or record(), or declare "
+                "the field next_obs",
+                self._store.info.name,
+            )
         if specs and not SINGLE.intersection(given):
             self._add_waiting(given)
             return None

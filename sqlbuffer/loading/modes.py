@@ -9,7 +9,13 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from sqlbuffer.arguments import Condition, check_batch_size, check_n_step, described
+from sqlbuffer.arguments import (
+    Condition,
+    check_batch_size,
+    check_n_step,
+    checked_flag,
+    described,
+)
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.loading.ranks import Rank, Shard, rank_of
@@ -31,8 +37,8 @@ Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
 # The options that not every mode takes.
 TAKES: dict[str, tuple[str, ...]] = {
     "step": (),
-    "transition": ("n_step", "gamma", "stack", "terminal_field"),
-    "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field"),
+    "transition": ("n_step", "gamma", "stack", "terminal_field", "skip_single"),
+    "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field", "skip_single"),
     "window": ("length", "burn_in", "stride", "stack"),
     "trajectory": ("include_partial",),
 }
@@ -52,6 +58,7 @@ class LoaderSettings(TypedDict, total=False):
     sequence_fields: Sequence[str]
     stack: Mapping[str, int] | None
     terminal_field: str | None
+    skip_single: bool
     include_partial: bool
     shuffle: bool
     seed: int | None
@@ -84,6 +91,7 @@ class LoaderOptions:
     sequence_fields: Sequence[str] = ()
     stack: Mapping[str, int] | None = None
     terminal_field: str | None = None
+    skip_single: bool = False
     include_partial: bool = False
     shuffle: bool = True
     seed: int | None = None
@@ -103,8 +111,8 @@ class LoaderOptions:
             raise ValueError("a loader's batches hold 1 row or more, got batch_size=0")
         check_n_step(self.n_step, self.gamma)
         check_seed(self.seed)
-        for name in ("include_partial", "shuffle", "drop_last", "replace", "even"):
-            _check_flag(name, getattr(self, name))
+        for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
+            checked_flag(name, getattr(self, name))
         if self.epochs is not None:
             check_count("epochs", self.epochs, 1, " or None")
         _check_order(self)
@@ -159,6 +167,7 @@ class LoaderOptions:
             stack=self.stack,
             terminal_field=self.terminal_field,
             sequence_fields=self.sequence_fields,
+            skip_single=bool(self.skip_single),
         )
         return TransitionReader(form, compression)
 
@@ -205,11 +214,6 @@ def check_count(name: str, value: Any, least: int, more: str = "") -> None:
     """Raise unless it is an integer from `least` on."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} is an integer from {least} on{more}, got {value!r}")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is True or False, got {value!r}")
 
 
 def _check_mode(options: LoaderOptions) -> None:
