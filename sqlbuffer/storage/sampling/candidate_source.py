@@ -89,7 +89,12 @@ class CandidateSource:
     ) -> Payloads:
         """Return the reader of rows, whole or in part."""
         info = self.buffer.info
-        return Payloads(info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks)
+        # Only layouts of compat replace steps.
+        may_replace = info.layout is not None
+        return Payloads(
+            info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks,
+            may_replace=may_replace,
+        )  # fmt: skip
 
     @cached_property
     def window_query(self) -> str:

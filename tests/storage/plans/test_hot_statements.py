@@ -51,8 +51,8 @@ SCAN = re.compile(
     r"^\s*SCAN (experiences|earlier|episodes|ends|priorities|quarantine|late\b|label|[eplq]\b)",
     re.MULTILINE,
 )
-# A search by the buffer alone, or from a number on, is a scan of its chunks. The newest chunk without
-# an episode is found so by an index of these chunks; the counted work shows that it is the first.
+# A search by the buffer alone, or from a number on, is a scan of its chunks. The newest chunk
+# without an episode is an exception: it is the last of an index, as the counted work shows.
 SCAN_OF_CHUNKS = re.compile(
     r"Seq Scan on (chunks|chunk_data|deleted_steps)\b|"
     r"^\s*SCAN (chunk|step|of_episode|before|gone|next_gone|deleted|[bcdikxy]\b(?! VIRTUAL))|"
