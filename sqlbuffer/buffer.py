@@ -18,6 +18,7 @@ from sqlbuffer.arguments import (
     checked_flag,
     checked_session,
 )
+from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
@@ -72,7 +73,6 @@ from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 

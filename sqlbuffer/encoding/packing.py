@@ -270,4 +270,45 @@ def _with_length(spec: FieldSpec, n: int) -> tuple[int, ...]:
     return tuple(n if size == VARIABLE else size for size in spec.shape)
 
 
+def with_lens(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    """Return a field of some arrays, and its lengths if it has a varying length."""
+    return {key: arrays[key] for key in (name, f"{name}_lens") if key in arrays}
+
+
+def put_rows(
+    spec: FieldSpec,
+    arrays: Mapping[str, NDArray[Any]],
+    rows: NDArray[np.int64],
+    given: Mapping[str, NDArray[Any]],
+) -> dict[str, NDArray[Any]]:
+    """Return a field of b rows with the values of some rows replaced.
+
+    Args:
+        spec: The field.
+        arrays: The field, shape (b, *shape), and its lengths if it has a varying length.
+        rows: The n rows to replace.
+        given: Their values, shape (n, *shape), and their lengths likewise; they may be padded to
+            another length.
+    """
+    (old, new), *lens = zip(arrays.values(), given.values(), strict=True)
+    name, *lens_names = arrays
+    if spec.is_variable:
+        axis = 1 + spec.shape.index(VARIABLE)
+        longest = max(old.shape[axis], new.shape[axis])
+        old, new = _lengthened(old, axis, longest), _lengthened(new, axis, longest)
+    old[rows] = new
+    for own, more in lens:
+        own[rows] = more
+    return {name: old} | {key: own for key, (own, _) in zip(lens_names, lens, strict=True)}
+
+
+def _lengthened(values: NDArray[Any], axis: int, n: int) -> NDArray[Any]:
+    """Return values that are padded with zeros along an axis."""
+    if values.shape[axis] == n:
+        return values
+    padding = [(0, 0)] * values.ndim
+    padding[axis] = (0, n - values.shape[axis])
+    return np.pad(values, padding)
+
+
 EMPTY_LAYOUT = Layout({})

@@ -16,6 +16,7 @@ from sqlbuffer.arguments import (
     checked_flag,
     described,
 )
+from sqlbuffer.batches.forms import TransitionForm, checked_step_names
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.loading.ranks import Rank, Shard, rank_of
@@ -25,10 +26,8 @@ from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.samplers.seeding import check_seed
 from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore

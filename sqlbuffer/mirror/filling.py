@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import NONE
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferConfigError, MirrorFullError
-from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
+from sqlbuffer.mirror.memory.block_map import BLOCK
 from sqlbuffer.mirror.memory.slot_arrays import Allocate, zeroed
 from sqlbuffer.mirror.memory.step_changes import StepChanges
 from sqlbuffer.mirror.memory.step_limits import LIMIT_BYTES

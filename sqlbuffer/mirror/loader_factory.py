@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
+from sqlbuffer.batches.forms import Form
 from sqlbuffer.loading.factory import passes_of
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
@@ -12,7 +13,7 @@ from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Draws, Progress, is_count
 from sqlbuffer.mirror.loader_source import MirrorSource
-from sqlbuffer.mirror.memory_draws import Form, MemoryDraws
+from sqlbuffer.mirror.memory_draws import MemoryDraws
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.query.condition_tree import EVERYTHING, Group

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.batches.forms import Form, TrajectoryForm
+from sqlbuffer.batches.step_table import NONE
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import Numbers
 from sqlbuffer.loading.source import (
@@ -16,15 +18,14 @@ from sqlbuffer.loading.source import (
     Place,
     SourceWindow,
 )
-from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_record import SEQ
-from sqlbuffer.mirror.memory_draws import BatchMaker, Flags, Form, MemoryDraws
+from sqlbuffer.mirror.memory_batches import MemoryBatches
+from sqlbuffer.mirror.memory_draws import Flags, MemoryDraws
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.trajectory_form import TrajectoryForm
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -79,7 +80,7 @@ class MirrorSource:
         is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
         is_few = is_few or self._draws.selects
 
-        def found(maker: BatchMaker, wanted: Flags | None) -> SourceWindow:
+        def found(maker: MemoryBatches, wanted: Flags | None) -> SourceWindow:
             low, high = maker.memory.low, maker.memory.high
             return SourceWindow(low, max(low, high), _keys(maker, wanted) if is_few else None)
 
@@ -93,7 +94,7 @@ class MirrorSource:
         """Return the keys of all things that can be made at this moment."""
         self._store.own_writes.store()
 
-        def found(maker: BatchMaker, wanted: Flags | None) -> Intervals:
+        def found(maker: MemoryBatches, wanted: Flags | None) -> Intervals:
             slots = np.flatnonzero(maker.keys(wanted))
             slots = slots[maker.accepted(slots, wanted)]
             return Intervals(np.sort(maker.memory.records[SEQ][slots]))
@@ -114,7 +115,7 @@ class MirrorSource:
         """
 
         def found(
-            maker: BatchMaker, wanted: Flags | None
+            maker: MemoryBatches, wanted: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
             return *_next(maker, wanted, order, at, n), maker.memory.clock
 
@@ -124,14 +125,14 @@ class MirrorSource:
         return batch, behind
 
 
-def _keys(maker: BatchMaker, wanted: Flags | None) -> Numbers:
+def _keys(maker: MemoryBatches, wanted: Flags | None) -> Numbers:
     """Return the numbers of all keys, ascending."""
     found: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(wanted))])
     return found
 
 
 def _next(
-    maker: BatchMaker, wanted: Flags | None, order: PassOrder, at: Place, n: int
+    maker: MemoryBatches, wanted: Flags | None, order: PassOrder, at: Place, n: int
 ) -> tuple[Batch | None, Place]:
     found: list[Numbers] = []
     missing = n

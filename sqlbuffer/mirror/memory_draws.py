@@ -1,24 +1,22 @@
 """Draw batches of any kind from the memory of a mirror."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import check_batch_size
+from sqlbuffer.batches.forms import Form, StepForm, TransitionForm
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.choosing.uniform import UniformChooser
 from sqlbuffer.mirror.draw_accounts import DrawAccounts
-from sqlbuffer.mirror.making.step_batches import StepBatches, StepForm
-from sqlbuffer.mirror.making.trajectory_batches import TrajectoryBatches
-from sqlbuffer.mirror.making.transition_batches import TransitionBatches
-from sqlbuffer.mirror.making.window_batches import WindowBatches
 from sqlbuffer.mirror.matching_steps import MatchingSteps
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory_batches import MemoryBatches
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
@@ -26,40 +24,15 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.checks import checked_step_names
-from sqlbuffer.storage.sampling.readers.trajectory_form import TrajectoryForm
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
-from sqlbuffer.storage.sampling.readers.window_form import WindowForm
 from sqlbuffer.storage.store import BufferStore
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
 T = TypeVar("T")
 F = TypeVar("F", StepForm, TransitionForm)
 
 # Results of more forms than this are forgotten.
 MOST_FORMS = 8
-
-
-class BatchMaker(Protocol):
-    """Makes batches of one kind of thing of the steps in memory; see `PlannedBatches`."""
-
-    @property
-    def memory(self) -> StepMemory:
-        """The steps."""
-
-    def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
-        """Return n things; fewer if there are too few."""
-
-    def keys(self, wanted: Flags | None = None) -> Flags:
-        """Return which slots have a key that may be drawn."""
-
-    def accepted(self, slots: Integers, wanted: Flags | None = None) -> Flags:
-        """Return of which slots something can be made that may be drawn."""
-
-    def read(self, slots: Integers) -> Batch:
-        """Return the items made from accepted slots."""
 
 
 class MemoryDraws:
@@ -84,9 +57,9 @@ class MemoryDraws:
         self._rng, self._matching = np.random.default_rng(), MatchingSteps()
         self._uniform = UniformChooser(self._rng, replace=True)
         self.accounts = DrawAccounts(store, settings.refresh_s)
-        self._makers: dict[Form, BatchMaker] = {}
+        self._makers: dict[Form, MemoryBatches] = {}
         self._forms: dict[Any, Any] = {}
-        self._every_step = StepForm(*checked_step_names(settings.fields, None, "steps"))
+        self._every_step = StepForm.of(settings.fields)
         self._selects = settings.selects
         self._min_size = store.info.config.sampling.min_size
         self._has_priorities = store.info.config.priorities.enabled
@@ -152,7 +125,7 @@ class MemoryDraws:
             self._refreshing.check_prioritized(sampler.normalize)
         self._store.own_writes.store_before_draw(n, self.n_steps)
 
-        def drawn(maker: BatchMaker, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
+        def drawn(maker: MemoryBatches, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
             return maker.draw(chooser, n, wanted), memory.high, memory.clock
 
@@ -183,7 +156,7 @@ class MemoryDraws:
             return self._every_step
         return self._form_of(
             ("steps", fields),
-            lambda: StepForm(*checked_step_names(self._settings.fields, fields, "steps")),
+            lambda: StepForm.of(self._settings.fields, fields),
         )
 
     def transition_form(
@@ -225,7 +198,7 @@ class MemoryDraws:
         form: F = known
         return form
 
-    def read(self, form: Form, node: Node, made: Callable[[BatchMaker, Flags | None], T]) -> T:
+    def read(self, form: Form, node: Node, made: Callable[[MemoryBatches, Flags | None], T]) -> T:
         """Return a result made from the steps as they are now.
 
         Args:
@@ -245,13 +218,15 @@ class MemoryDraws:
 
         return self._refreshing.read(of_memory)
 
-    def _maker(self, memory: StepMemory, form: Form) -> BatchMaker:
+    def _maker(self, memory: StepMemory, form: Form) -> MemoryBatches:
         """Return what makes batches of a form; it remembers what earlier draws found out."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
             if len(self._makers) >= MOST_FORMS:
                 self._makers.clear()
-            known = self._makers[form] = _maker_of(memory, form, self._store)
+            buffer = str(self._store.url), self._store.info.id
+            layout = self._store.observation_layout
+            known = self._makers[form] = MemoryBatches(memory, form, layout, buffer)
         return known
 
     def _check_size(self, memory: StepMemory) -> None:
@@ -277,14 +252,3 @@ def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
             for each in given
         )  # fmt: skip
     return given
-
-
-def _maker_of(memory: StepMemory, form: Any, store: BufferStore) -> BatchMaker:
-    if isinstance(form, StepForm):
-        return StepBatches(memory, form)
-    if isinstance(form, WindowForm):
-        return WindowBatches(memory, form)
-    if isinstance(form, TrajectoryForm):
-        return TrajectoryBatches(memory, form, store.observation_layout)
-    buffer = str(store.url), store.info.id
-    return TransitionBatches(memory, form, store.observation_layout, buffer)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlbuffer.arguments import Condition
+from sqlbuffer.batches.forms import checked_step_names
 from sqlbuffer.config.setting_checks import checked_seconds, checked_size
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.mirror.memory.step_record import kept_layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
-from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.store import BufferStore
 
 

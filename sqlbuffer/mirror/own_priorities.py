@@ -7,10 +7,10 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import LIVE, NONE
 from sqlbuffer.encoding.priority_values import last_of_each
-from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import LIVE, SEQ
+from sqlbuffer.mirror.memory.step_record import SEQ
 from sqlbuffer.storage.store import BufferStore
 
 Integers = NDArray[np.int64]

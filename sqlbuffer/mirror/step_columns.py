@@ -6,19 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import NO_TERMINATED, NO_TRUNCATED, NONE, TERMINATED, TRUNCATED
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import (
-    AGENT,
-    NO_TERMINATED,
-    NO_TRUNCATED,
-    SEQ,
-    STEP,
-    TASK,
-    TERMINATED,
-    TRUNCATED,
-)
+from sqlbuffer.mirror.memory.step_record import AGENT, SEQ, STEP, TASK
 from sqlbuffer.query.array_filter import NumberColumn, TextColumn
 from sqlbuffer.query.condition_tree import Leaf, Node
 from sqlbuffer.query.paths import DECLARED, Field

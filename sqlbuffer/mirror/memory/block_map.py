@@ -5,11 +5,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import NONE
+
 Integers = NDArray[np.int64]
 
 BLOCK = 64
 _BITS = 6
-NONE = -1
 
 
 class BlockMap:

@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.batches.step_table import ABORTED, NONE, OPEN, STATUS_NAMES
 from sqlbuffer.storage.following.buffer_state import EpisodeState
 
 Integers = NDArray[np.int64]
 
-OPEN, COMPLETE, ABORTED = range(3)
-STATUS_NAMES: NDArray[Any] = np.array(["open", "complete", "aborted"], object)
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
+from sqlbuffer.batches.step_table import NONE
+from sqlbuffer.mirror.memory.block_map import BLOCK
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import AGENT, EPISODE, SEQ, TASK, T
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import LINK
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.mirror.memory.step_record import LINK, record_of
+from sqlbuffer.mirror.memory.step_record import record_of
 from sqlbuffer.mirror.memory.tails import Shapes, tail_shapes
 
 Allocate = Callable[[Shapes], Mapping[str, NDArray[Any]]]

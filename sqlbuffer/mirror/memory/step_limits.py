@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.batches.step_table import NONE
 from sqlbuffer.storage.following.buffer_state import ChunkRow
 
 Integers = NDArray[np.int64]

@@ -1,13 +1,28 @@
 """The steps of a mirror in memory: a record for each step, and how the steps follow each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.mirror.memory.block_map import BLOCK, NONE, BlockMap
+from sqlbuffer.batches.step_table import (
+    BARRED,
+    LAST,
+    LINK,
+    LIVE,
+    NONE,
+    TERMINATED,
+    TRUNCATED,
+    Arrays,
+    Flags,
+    Integers,
+    as_float32,
+)
+from sqlbuffer.encoding.packing import Layout, with_lens
+from sqlbuffer.errors import FieldError
+from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
 from sqlbuffer.mirror.memory.name_table import NameTable
@@ -17,21 +32,14 @@ from sqlbuffer.mirror.memory.step_limits import StepLimits
 from sqlbuffer.mirror.memory.step_priorities import StepPriorities
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
-    BARRED,
     EPISODE,
-    LAST,
-    LINK,
-    LIVE,
     NO_REWARD,
     SEQ,
     STEP,
     TASK,
-    TERMINATED,
-    TRUNCATED,
     FieldCopies,
     StoredFields,
     T,
-    as_float32,
     as_records,
     as_slice,
     bytes_of,
@@ -43,7 +51,7 @@ from sqlbuffer.mirror.memory.step_record import (
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 
-Integers = NDArray[np.int64]
+Gathered = tuple[Integers, NDArray[Any]]
 
 
 class StepMemory:
@@ -155,7 +163,11 @@ class StepMemory:
         """Reward, flags, place and neighbours of each step, of shape (n_slots,)."""
         return self._links.view(LINK)[:, 0]
 
-    def gathered(self, slots: Integers) -> NDArray[Any]:
+    def gathered(self, slots: Integers) -> Gathered:
+        """Return copies of steps; see `StepTable.gathered`."""
+        return slots, self.gathered_records(slots)
+
+    def gathered_records(self, slots: Integers) -> NDArray[Any]:
         """Return copies of records, of shape (n,)."""
         return as_records(self._record_bytes.take(slots), self.record)
 
@@ -166,6 +178,65 @@ class StepMemory:
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return copies of links, of shape (n,)."""
         return as_records(self._link_bytes.take(slots), LINK)
+
+    def fields_of(
+        self, steps: Gathered, names: Sequence[str], built_in: Sequence[str] = ()
+    ) -> Arrays:
+        """Return fields of gathered steps; see `StepTable.fields_of`."""
+        slots, rows = steps
+        if self.tails is None and not self.large:
+            return self.copies.of(rows, (*names, *built_in))
+        arrays, padded = Arrays(), Arrays()
+        if self.tails is not None:
+            padded = self.layout.tail_columns(rows, self.tails.of(slots), names)
+        for name in names:
+            if name in padded:
+                arrays |= with_lens(padded, name)
+            elif name in self.large:
+                arrays[name] = self.large[name].take(slots, axis=0)
+            else:
+                arrays |= self.copies.of(rows, [name])
+        return arrays | self.copies.of(rows, built_in)
+
+    def episodes_of(self, steps: Gathered) -> Integers:
+        """Return the number of the episode of gathered steps; see `StepTable.episodes_of`."""
+        episodes: Integers = steps[1][EPISODE]
+        return episodes
+
+    def info_of(self, steps: Gathered, with_place: bool) -> Callable[[], Arrays]:
+        """Return a function that makes the info of a batch; see `StepTable.info_of`."""
+        _, rows = steps
+        tasks, agents = self.tasks.names, self.agents.names
+        of, keys = rows[EPISODE], self.episodes.keys
+        episodes = keys
+        if with_place:  # now: the numbers of episodes are used again
+            episodes = keys.take(of, mode="clip") if len(keys) else np.full(len(of), None)
+
+        def made() -> "Arrays":
+            info = {
+                "seq": rows[SEQ].copy(),
+                "task_id": tasks.take(rows[TASK]),
+                "agent_id": agents.take(rows[AGENT]),
+                "step": rows[STEP].copy(),
+            }
+            if with_place:
+                episodes[of == NONE] = None
+                info |= {"episode": episodes, "t": rows[T].astype(np.int64)}
+            return info
+
+        return made
+
+    def check_kept(self, names: Sequence[str]) -> None:
+        """Raise FieldError where a mirror does not keep a field."""
+        for name in names:
+            if name not in self.layout.specs:
+                raise FieldError(
+                    f"the mirror was opened without field {name!r}; add it to fields=[...]"
+                )
+
+    def at(self, index: Integers) -> "StepsInSlots":
+        """Return the steps in some slots; see `StepTable.at`."""
+        return StepsInSlots(self, index)
 
     def stage(self, chunks: Sequence[ChunkRow]) -> bool:
         """Put the steps of chunks into free slots; False: there are too few, nothing is done.
@@ -398,3 +469,82 @@ class StepMemory:
             self.tails.drop(slots)
         links[slots] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
         self.blocks.free(numbers)
+
+
+class StepsInSlots:
+    """Steps in slots of which some have no step; see `StepsAt`.
+
+    Args:
+        memory: The steps.
+        index: Their slots, of any shape; -1 for a missing step.
+    """
+
+    def __init__(self, memory: StepMemory, index: Integers) -> None:
+        self._memory, self._shape = memory, index.shape
+        self._slots = index.reshape(-1)
+        self._is_missing = self._slots == NONE
+        self._has_missing = np.count_nonzero(self._is_missing) > 0
+        self._at = np.maximum(self._slots, 0) if self._has_missing else self._slots
+
+    @cached_property
+    def _rows(self) -> NDArray[Any]:
+        return self._memory.gathered_records(self._at)
+
+    def fields(self, names: Sequence[str]) -> Arrays:
+        """Return declared fields; see `StepsAt.fields`.
+
+        Raises:
+            FieldError: The mirror does not keep one of them.
+        """
+        memory = self._memory
+        memory.check_kept(names)
+        arrays: Arrays = {}
+        padded = self._padded(names)
+        for name in names:
+            if name in padded:
+                arrays |= {key: self._shaped(v) for key, v in with_lens(padded, name).items()}
+            elif name in memory.large:
+                arrays[name] = self._without_missing(memory.large[name].take(self._at, axis=0))
+            elif len(names) == 1:
+                arrays[name] = self._without_missing(memory.gathered_field(name, self._at))
+            else:
+                arrays |= self.built_in([name])
+        return arrays
+
+    def built_in(self, names: Sequence[str]) -> Arrays:
+        """Return values that every step has; see `StepsAt.built_in`."""
+        copies = self._memory.copies.of(self._rows, names)
+        return {name: self._without_missing(values) for name, values in copies.items()}
+
+    def is_any_barred(self) -> Flags:
+        """Return in which rows of the index a step may not be sampled; see `StepsAt`."""
+        flags = self._memory.gathered_links(self._at)["flags"]
+        is_barred = ((flags & BARRED) != 0) & ~self._is_missing
+        any_barred: Flags = is_barred.reshape(self._shape).any(
+            axis=tuple(range(1, len(self._shape)))
+        )
+        return any_barred
+
+    def _without_missing(self, values: NDArray[Any]) -> NDArray[Any]:
+        if self._has_missing:
+            values[self._is_missing] = np.zeros((), values.dtype)
+        return self._shaped(values)
+
+    def _shaped(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.reshape(*self._shape, *values.shape[1:])
+
+    def _padded(self, names: Sequence[str]) -> Arrays:
+        """Return the fields of varying length and their lengths, of shape (n, ...)."""
+        memory = self._memory
+        if memory.tails is None or not any(memory.layout.specs[n].is_variable for n in names):
+            return {}
+        there = np.flatnonzero(~self._is_missing)
+        tails = memory.tails.of(self._slots[there])
+        of_steps = memory.layout.tail_columns(self._rows[there], tails, names)
+        if not self._has_missing:
+            return of_steps
+        padded: Arrays = {}
+        for name, values in of_steps.items():
+            padded[name] = np.zeros((len(self._slots), *values.shape[1:]), values.dtype)
+            padded[name][there] = values
+        return padded

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import LIVE
 from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
-from sqlbuffer.mirror.memory.step_record import LIVE
 from sqlbuffer.mirror.memory.weight_tree import WeightTree
 from sqlbuffer.weighted_sampling.block_weights import weights_of
 

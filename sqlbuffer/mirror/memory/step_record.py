@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD
 from sqlbuffer.encoding.packed_chunk import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -20,25 +21,9 @@ Integers = NDArray[np.int64]
 LARGE_BYTES = 1024
 # Fields have names that Python could use, so these are free.
 SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episode", ".t"
-# Flags of a step. LIVE: the buffer has it. BARRED: it may not be sampled now. TOLD: it shows
-# whether the episode ended there.
-TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
-# `terminated`, or `truncated`, is None.
-NO_TERMINATED, NO_TRUNCATED = 64, 128
 NO_REWARD = np.array(np.nan, ">f8").tobytes()
 # New flags of a chunk's steps when all of them get a flag that none had.
 _WITH = {more: bytes(each | more for each in range(256)) for more in range(0, 256, TOLD)}
-LINK: np.dtype[Any] = np.dtype(
-    [
-        ("reward", np.float64),
-        ("next", np.int32),
-        ("prev", np.int32),
-        ("episode", np.int32),
-        ("t", np.int32),
-        ("flags", np.uint8),
-    ],
-    align=True,
-)
 
 
 def record_of(layout: Layout) -> np.dtype[Any]:
@@ -208,14 +193,6 @@ def slot_bytes(layout: Layout) -> int:
     )
     is_drawable, place = 1, 16 if any(spec.is_variable for spec in layout.specs.values()) else 0
     return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + place
-
-
-def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a copy of rewards as batches have them; those too large are infinite."""
-    if values.dtype == np.float32:
-        return values.copy()
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
 
 
 def as_slice(slots: Integers) -> Any:

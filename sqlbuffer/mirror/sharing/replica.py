@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.memory.block_map import BLOCK, NONE
+from sqlbuffer.batches.step_table import NONE
+from sqlbuffer.mirror.memory.block_map import BLOCK
 from sqlbuffer.mirror.memory.episode_table import EpisodeEntry
 from sqlbuffer.mirror.memory.restoring import block_numbers
 from sqlbuffer.mirror.memory.slot_arrays import slot_shapes

@@ -21,6 +21,7 @@ from sqlbuffer import (
     RandomTaskSample,
     ReplayBuffer,
 )
+from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.browsing import buffer_curves
@@ -31,7 +32,6 @@ from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read

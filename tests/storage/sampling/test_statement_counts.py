@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.support.episodes import FIELDS, Made, store

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.n_step import n_step_returns
-from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from tests.support.sql import run
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import func, true
 
+from sqlbuffer.batches.forms import FINAL_PREFIX, TrajectoryForm
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
@@ -36,7 +37,6 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     step_arrays,
     steps_of,
 )
-from sqlbuffer.storage.sampling.readers.trajectory_form import FINAL_PREFIX, TrajectoryForm
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 from sqlbuffer.storage.schema.planner import unindexed
 

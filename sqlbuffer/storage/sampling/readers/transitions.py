@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.forms import (
+    ENDS_NOT_TOLD,
+    NEXT,
+    TransitionForm,
+    no_successor,
+    warn_of_single_steps,
+)
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -34,13 +41,6 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     gather,
     places_of,
     steps_of,
-)
-from sqlbuffer.storage.sampling.readers.transition_form import (
-    ENDS_NOT_TOLD,
-    NEXT,
-    TransitionForm,
-    no_successor,
-    warn_of_single_steps,
 )
 
 SEQUENCE = "seq_"
@@ -210,19 +210,19 @@ class TransitionReader(PlanReader[Transitions]):
     def _batch(self, plan: Transitions) -> Batch:
         chosen = np.flatnonzero(plan.accepted)
         rows = [plan.rows[i] for i in chosen.tolist()]
-        plain = [name for name in self._form.own if name not in self._form.stack]
+        plain = [name for name in self._form.names if name not in self._form.stack]
         first = gather(plan.table, self._layout, plan.steps[chosen, 0], plain)
         origin = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
         stacked = self._stacked(plan, chosen)
         returns, m = plan.returns, plan.returns.m[chosen]
         arrays: dict[str, NDArray[Any]] = {}
-        for name in self._form.own:
+        for name in self._form.names:
             arrays |= {name: stacked[name]} if name in stacked else _with_lens(first, name)
         arrays["reward"] = as_float32(returns.reward[chosen])
         arrays["discount"] = as_float32(returns.discount[chosen])
         arrays["terminated"] = returns.terminated[chosen]
         last = plan.steps[chosen, m - 1]
-        if self._form.with_truncated:
+        if "truncated" in self._form.built_in:
             arrays["truncated"] = plan.table.flags(plan.table.truncated, last)
         arrays |= self._following(plan, chosen) | self._sequenced(plan, chosen)
         info = {
@@ -237,7 +237,7 @@ class TransitionReader(PlanReader[Transitions]):
         return {
             name: gather(plan.table, self._layout, plan.frames[chosen, -k:], [name])[name]
             for name, k in self._form.stack.items()
-            if name in self._form.own
+            if name in self._form.names
         }
 
     def _following(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
@@ -25,7 +26,6 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     step_arrays,
     steps_of,
 )
-from sqlbuffer.storage.sampling.readers.window_form import WindowForm
 from sqlbuffer.storage.schema.planner import unindexed
 
 Integers = NDArray[np.int64]

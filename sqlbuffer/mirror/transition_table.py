@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.making.transition_plan import TransitionPlan
-from sqlbuffer.mirror.memory.block_map import NONE
+from sqlbuffer.batches.step_table import NONE, as_float32
+from sqlbuffer.batches.transitions import TransitionPlan
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import as_float32, as_records, bytes_of
+from sqlbuffer.mirror.memory.step_record import as_records, bytes_of
 from sqlbuffer.steps.n_step import Returns
 
 Integers = NDArray[np.int64]

@@ -1,26 +1,25 @@
-"""Windows of steps from memory."""
+"""Windows of steps of one length, with steps before them to warm up a recurrent state."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.mirror.choosing.chosen import Columns
-from sqlbuffer.mirror.making.planned_batches import PlannedBatches
-from sqlbuffer.mirror.making.step_batches import episode_info, info_of
-from sqlbuffer.mirror.making.steps_at import StepsAt
-from sqlbuffer.mirror.memory.block_map import NONE
-from sqlbuffer.mirror.memory.episode_table import ABORTED
-from sqlbuffer.mirror.memory.slot_flags import SlotFlags
-from sqlbuffer.mirror.memory.step_chains import chains
-from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import TERMINATED, TRUNCATED
+from sqlbuffer.batches.forms import WindowForm
+from sqlbuffer.batches.step_table import (
+    ABORTED,
+    NONE,
+    TERMINATED,
+    TRUNCATED,
+    Flags,
+    Integers,
+    StepTable,
+    chains,
+    info_with,
+)
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.sampling.readers.window_form import WindowForm
-
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -41,42 +40,53 @@ class WindowPlan:
     accepted: Flags
 
 
-class WindowBatches(PlannedBatches[WindowPlan]):
-    """Makes windows of steps in memory; see `WindowReader`.
+class WindowMaker:
+    """Makes windows. Their key is the first step to learn from.
+
+    Windows are placed at the steps t of an episode that are multiples of `stride`. A window has
+    `length` steps from there on, fewer if the episode ends. Before them it has up to `burn_in`
+    steps, as far as they are stored without a gap. In an open episode all `length` steps must be
+    stored. Aborted episodes have no windows.
 
     Args:
-        memory: The steps.
+        table: The steps.
         form: Fields and length of the windows.
+
+    Attributes:
+        table: The steps.
+        accepts_all: False: the neighbours of a key decide.
     """
 
-    def __init__(self, memory: StepMemory, form: WindowForm) -> None:
-        super().__init__(memory)
-        self._form = form
+    accepts_all = False
+
+    def __init__(self, table: StepTable, form: WindowForm) -> None:
+        self.table, self._form = table, form
         self._offsets = np.arange(-form.burn_in, form.length)
-        # With a stride above 1, windows start at few steps: draw from these only.
-        self._keys = None if form.stride == 1 else SlotFlags(memory, self._is_key)
 
-    def keys(self, wanted: Flags | None = None) -> Flags:
-        """Return which slots a window may be laid at; see `PlannedBatches.keys`."""
-        found = super().keys(wanted)
-        return found if self._keys is None else found & self._keys.now()
+    def are_keys(self, slots: Integers) -> Flags | None:
+        """Return at which steps a window may be placed; see `Maker.are_keys`."""
+        if self._form.stride == 1:
+            return None
+        ts = self.table.gathered_links(slots)["t"]
+        are_keys: Flags = (ts >= 0) & (ts % self._form.stride == 0)
+        return are_keys
 
-    def _is_key(self, slots: Integers) -> Flags:
-        ts = self.memory.gathered_links(slots)["t"]
-        found: Flags = (ts >= 0) & (ts % self._form.stride == 0)
-        return found
-
-    def _n_steps(self, slots: Integers) -> int:
+    def n_steps(self, slots: Integers) -> int:
+        """Return how many steps a window needs at most, with the frames of each."""
         return (self._form.n_before + self._form.length) * self._form.n_frames
 
-    def _taken(self, plan: WindowPlan, at: Integers) -> WindowPlan:
-        return WindowPlan(plan.slots[at], plan.index[at], plan.frames[at], plan.accepted[at])
+    def taken(self, plan: WindowPlan, index: Integers) -> WindowPlan:
+        """Return a part of a plan."""
+        return WindowPlan(
+            plan.slots[index], plan.index[index], plan.frames[index], plan.accepted[index]
+        )
 
-    def _plan(self, slots: Integers) -> WindowPlan:
-        memory, form = self.memory, self._form
-        first = memory.gathered_links(slots)
-        before = chains(memory, slots, form.n_before + 1, back=True)[:, :0:-1]
-        line = np.concatenate([before, chains(memory, slots, form.length)], axis=1)
+    def plan(self, slots: Integers) -> WindowPlan:
+        """Return the plan of the windows at some steps."""
+        table, form = self.table, self._form
+        first = table.gathered_links(slots)
+        before = chains(table, slots, form.n_before + 1, back=True)[:, :0:-1]
+        line = np.concatenate([before, chains(table, slots, form.length)], axis=1)
         index = line[:, form.n_frames - 1 :]
         frames = self._frames(line, first["t"].astype(np.int64))
         usable = (index != NONE) & (frames != NONE).all(axis=2)
@@ -91,28 +101,28 @@ class WindowBatches(PlannedBatches[WindowPlan]):
         is_within = np.concatenate([burnt, wanted], axis=1)
         index = np.where(is_within, index, NONE)
         frames = np.where(is_within[:, :, None], frames, NONE)
-        if memory.has_barred:
+        if table.has_barred:
             flat = frames.reshape(len(slots), frames.shape[1] * frames.shape[2])
             needed = np.concatenate([index, flat], axis=1)
-            accepted &= ~StepsAt(memory, needed).is_any_barred()
+            accepted &= ~table.at(needed).is_any_barred()
         return WindowPlan(slots, index, frames, accepted)
 
     def _is_readable(self, first: NDArray[Any]) -> Flags:
-        own, episodes = first["episode"], self.memory.episodes
+        of, episodes = first["episode"], self.table.episodes
         if not len(episodes.status):
-            return np.zeros(len(own), bool)
-        found: Flags = (own != NONE) & (episodes.status[own] != ABORTED)
-        return found
+            return np.zeros(len(of), bool)
+        is_readable: Flags = (of != NONE) & (episodes.status[of] != ABORTED)
+        return is_readable
 
     def _ends_here(self, index: Integers, first: NDArray[Any]) -> Flags:
         """Return at which steps an episode ends, also within its steps."""
-        lengths = self.memory.episodes.length
-        flags = self.memory.gathered_links(np.maximum(index, 0).reshape(-1))["flags"]
+        lengths = self.table.episodes.length
+        flags = self.table.gathered_links(np.maximum(index, 0).reshape(-1))["flags"]
         is_told = (flags.reshape(index.shape) & (TERMINATED | TRUNCATED)) != 0
         length = lengths[first["episode"]] if len(lengths) else np.full(len(first), NONE)
         is_last = first["t"][:, None] + self._offsets + 1 == length[:, None]
-        found: Flags = (is_told & (index != NONE)) | is_last
-        return found
+        ends_here: Flags = (is_told & (index != NONE)) | is_last
+        return ends_here
 
     def _frames(self, line: Integers, ts: Integers) -> Integers:
         """Return the slots of the frames of each step.
@@ -130,17 +140,17 @@ class WindowBatches(PlannedBatches[WindowPlan]):
         columns = np.clip(np.maximum(columns, first), 0, line.shape[1] - 1)
         return np.take_along_axis(line[:, None, :], columns, axis=2)
 
-    def _batch(self, plan: WindowPlan, columns: Columns) -> Batch:
-        memory, form = self.memory, self._form
+    def batch(self, plan: WindowPlan, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
+        """Return the windows of a plan; see `Maker.batch`."""
+        table, form = self.table, self._form
         plain = [name for name in form.names if name not in form.stack]
-        steps = StepsAt(memory, plan.index)
+        steps = table.at(plan.index)
         arrays = steps.fields(plain)
         for name, k in form.stack.items():
             frames = plan.frames[:, :, -k:] if form.n_frames > 1 else plan.index[:, :, None]
-            arrays[name] = StepsAt(memory, frames).fields([name])[name]
+            arrays |= table.at(frames).fields([name])
         arrays |= steps.built_in(form.built_in)
         arrays["mask"] = plan.index != NONE
-        rows = memory.gathered(plan.slots)
-        more = {"burn_in": np.full(len(rows), form.burn_in, np.int64)}
-        info = info_of(memory, rows, episode_info(memory, rows), lambda: more)
-        return Batch({**arrays, **columns}, info)
+        burn_in = np.full(len(plan.slots), form.burn_in, np.int64)
+        info = table.info_of(table.gathered(plan.slots), with_place=True)
+        return Batch({**arrays, **columns}, info_with(info, {"burn_in": burn_in}))

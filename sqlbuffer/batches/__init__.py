@@ -1,0 +1,1 @@
+"""Make batches of steps: single ones, transitions, windows and trajectories."""

@@ -1,0 +1,394 @@
+"""The forms of batches: steps, transitions, windows and trajectories, with their checks."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields.declarations import BUILT_IN
+
+NEXT = "next_"
+ENDS_NOT_TOLD = (
+    "rows say neither terminated nor truncated, and there is a field 'done': pass "
+    "terminal_field='done' if it means that the episode terminated, or store terminated and "
+    "truncated"
+)
+_BUILT_IN = ("reward", "discount", "terminated", "truncated")
+
+logger = logging.getLogger(__name__)
+_warned: set[tuple[str, int, int]] = set()
+
+
+FINAL_PREFIX, SEQUENCE = "final_", "seq_"
+MOST_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class StepForm:
+    """The form of single steps; made with `of`.
+
+    Attributes:
+        names: The declared fields, in order.
+        built_in: Names among `reward`, `terminated` and `truncated`.
+    """
+
+    names: Sequence[str]
+    built_in: Sequence[str]
+
+    @classmethod
+    def of(cls, fields: Fields, names: Sequence[str] | None = None) -> "StepForm":
+        """Return the form of steps with some fields and built-in values; all by default.
+
+        Raises:
+            FieldError: Not a list of names, or an unknown one.
+        """
+        return cls(*checked_step_names(fields, names, "steps"))
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionForm:
+    """The form of transitions; made with `of`.
+
+    Attributes:
+        fields: The typed fields of the buffer.
+        n_step: Maximum number of steps in a transition.
+        gamma: Discount of one step.
+        stack: Number of stacked frames, by field.
+        terminal_field: The field that marks a terminated episode.
+        sequence_fields: The fields that are given for each step of a transition.
+        names: The fields of the first step.
+        following: The observations after, without their prefix.
+        built_in: Further values, named among `truncated`.
+        skip_single: Steps without an episode are left out instead of refused.
+    """
+
+    fields: Fields
+    n_step: int
+    gamma: float
+    stack: Mapping[str, int]
+    terminal_field: str | None
+    sequence_fields: Sequence[str]
+    names: Sequence[str]
+    following: Sequence[str]
+    built_in: Sequence[str]
+    skip_single: bool
+
+    @cached_property
+    def has_next(self) -> bool:
+        """True if the observations after steps are fields."""
+        return self.fields.has_next
+
+    @property
+    def needs_episodes(self) -> bool:
+        """True if a step without an episode has no transition."""
+        return self.skip_single or not self.has_next
+
+    @cached_property
+    def n_before(self) -> int:
+        """Number of steps that are needed before the first one."""
+        return max(self.stack.values(), default=1) - 1
+
+    @cached_property
+    def needs_all_fields(self) -> bool:
+        """True if the fields of all steps are needed, not only of the first and the last one."""
+        return self.terminal_field is not None or bool({*self.sequence_fields} - {"reward"})
+
+    @classmethod
+    def of(
+        cls,
+        fields: Fields,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        *,
+        names: Sequence[str] | None = None,
+        stack: Mapping[str, int] | None = None,
+        terminal_field: str | None = None,
+        sequence_fields: Sequence[str] = (),
+        skip_single: bool = False,
+    ) -> "TransitionForm":
+        """Return the form of transitions; see `ReplayBuffer.sample_transitions`.
+
+        Args:
+            fields: The typed fields of the buffer.
+            n_step: Maximum number of steps in a transition.
+            gamma: Discount of one step.
+            names: Names of the fields to return; all by default.
+            stack: Number of stacked frames, by field.
+            terminal_field: The field that marks a terminated episode.
+            sequence_fields: The fields that are given for each step of a transition.
+            skip_single: Leave steps without an episode out instead of refusing them.
+
+        Raises:
+            FieldError: No observation field, one of varying length, or an unknown name.
+        """
+        check_observations(fields)
+        stacked = checked_stack(fields, stack)
+        terminal = checked_terminal_field(fields, terminal_field)
+        sequences = checked_sequence_fields(fields, sequence_fields)
+        own, following, built_in = _chosen(fields, names)
+        return cls(
+            fields, n_step, gamma, stacked, terminal, sequences, own, following, built_in,
+            skip_single,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class WindowForm:
+    """The form of windows; made with `of`.
+
+    Attributes:
+        length: Steps to learn from.
+        burn_in: Steps before them.
+        stride: Distance in steps between two windows of an episode.
+        names: The declared fields of each step.
+        built_in: Names among `reward`, `terminated` and `truncated`.
+        stack: Number of stacked frames, by field.
+    """
+
+    length: int
+    burn_in: int
+    stride: int
+    names: Sequence[str]
+    built_in: Sequence[str]
+    stack: Mapping[str, int]
+
+    @cached_property
+    def n_frames(self) -> int:
+        """Maximum number of frames that are needed of each step."""
+        return max(self.stack.values(), default=1)
+
+    @cached_property
+    def n_before(self) -> int:
+        """Number of steps that are needed before the first one to learn from."""
+        return self.burn_in + self.n_frames - 1
+
+    @classmethod
+    def of(
+        cls,
+        fields: Fields,
+        length: int,
+        burn_in: int = 0,
+        stride: int = 1,
+        *,
+        names: Sequence[str] | None = None,
+        stack: Mapping[str, int] | None = None,
+    ) -> "WindowForm":
+        """Return the form of windows.
+
+        Args:
+            fields: The typed fields of the buffer.
+            length: Steps to learn from.
+            burn_in: Steps before them.
+            stride: Distance in steps between two windows of an episode.
+            names: Names among the fields, `reward`, `terminated` and `truncated`; all by default.
+            stack: Number of stacked frames, by field.
+
+        Raises:
+            FieldError: An unknown field.
+            ValueError: A length or stride below 1, or a burn-in below 0.
+        """
+        check_window(length, burn_in, stride)
+        own, built_in = checked_step_names(fields, names, "windows")
+        stacked = {name: k for name, k in checked_stack(fields, stack).items() if name in own}
+        return cls(int(length), int(burn_in), int(stride), own, built_in, stacked)
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryForm:
+    """The form of trajectories; made with `of`.
+
+    Attributes:
+        names: The declared fields of each step.
+        built_in: Names among `reward`, `terminated` and `truncated`.
+        finals: The observations that are also returned as final ones.
+        include_partial: Include episodes that are open or have lost steps.
+    """
+
+    names: Sequence[str]
+    built_in: Sequence[str]
+    finals: Sequence[str]
+    include_partial: bool
+
+    @classmethod
+    def of(
+        cls, fields: Fields, *, names: Sequence[str] | None = None, include_partial: bool = False
+    ) -> "TrajectoryForm":
+        """Return the form of trajectories.
+
+        Args:
+            fields: The typed fields of the buffer.
+            names: Names among these, `reward`, `terminated` and `truncated`; all by default.
+            include_partial: Include episodes that are open or have lost steps.
+
+        Raises:
+            FieldError: An unknown field, or one with the name of a final observation.
+        """
+        own, built_in = checked_step_names(fields, names, "trajectories")
+        finals = [name for name in fields.observations if name in own]
+        for name in finals:
+            if FINAL_PREFIX + name in fields.specs:
+                raise FieldError(
+                    f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
+                    f"trajectory: leave out {name!r} or that field with fields=[...]"
+                )
+        return cls(own, built_in, finals, include_partial)
+
+
+Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
+
+
+def no_successor(seq: int) -> FieldError:
+    """Return the error for a step without an episode where the observations after are not fields.
+
+    Drawing its terminal ones alone, which need no observation after, would bias the batches.
+    """
+    return FieldError(
+        f"step {seq} has no episode, so no step follows it: store steps in episodes "
+        f"(store_episode, episode(), record, or extend(.., episode_id=..)), declare the field "
+        f"next_obs, or pass skip_single=True to draw from the episodes alone"
+    )
+
+
+def warn_of_single_steps(database: str, buffer_id: int, n_step: int) -> None:
+    """Warn once that steps without an episode are transitions of one step."""
+    if n_step > 1 and (database, buffer_id, n_step) not in _warned:
+        _warned.add((database, buffer_id, n_step))
+        logger.warning(
+            "n_step=%d: steps without an episode are transitions of one step, with their own "
+            "next_obs; batch.info['n_steps'] shows them",
+            n_step,
+        )
+
+
+def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], list[str]]:
+    """Return the fields of the first step, the observations after, and further built-in values."""
+    names, observations = checked_names("fields", given), fields.observations
+    following = [NEXT + name for name in observations]
+    own = [name for name in fields.specs if name not in following]
+    if names is None:
+        return own, list(observations), []
+    for name in names:
+        if name not in (*own, *following, *_BUILT_IN):
+            known = ", ".join((*own, *following, *_BUILT_IN))
+            raise FieldError(f"unknown field {name!r}; transitions have {known}")
+    after = [name for name in observations if name in names or NEXT + name in names]
+    more = [name for name in ("truncated",) if name in names]
+    return [name for name in own if name in names], after, more
+
+
+def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the number of stacked frames, by field.
+
+    Raises:
+        FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
+    """
+    if stack is None:
+        return {}
+    if not isinstance(stack, Mapping):
+        raise FieldError(f"stack is given as a dict such as {{'obs': 4}}, got {stack!r}")
+    for name, k in stack.items():
+        _check_fixed(fields, name, "stack")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise FieldError(f"stack: field {name!r} needs a number of frames from 1 on, got {k!r}")
+    return {name: int(k) for name, k in stack.items()}
+
+
+def checked_names(what: str, names: Sequence[str] | None) -> list[str] | None:
+    """Return names of fields.
+
+    Raises:
+        FieldError: Not a list of texts.
+    """
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise FieldError(f"{what} are given as a list of names, got {names!r}")
+    return list(dict.fromkeys(names))
+
+
+def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
+    """Return the field that marks terminal steps.
+
+    Raises:
+        FieldError: Not a declared number or boolean.
+    """
+    if name is None:
+        return None
+    _check_fixed(fields, name, "terminal_field")
+    spec = fields.specs[name]
+    if spec.shape or spec.dtype.kind not in "biuf":
+        raise FieldError(f"terminal_field is a boolean or a number, and field {name!r} is {spec}")
+    return name
+
+
+def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
+    """Return the fields that are given for each step.
+
+    Raises:
+        FieldError: Not a list of fields of fixed shape, or of `reward`.
+    """
+    found = checked_names("sequence_fields", names) or []
+    for name in found:
+        if name != "reward":
+            _check_fixed(fields, name, "sequence_fields")
+        if f"seq_{name}" in fields.specs:
+            raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
+    return found
+
+
+def checked_step_names(
+    fields: Fields, names: Sequence[str] | None, things: str
+) -> tuple[list[str], list[str]]:
+    """Return the requested declared fields and built-in ones; all by default.
+
+    Raises:
+        FieldError: Not a list of names, or an unknown one.
+    """
+    wanted = checked_names("fields", names)
+    if wanted is None:
+        return list(fields.specs), list(BUILT_IN)
+    for name in wanted:
+        if name not in (*fields.specs, *BUILT_IN):
+            known = ", ".join((*fields.specs, *BUILT_IN))
+            raise FieldError(f"unknown field {name!r}; {things} have {known}")
+    return (
+        [name for name in fields.specs if name in wanted],
+        [name for name in BUILT_IN if name in wanted],
+    )
+
+
+def check_window(length: int, burn_in: int, stride: int) -> None:
+    """Raise ValueError unless length and stride are at least 1 and the burn-in at least 0."""
+    given = (("length", length, 1), ("burn_in", burn_in, 0), ("stride", stride, 1))
+    for name, value, least in given:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, np.integer))
+            or not least <= value <= MOST_STEPS
+        ):
+            raise ValueError(f"{name} is an integer from {least} to {MOST_STEPS}, got {value!r}")
+
+
+def check_observations(fields: Fields) -> None:
+    """Raise FieldError unless there are observation fields, all of fixed shape."""
+    if not fields.observations:
+        raise FieldError(
+            "transitions need an observation field, and the buffer was made without: make it with "
+            "one named obs, or with ReplayBuffer(.., observation_fields=[...])"
+        )
+    for name in fields.observations:
+        if fields.specs[name].is_variable:
+            raise FieldError(f"field {name!r}: transitions need observations of fixed shape")
+
+
+def _check_fixed(fields: Fields, name: str, what: str) -> None:
+    if name not in fields.specs:
+        raise FieldError(
+            f"{what}: unknown field {name!r}; the buffer has {', '.join(fields.specs) or 'none'}"
+        )
+    if fields.specs[name].is_variable:
+        raise FieldError(f"{what}: field {name!r} has a length that varies")

@@ -1,0 +1,77 @@
+"""What all makers of batches have in common, and the one for each form."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, WindowForm
+from sqlbuffer.batches.step_table import Flags, Integers, StepTable
+from sqlbuffer.batches.steps import StepMaker
+from sqlbuffer.batches.trajectories import TrajectoryMaker
+from sqlbuffer.batches.transitions import TransitionMaker
+from sqlbuffer.batches.windows import WindowMaker
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.steps.batches import Batch
+
+
+class Plan(Protocol):
+    """Items before their fields are read.
+
+    Attributes:
+        slots: Slots of their keys, shape (b,): mostly the first steps.
+        accepted: True where everything that an item needs is there and may be sampled, shape (b,).
+    """
+
+    @property
+    def slots(self) -> Integers: ...
+
+    @property
+    def accepted(self) -> Flags: ...
+
+
+P = TypeVar("P", bound=Plan)
+
+
+class Maker(Protocol[P]):
+    """Makes batches of one form from a table of steps.
+
+    Attributes:
+        table: The steps.
+        accepts_all: An item can be made of every key.
+    """
+
+    table: StepTable
+    accepts_all: bool
+
+    def are_keys(self, slots: Integers) -> Flags | None:
+        """Return at which steps an item may be placed; None: at every step."""
+
+    def n_steps(self, slots: Integers) -> int:
+        """Return how many steps the plan of an item of these slots covers at most."""
+
+    def plan(self, slots: Integers) -> P:
+        """Return the plan of the items at some steps, which are keys."""
+
+    def taken(self, plan: P, index: Integers) -> P:
+        """Return a part of a plan."""
+
+    def batch(self, plan: P, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
+        """Return the accepted items of a plan, with further arrays."""
+
+
+def maker_of(table: StepTable, form: Form, observation: Layout) -> Maker[Any]:
+    """Return the maker of a form.
+
+    Args:
+        table: The steps.
+        form: The form.
+        observation: Layout of the bytes of final observations.
+    """
+    if isinstance(form, StepForm):
+        return StepMaker(table, form)
+    if isinstance(form, WindowForm):
+        return WindowMaker(table, form)
+    if isinstance(form, TrajectoryForm):
+        return TrajectoryMaker(table, form, observation)
+    return TransitionMaker(table, form, observation)

@@ -1,0 +1,179 @@
+"""What batches are made of: steps in slots, and how they follow each other in their episodes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.encoding.packing import Layout
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Arrays = dict[str, NDArray[Any]]
+
+# No step, or no episode.
+NONE = -1
+# Flags of a step. LIVE: the buffer has it. BARRED: it may not be sampled now. TOLD: it shows
+# whether the episode ended there. LAST: the episode has ended with it.
+TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
+# `terminated`, or `truncated`, is None.
+NO_TERMINATED, NO_TRUNCATED = 64, 128
+# `next` and `prev` are the slots of the neighbours in the episode, `t` is the place in it.
+LINK: np.dtype[Any] = np.dtype(
+    [
+        ("reward", np.float64),
+        ("next", np.int32),
+        ("prev", np.int32),
+        ("episode", np.int32),
+        ("t", np.int32),
+        ("flags", np.uint8),
+    ],
+    align=True,
+)
+OPEN, COMPLETE, ABORTED = range(3)
+STATUS_NAMES: NDArray[Any] = np.array(["open", "complete", "aborted"], object)
+
+
+class Episodes(Protocol):
+    """The episodes of the steps, by a number that a table gives them.
+
+    Attributes:
+        status: `OPEN`, `COMPLETE` or `ABORTED` of each number, int8.
+        length: Number of steps, -1 while it is open, int64.
+        keys: The user's id of each, object.
+        finals: Bytes of the final observation of each, None if it has none, object.
+        returns: The sum of rewards of each, NaN while it is open, float64.
+        rewards: Own reward of each, NaN if it has none, float64.
+        n_aborted: Number of aborted episodes.
+    """
+
+    status: NDArray[np.int8]
+    length: Integers
+    keys: NDArray[Any]
+    finals: NDArray[Any]
+    returns: NDArray[np.float64]
+    rewards: NDArray[np.float64]
+    n_aborted: int
+
+
+class StepsAt(Protocol):
+    """Steps at places of which some have no step; values of a missing step are zero."""
+
+    def fields(self, names: Sequence[str]) -> Arrays:
+        """Return declared fields, of shape (*index.shape, *shape).
+
+        Those of varying length are padded with zeros to the longest, and come with their lengths,
+        `<name>_lens`.
+        """
+
+    def built_in(self, names: Sequence[str]) -> Arrays:
+        """Return values that every step has, such as `reward`, of shape index.shape."""
+
+    def is_any_barred(self) -> Flags:
+        """Return in which rows of the index a step may not be sampled, shape (len(index),)."""
+
+
+class StepTable(Protocol):
+    """Steps in slots: a mirror's memory, or the steps that a draw by SQL has read.
+
+    The same step may be in several slots. Neighbours are mostly in neighbouring slots.
+
+    Attributes:
+        layout: The typed fields.
+        n_slots: Number of slots.
+        has_barred: Some steps may not be sampled.
+        episodes: The episodes.
+    """
+
+    layout: Layout
+    has_barred: bool
+
+    @property
+    def n_slots(self) -> int: ...
+
+    @property
+    def episodes(self) -> Episodes: ...
+
+    def gathered_links(self, slots: Integers) -> NDArray[Any]:
+        """Return the `LINK` of each slot, shape (n,)."""
+
+    def gathered(self, slots: Integers) -> Any:
+        """Return the steps of slots in a form that the next three methods take."""
+
+    def fields_of(self, steps: Any, names: Sequence[str], built_in: Sequence[str] = ()) -> Arrays:
+        """Return fields of gathered steps, as `StepsAt` does."""
+
+    def episodes_of(self, steps: Any) -> Integers:
+        """Return the number of the episode of gathered steps, `NONE` for none; shape (n,)."""
+
+    def info_of(self, steps: Any, with_place: bool) -> Callable[[], Arrays]:
+        """Return a function that makes the info of a batch, also after the table has changed.
+
+        Args:
+            steps: Gathered steps.
+            with_place: The info has `episode` and `t` too.
+        """
+
+    def at(self, index: Integers) -> StepsAt:
+        """Return the steps in some slots, of any shape; `NONE` for a missing step."""
+
+
+def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a copy of rewards as batches have them; those too large are infinite."""
+    if values.dtype == np.float32:
+        return values.copy()
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def info_with(info: Callable[[], Arrays], more: Mapping[str, NDArray[Any]]) -> Callable[[], Arrays]:
+    """Return a function that makes an info with more arrays."""
+    return lambda: info() | dict(more)
+
+
+# Number of steps whose links are followed in one go: a run of steps is seldom longer.
+_MOST_AHEAD = 256
+
+
+def chains(table: StepTable, slots: Integers, n: int | None, *, back: bool = False) -> Integers:
+    """Return the slots of steps and of those after them in their episodes, shape (b, n); -1 from
+    the first on that the buffer does not have.
+
+    Mostly steps that follow each other are next to each other: the links are followed by runs of
+    such slots.
+
+    Args:
+        table: The steps.
+        slots: Where to begin, shape (b,).
+        n: Number of each, with the first one; None: the length of the longest.
+        back: The steps before, from the newest to the oldest.
+    """
+    direction, link = (-1, "prev") if back else (1, "next")
+    rows, at, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
+    most = table.n_slots if n is None else n
+    runs: list[tuple[Integers, Integers, Integers]] = []
+    while len(rows):
+        width = min(most - int(at.min()), _MOST_AHEAD)
+        near = starts[:, None] + direction * np.arange(width)
+        links = table.gathered_links(near.clip(0, table.n_slots - 1).reshape(-1))
+        links = links.reshape(near.shape)
+        following = links[link]
+        is_reached = ((links["flags"] & LIVE) != 0) & (near >= 0)
+        is_reached[:, 1:] &= following[:, :-1] == near[:, 1:]
+        is_reached &= at[:, None] + np.arange(width) < most
+        is_reached = np.logical_and.accumulate(is_reached, axis=1)
+        lens = is_reached.sum(axis=1)
+        own, place = np.nonzero(is_reached)
+        runs.append((rows[own], at[own] + place, near[own, place]))
+        # A run that ends here may continue elsewhere.
+        starts = following[np.arange(len(rows)), np.maximum(lens - 1, 0)].astype(np.int64)
+        at = at + lens
+        goes_on = (lens > 0) & (starts != NONE) & (at < most)
+        rows, at, starts = rows[goes_on], at[goes_on], starts[goes_on]
+    if n is None:
+        n = max((int(places.max(initial=-1)) + 1 for _, places, _ in runs), default=0)
+    found = np.full((len(slots), n), NONE, np.int64)
+    for own, places, steps in runs:
+        found[own, places] = steps
+    return found

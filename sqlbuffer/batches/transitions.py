@@ -1,0 +1,292 @@
+"""Transitions: steps with their n-step returns and the observations after them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches.forms import ENDS_NOT_TOLD, NEXT, SEQUENCE, TransitionForm
+from sqlbuffer.batches.step_table import (
+    ABORTED,
+    LAST,
+    LIVE,
+    NONE,
+    TERMINATED,
+    TOLD,
+    TRUNCATED,
+    Arrays,
+    Flags,
+    Integers,
+    StepTable,
+    as_float32,
+    info_with,
+)
+from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
+from sqlbuffer.errors import FieldError
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.n_step import Returns, n_step_returns
+
+
+@dataclass(frozen=True)
+class TransitionPlan:
+    """Transitions before their fields are read.
+
+    Attributes:
+        slots: Slots of first steps, shape (b,).
+        steps: Slots of all steps, shape (b, n); -1 where one is missing.
+        truncated: Whether the episode was cut at the last step, shape (b,).
+        returns: Their returns.
+        after: Slots of the steps that have the observations after; -1 if there is none.
+        is_final: Whether it is the final observation of the episode.
+        frames: Slots of the frames up to the first step, the oldest first, shape (b, k).
+        next_frames: Slots of those before the observation after.
+        accepted: Whether everything that is needed is there and may be sampled.
+    """
+
+    slots: Integers
+    steps: Integers
+    truncated: Flags
+    returns: Returns
+    after: Integers
+    is_final: Flags
+    frames: Integers
+    next_frames: Integers
+    accepted: Flags
+
+    def taken(self, index: Integers | slice) -> "TransitionPlan":
+        """Return some of them."""
+        own = self.returns
+        returns = Returns(
+            own.reward[index], own.discount[index], own.m[index], own.ended[index],
+            own.terminated[index], own.complete[index],
+        )  # fmt: skip
+        return TransitionPlan(
+            self.slots[index], self.steps[index], self.truncated[index], returns, self.after[index],
+            self.is_final[index], self.frames[index], self.next_frames[index], self.accepted[index],
+        )  # fmt: skip
+
+
+class TransitionMaker:
+    """Makes transitions; see `ReplayBuffer.sample_transitions`.
+
+    Args:
+        table: The steps.
+        form: Fields and length of the transitions.
+        observation: Layout of the bytes of final observations.
+
+    Attributes:
+        table: The steps.
+        accepts_all: False: the neighbours of a key decide.
+    """
+
+    accepts_all = False
+
+    def __init__(self, table: StepTable, form: TransitionForm, observation: Layout) -> None:
+        self.table, self._form, self._observation = table, form, observation
+        self.checks_ends = form.terminal_field is None and "done" in form.fields.specs
+
+    def are_keys(self, slots: Integers) -> None:
+        """Return None: a transition may begin at any step."""
+
+    def n_steps(self, slots: Integers) -> int:
+        """Return how many steps a transition needs at most, with the frames around them."""
+        return (self._form.n_step + 1) * (self._form.n_before + 1)
+
+    def taken(self, plan: TransitionPlan, index: Integers) -> TransitionPlan:
+        """Return a part of a plan."""
+        return plan.taken(index)
+
+    def plan(self, slots: Integers) -> TransitionPlan:
+        """Return the plan of the transitions from some steps on."""
+        table, form = self.table, self._form
+        b, n = len(slots), form.n_step
+        steps, links = self._chains(slots)
+        following, steps = steps[:, n], steps[:, :n]
+        is_known = (steps != NONE) & ((links["flags"] & LIVE) != 0)
+        flags = np.where(is_known, links["flags"], np.uint8(0))
+        if not is_known.all():
+            steps = np.where(is_known, steps, NONE)
+        first = links[:, 0]
+        is_single = first["episode"] == NONE
+        self._check_ends_are_told(flags[:, 0])
+        terminated = (flags & TERMINATED) != 0
+        if form.terminal_field is not None:
+            marks = self._gather(steps, [form.terminal_field])[form.terminal_field]
+            terminated |= (marks != 0) & (steps != NONE)
+        # A step without an episode is one of its own.
+        ended = ((flags & (TRUNCATED | LAST)) != 0) | is_single[:, None]
+        rewards = np.where(is_known, links["reward"], np.nan)
+        returns = n_step_returns(rewards, terminated, ended, is_known, form.gamma)
+        last = steps[np.arange(b), returns.m - 1]
+        if form.has_next:
+            after, is_final = last, np.zeros(b, bool)
+        else:
+            after = np.where(returns.ended, NONE, self._live(following))
+            is_final = returns.ended & self._has_final(first, returns.m)
+        is_zero = returns.terminated & ~is_final & (after == NONE) & (not form.has_next)
+        accepted = returns.complete & (is_final | is_zero | (after != NONE))
+        if form.needs_episodes:
+            accepted &= ~is_single
+        frames = next_frames = np.zeros((b, 0), np.int64)
+        if form.stack:
+            frames = self._before(slots, form.n_before)
+        if form.n_before:
+            next_frames = self._before(last, form.n_before - 1)
+            accepted &= (frames != NONE).all(axis=1)
+            accepted &= is_zero | (next_frames != NONE).all(axis=1)
+        episodes = table.episodes
+        if episodes.n_aborted:
+            of = first["episode"]
+            accepted &= (of == NONE) | (episodes.status.take(of, mode="clip") != ABORTED)
+        if table.has_barred:
+            within = np.arange(n) < returns.m[:, None]
+            needed = [np.where(within, steps, NONE), after[:, None], frames, next_frames]
+            accepted &= ~table.at(np.concatenate(needed, axis=1)).is_any_barred()
+        truncated = (flags[np.arange(b), returns.m - 1] & TRUNCATED) != 0
+        return TransitionPlan(
+            slots, steps, truncated, returns, after, is_final, frames, next_frames, accepted
+        )
+
+    def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
+        """Return the slots of steps and of the n steps after each, shape (b, n + 1), -1 where one
+        is missing; and the links of all but the last, shape (b, n).
+        """
+        table, b, n = self.table, len(slots), self._form.n_step
+        # Mostly steps that follow each other are next to each other.
+        steps = np.minimum(slots[:, None] + np.arange(n + 1), table.n_slots - 1)
+        links = table.gathered_links(steps[:, :n].reshape(-1)).reshape(b, n)
+        after = links["next"]
+        is_next = after == steps[:, 1:]
+        if is_next.all():
+            return steps, links
+        is_reached = np.logical_and.accumulate(is_next, axis=1)
+        has_left = ~is_next & (after != NONE)
+        has_left[:, 1:] &= is_reached[:, :-1]
+        steps[:, 1:][~is_reached] = NONE
+        elsewhere = np.flatnonzero(has_left.any(axis=1))
+        if len(elsewhere):
+            chains = steps[elsewhere]
+            for k in range(n):
+                links_of = table.gathered_links(np.maximum(chains[:, k], 0))
+                chains[:, k + 1] = np.where(chains[:, k] == NONE, NONE, links_of["next"])
+                links[elsewhere, k] = links_of
+            steps[elsewhere] = chains
+        return steps, links
+
+    def _live(self, slots: Integers) -> Integers:
+        """Return slots, -1 for those whose steps the buffer does not have."""
+        flags = self.table.gathered_links(np.maximum(slots, 0))["flags"]
+        live: Integers = np.where((slots != NONE) & ((flags & LIVE) != 0), slots, NONE)
+        return live
+
+    def _has_final(self, first: NDArray[Any], m: Integers) -> Flags:
+        episodes, of = self.table.episodes, first["episode"]
+        if not len(episodes.length):
+            return np.zeros(len(of), bool)
+        # Free slots that the follower of a shared mirror fills name episodes not known here yet.
+        ends_there = (of != NONE) & (first["t"] + m == episodes.length.take(of, mode="clip"))
+        has_final = np.zeros(len(of), bool)
+        at = np.flatnonzero(ends_there)
+        has_final[at] = [final is not None for final in episodes.finals.take(of[at], mode="clip")]
+        return has_final
+
+    def _before(self, slots: Integers, n: int) -> Integers:
+        """Return slots and the n steps before them, the oldest first, shape (b, n + 1); before an
+        episode's start its first step, -1 where one is missing.
+        """
+        frames = np.empty((len(slots), n + 1), np.int64)
+        frames[:, n] = slots
+        for i in range(n, 0, -1):
+            later = frames[:, i]
+            links = self.table.gathered_links(np.maximum(later, 0))
+            before = np.where(links["t"] > 0, self._live(links["prev"].astype(np.int64)), later)
+            frames[:, i - 1] = np.where(later == NONE, NONE, before)
+        return frames
+
+    def _check_ends_are_told(self, flags: NDArray[np.uint8]) -> None:
+        if self.checks_ends and ((flags & (LIVE | TOLD)) == LIVE).any():
+            raise FieldError(ENDS_NOT_TOLD)
+
+    def _gather(self, slots: Integers, names: Sequence[str]) -> Arrays:
+        """Return fields of steps, zeros at -1; shape (*slots.shape, *shape)."""
+        return self.table.at(slots).fields(names)
+
+    def batch(self, plan: TransitionPlan, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
+        """Return the transitions of a plan; see `Maker.batch`."""
+        table, form, returns = self.table, self._form, plan.returns
+        steps = table.gathered(plan.slots)
+        plain = [name for name in form.names if name not in form.stack]
+        arrays = table.fields_of(steps, plain)
+        if form.stack:
+            arrays = self._with_stacks(plan, arrays)
+        arrays["reward"] = as_float32(returns.reward)
+        arrays["discount"] = as_float32(returns.discount)
+        arrays["terminated"] = returns.terminated
+        if "truncated" in form.built_in:
+            arrays["truncated"] = plan.truncated
+        arrays |= self._following(plan, steps)
+        if form.sequence_fields:
+            arrays |= self._sequences(plan)
+        info = info_with(table.info_of(steps, with_place=True), {"n_steps": returns.m})
+        return Batch({**arrays, **columns}, info)
+
+    def _with_stacks(self, plan: TransitionPlan, plain: Arrays) -> Arrays:
+        arrays: Arrays = {}
+        for name in self._form.names:
+            k = self._form.stack.get(name)
+            if k is not None:
+                arrays |= self._gather(plan.frames[:, -k:], [name])
+            else:
+                arrays |= with_lens(plain, name)
+        return arrays
+
+    def _following(self, plan: TransitionPlan, steps: Any) -> Arrays:
+        """Return the observations after, `{next_<name>: array}`."""
+        form, table = self._form, self.table
+        prefix = NEXT if form.has_next else ""
+        plain = [name for name in form.following if name not in form.stack]
+        after = self._gather(plan.after, [prefix + name for name in plain])
+        at, finals = np.zeros(0, np.int64), Arrays()
+        if np.count_nonzero(plan.is_final):
+            at = np.flatnonzero(plan.is_final)
+            blobs = table.episodes.finals[table.episodes_of(steps)[at]].tolist()
+            finals = self._observation.unpack(blobs, form.following)
+        following: Arrays = {}
+        for name in form.following:
+            k = form.stack.get(name)
+            if k is not None:
+                array = self._next_stack(plan, name, k)
+                if len(at):
+                    array[at, -1] = finals[name]
+                following[NEXT + name] = array
+                continue
+            own = with_lens(after, prefix + name)
+            if len(at):
+                spec = form.fields.specs[name]
+                own = put_rows(spec, own, at, with_lens(finals, name))
+            following |= {NEXT + key.removeprefix(prefix): value for key, value in own.items()}
+        return following
+
+    def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
+        """Return the frames up to the observations after; zeros for final observations."""
+        slots = plan.next_frames[:, self._form.n_before + 1 - k :]
+        # After a terminal step without an observation, every frame is zeros.
+        is_zero = (plan.after == NONE) & ~plan.is_final
+        slots = np.where(is_zero[:, None], NONE, slots)
+        if not self._form.has_next:  # all of one field: each frame is copied once
+            slots = np.concatenate([slots, plan.after[:, None]], axis=1)
+            return self._gather(slots, [name])[name]
+        newest = self._gather(plan.after, [NEXT + name])[NEXT + name]
+        return np.concatenate([self._gather(slots, [name])[name], newest[:, None]], axis=1)
+
+    def _sequences(self, plan: TransitionPlan) -> Arrays:
+        """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""
+        within = np.arange(self._form.n_step) < plan.returns.m[:, None]
+        steps = self.table.at(np.where(within, plan.steps, NONE))
+        sequences: Arrays = {}
+        for name in self._form.sequence_fields:
+            own = steps.built_in([name]) if name == "reward" else steps.fields([name])
+            sequences |= {SEQUENCE + key: value for key, value in own.items()}
+        return sequences

@@ -1,1 +1,0 @@
-"""Make batches of steps in memory."""
