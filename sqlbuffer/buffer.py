@@ -18,7 +18,7 @@ from sqlbuffer.arguments import (
     checked_flag,
     checked_session,
 )
-from sqlbuffer.batches.forms import TransitionForm
+from sqlbuffer.batches.forms import StepForm, TransitionForm
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
@@ -72,8 +72,6 @@ from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
-from sqlbuffer.storage.sampling.readers.single_steps import StepReader
-from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", "StoreResult"]
@@ -618,9 +616,8 @@ class ReplayBuffer:
             >>> batch["obs"].shape, batch["reward"].dtype
             ((32, 4), dtype('float32'))
         """
-        info = self._store.info
-        reader = StepReader(info.config.fields, fields, info.config.payloads.compression)
-        return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
+        form = StepForm.of(self._store.info.config.fields, fields)
+        return self._sampler.arrays(form, sampler, batch_size, self._conditions.node(condition))
 
     def sample_transitions(
         self,
@@ -687,13 +684,11 @@ class ReplayBuffer:
             [1.0, 1.5]
         """
         check_n_step(n_step, gamma)
-        info = self._store.info
         form = TransitionForm.of(
-            info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
+            self._store.info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
             terminal_field=terminal_field, skip_single=checked_flag("skip_single", skip_single),
         )  # fmt: skip
-        reader = TransitionReader(form, info.config.payloads.compression)
-        return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
+        return self._sampler.arrays(form, sampler, batch_size, self._conditions.node(condition))
 
     @overload
     def sample(

@@ -120,6 +120,7 @@ OBJECTS = {
         "sqlbuffer_held_ids_v1",
         "sqlbuffer_batch_steps_v1",
         "sqlbuffer_sliced_steps_v1",
+        "sqlbuffer_slices_v1",
         "sqlbuffer_free_episode_v1",
         "sqlbuffer_after_buffer_v1",
         "trg_buffers_change_v1",

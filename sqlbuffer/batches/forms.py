@@ -38,6 +38,7 @@ class StepForm:
 
     names: Sequence[str]
     built_in: Sequence[str]
+    needs_episodes = False
 
     @classmethod
     def of(cls, fields: Fields, names: Sequence[str] | None = None) -> "StepForm":
@@ -155,6 +156,7 @@ class WindowForm:
     names: Sequence[str]
     built_in: Sequence[str]
     stack: Mapping[str, int]
+    needs_episodes = True
 
     @cached_property
     def n_frames(self) -> int:
@@ -212,6 +214,7 @@ class TrajectoryForm:
     built_in: Sequence[str]
     finals: Sequence[str]
     include_partial: bool
+    needs_episodes = True
 
     @classmethod
     def of(

@@ -7,6 +7,7 @@ from sqlbuffer.arguments import (
     check_batch_size,
     described,
 )
+from sqlbuffer.batches.forms import Form
 from sqlbuffer.config.setting_checks import MAX_LIMIT
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
@@ -15,7 +16,6 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
 from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
 T = TypeVar("T")
@@ -35,21 +35,19 @@ class BatchSampler:
     def __init__(self, store: BufferStore, decoding: RowDecoding) -> None:
         self._store, self._decoding = store, decoding
 
-    def arrays(
-        self, reader: BatchReader, sampler: Sampler | None, batch_size: int, node: Node
-    ) -> Batch:
+    def arrays(self, form: Form, sampler: Sampler | None, batch_size: int, node: Node) -> Batch:
         """Draw a batch of arrays."""
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
         check_batch_size(batch_size)
         n = min(int(batch_size), MAX_LIMIT)
-        batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
+        batch = self._store.drawing.draws.sample_batch(node, form, sampler, n)
         check_sufficient(
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store.drawing, node, sampler, reader),
+            lambda: undrawn(self._store.drawing, node, sampler, form),
         )
         if n:
             sampler.handed_out()

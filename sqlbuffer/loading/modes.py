@@ -16,7 +16,7 @@ from sqlbuffer.arguments import (
     checked_flag,
     described,
 )
-from sqlbuffer.batches.forms import TransitionForm, checked_step_names
+from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.loading.ranks import Rank, Shard, rank_of
@@ -25,11 +25,6 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.samplers.seeding import check_seed
-from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.single_steps import StepReader
-from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore
 
 Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
@@ -135,30 +130,29 @@ class LoaderOptions:
         if not self.is_drawn:
             check_drawn(store.info.name, config.sampling.max_use, "a pass")
         node = check(self.condition, config.fields.comparable)
-        return BatchSource(store, node, self.reader(config.fields, config.payloads.compression))
+        return BatchSource(store, node, self.form(config.fields))
 
-    def reader(self, fields: Fields, compression: str | None) -> BatchReader:
-        """Return what makes batches.
+    def form(self, fields: Fields) -> Form:
+        """Return the form of the mode's batches.
 
         Args:
             fields: The fields that there are.
-            compression: How their bytes are compressed.
 
         Raises:
             FieldError: Another one is named.
             ValueError: An option is invalid.
         """
-        own: dict[str, Any] = {"names": self.fields, "compression": compression}
         if self.mode == "step":
-            checked_step_names(fields, self.fields, "steps")
-            return StepReader(fields, **own)
+            return StepForm.of(fields, self.fields)
         if self.mode == "trajectory":
             partial = bool(self.include_partial)
-            return TrajectoryReader(fields, include_partial=partial, **own)
+            return TrajectoryForm.of(fields, names=self.fields, include_partial=partial)
         if self.mode == "window":
             length: Any = self.length  # None is refused with the rest
-            return WindowReader(fields, length, self.burn_in, self.stride, stack=self.stack, **own)
-        form = TransitionForm.of(
+            return WindowForm.of(
+                fields, length, self.burn_in, self.stride, names=self.fields, stack=self.stack
+            )
+        return TransitionForm.of(
             fields,
             int(self.n_step),
             float(self.gamma),
@@ -168,7 +162,6 @@ class LoaderOptions:
             sequence_fields=self.sequence_fields,
             skip_single=bool(self.skip_single),
         )
-        return TransitionReader(form, compression)
 
     def identity(self, node: Node) -> dict[str, Any]:
         """Return the options that decide, with the seed, which rows each batch contains; as JSON.

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
 
+from sqlbuffer.batches.forms import Form
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import Numbers
 from sqlbuffer.loading.sufficient_data import undrawn
@@ -16,8 +17,7 @@ from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.single_steps import StepReader
+from sqlbuffer.storage.sampling.form_reader import FormReader
 from sqlbuffer.storage.store import BufferStore
 
 MOST_AT_ONCE = 65_536
@@ -76,12 +76,17 @@ class BatchSource:
     Attributes:
         store: The buffer.
         node: Condition that rows must match.
-        reader: Reader that makes the batches.
+        form: Form of the batches.
     """
 
     store: BufferStore
     node: Node
-    reader: BatchReader
+    form: Form
+
+    @cached_property
+    def reader(self) -> FormReader:
+        """Makes the batches."""
+        return self.store.draws.reader_of(self.form)
 
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return up to n items that a sampler draws.
@@ -92,7 +97,7 @@ class BatchSource:
             path: Key of its random numbers in addition to its seed; None: it continues where it is.
         """
         begin = None if path is None else partial(restart, sampler, path)
-        return self.store.draws.sample_batch(self.node, self.reader, sampler, n, begin)
+        return self.store.draws.sample_batch(self.node, self.form, sampler, n, begin)
 
     def read(self, keys: Sequence[int] | Numbers) -> Batch:
         """Return the things of the given keys that are there and can be made, in their order."""
@@ -105,7 +110,7 @@ class BatchSource:
 
     def undrawn(self, sampler: Sampler | None = None) -> str:
         """Return which rows are not drawn though they match, as the end of a message."""
-        return undrawn(self.store, self.node, sampler, self.reader)
+        return undrawn(self.store, self.node, sampler, self.form)
 
     def give_back(self, batch: Batch) -> None:
         """Undo the uses of a batch that was drawn and is not handed out."""
@@ -142,7 +147,7 @@ class BatchSource:
     def made(self) -> Intervals:
         """Return the keys of all things that can be made at this moment; see `n_made`."""
         numbers, size = self.numbers(), self.reader.tested_at_once
-        if isinstance(self.reader, StepReader):
+        if self.reader.is_of_steps:
             return numbers
         found: list[Numbers] = []
         for first in range(0, len(numbers), size):

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.storage.inspect.undrawn_rows import undrawn_rows
-from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
 _IN_NO_EPISODE = (
@@ -35,7 +35,7 @@ def undrawn(
     store: BufferStore,
     node: Node,
     sampler: Sampler | TaskSampler | None,
-    reader: BatchReader | None = None,
+    form: Form | None = None,
 ) -> str:
     """Return which rows match but are not drawn, as the end of a message.
 
@@ -45,12 +45,12 @@ def undrawn(
         store: The buffer.
         node: Condition of the draw.
         sampler: Sampler that chose the rows.
-        reader: Reader that makes arrays of them; None: they are returned as rows.
+        form: Form of the arrays that are made of them; None: they are returned as rows.
     """
     limits, causes = store.info.config.sampling, []
     # The draw was too small; raise that error even if the other rows cannot be counted.
     with suppress(StorageError):
-        of_episodes = reader is not None and reader.needs_episodes
+        of_episodes = form is not None and form.needs_episodes
         rows = undrawn_rows(store.source, node, of_episodes=of_episodes)
         for n, cause in (
             (rows.in_no_episode, _IN_NO_EPISODE),

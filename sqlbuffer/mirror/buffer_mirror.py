@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -25,8 +24,6 @@ from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.priority_update import PriorityUpdate
-from sqlbuffer.storage.sampling.readers.single_steps import StepReader
-from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.store import BufferStore
 
 MAX_BYTES = 8 * 2**30
@@ -174,8 +171,7 @@ class Mirror:
                 of priorities.
         """
         form = self._draws.step_form(fields)
-        reader = partial(StepReader, self._settings.fields, fields)
-        return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
+        return self._draws.sample(form, batch_size, sampler, self._node(condition))
 
     def sample_transitions(
         self,
@@ -222,8 +218,7 @@ class Mirror:
             int(n_step), float(gamma), fields, stack, terminal_field,
             skip_single=checked_flag("skip_single", skip_single),
         )  # fmt: skip
-        reader = partial(TransitionReader, form)
-        return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
+        return self._draws.sample(form, batch_size, sampler, self._node(condition))
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
         """Set the priorities of steps; the arguments are those of `ReplayBuffer.update_priorities`.

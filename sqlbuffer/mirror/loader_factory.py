@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
-from sqlbuffer.batches.forms import Form
 from sqlbuffer.loading.factory import passes_of
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
@@ -19,8 +18,6 @@ from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.query.condition_tree import EVERYTHING, Group
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -42,10 +39,10 @@ def open_mirror_loader(
         output: Form of its batches.
         prefetch: Number of batches that a thread makes ahead.
     """
-    reader, n = options.reader(settings.fields, None), int(options.batch_size)
+    form, n = options.form(settings.fields), int(options.batch_size)
     node = check(options.condition, store.info.config.fields.comparable)
     check_in_memory(node, settings.fields.specs)
-    source = MirrorSource(store, draws, _form_of(draws, options, reader), reader, node)
+    source = MirrorSource(store, draws, form, node)
     whole = node if settings.node == EVERYTHING else Group("all", (settings.node, node))
     identity = {"buffer": store.info.name, **options.identity(whole)}
     plan: BatchPlan
@@ -58,17 +55,6 @@ def open_mirror_loader(
     return Loader(
         plan, identity, seed=options.seed, output=output, prefetch=prefetch, rank=options.rank
     )
-
-
-def _form_of(draws: MemoryDraws, options: LoaderOptions, reader: Any) -> Form:
-    if isinstance(reader, (WindowReader, TrajectoryReader)):
-        return reader.form
-    if options.mode == "step":
-        return draws.step_form(options.fields)
-    return draws.transition_form(
-        int(options.n_step), float(options.gamma), options.fields, options.stack,
-        options.terminal_field, options.sequence_fields, bool(options.skip_single),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -36,7 +35,6 @@ class MirrorSource:
         store: The buffer.
         draws: Draws from it.
         form: Form of the batches.
-        reader: Reader of the same batches from the buffer.
         node: Condition that first steps must match.
 
     Attributes:
@@ -48,11 +46,10 @@ class MirrorSource:
         store: BufferStore,
         draws: MemoryDraws,
         form: Form,
-        reader: BatchReader,
         node: Node,
     ) -> None:
         self._store, self._draws, self.head = store, draws, 0
-        self._form, self._reader, self._node = form, reader, node
+        self._form, self._node = form, node
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -65,14 +62,12 @@ class MirrorSource:
         """Return n things drawn by a sampler; see `BatchSource.draw`."""
         if path is not None:
             restart(sampler, path)
-        batch, self.head = self._draws.sampled(
-            self._form, n, sampler, self._node, lambda: self._reader
-        )
+        batch, self.head = self._draws.sampled(self._form, n, sampler, self._node)
         return batch
 
     def undrawn(self, sampler: Sampler | None = None) -> str:
         """Return which rows are not drawn, as the end of a message."""
-        return self._draws.undrawn(self._node, sampler, self._reader)
+        return self._draws.undrawn(self._node, sampler, self._form)
 
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""

@@ -23,7 +23,6 @@ from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.sampling.readers.base import BatchReader
 from sqlbuffer.storage.store import BufferStore
 
 Integers = NDArray[np.int64]
@@ -86,10 +85,9 @@ class MemoryDraws:
         n: int,
         sampler: Sampler | None,
         node: Node,
-        reader: Callable[[], BatchReader],
     ) -> Batch:
         """Return n things that a sampler draws; see `sampled`."""
-        batch, _ = self.sampled(form, n, sampler, node, reader)
+        batch, _ = self.sampled(form, n, sampler, node)
         if sampler is not None and batch.n_rows:
             sampler.handed_out()  # loaders call it themselves
         return batch
@@ -100,7 +98,6 @@ class MemoryDraws:
         n: int,
         sampler: Sampler | None,
         node: Node,
-        reader: Callable[[], BatchReader],
     ) -> tuple[Batch, int]:
         """Return n items that a sampler draws, and the newest step of the buffer at that time.
 
@@ -109,7 +106,6 @@ class MemoryDraws:
             n: Number of items.
             sampler: Sampler that draws them; None: uniform with replacement.
             node: Condition that first steps must match.
-            reader: Function that returns a reader of the same items from the buffer, for a message.
 
         Raises:
             InsufficientDataError: Fewer items can be drawn.
@@ -134,16 +130,16 @@ class MemoryDraws:
             batch, head, clock = self.read(form, node, drawn)
             n_found = batch.n_rows
             if n_found < n:
-                check_sufficient(n_found, n, True, lambda: self.undrawn(node, sampler, reader()))
+                check_sufficient(n_found, n, True, lambda: self.undrawn(node, sampler, form))
             self.accounts.log(batch, clock, sampler)
             n_drawn = n_found
         finally:
             self.accounts.end(n_counted, n_drawn)
         return batch, head
 
-    def undrawn(self, node: Node, sampler: Sampler | None, reader: BatchReader) -> str:
+    def undrawn(self, node: Node, sampler: Sampler | None, form: Form) -> str:
         """Return which rows are not drawn though they match, as the end of a message."""
-        return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, reader)
+        return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, form)
 
     def step_form(self, fields: Sequence[str] | None) -> StepForm:
         """Return the form of single steps with some fields, all by default; the same object for the

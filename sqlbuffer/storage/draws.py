@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.steps.batches import Batch
@@ -27,7 +28,8 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.readers.base import BatchReader
+from sqlbuffer.storage.sampling.form_reader import FormReader
+from sqlbuffer.storage.sampling.slice_reading import SliceReading
 from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
 from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed, give_back
 from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_read_batch
@@ -37,7 +39,7 @@ BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
 
 T = TypeVar("T")
-Columns = RowSelection | Sequence[Any] | None
+Columns = RowSelection | SliceReading | Sequence[Any] | None
 
 
 class SampledRows(NamedTuple):
@@ -171,26 +173,32 @@ class BatchDraws:
         )
         return content
 
+    def reader_of(self, form: Form) -> FormReader:
+        """Return the reader of batches of a form."""
+        return FormReader(form, self.buffer.layout, self.buffer.observation_layout)
+
     def sample_batch(
         self,
         node: Node,
-        reader: BatchReader,
+        form: Form,
         sampler: RowStrategy,
         n: int,
         begin: Callable[[], None] | None = None,
     ) -> Batch:
-        """Return n items that a reader makes of the rows that a sampler draws.
+        """Return n items of a form, made of the rows that a sampler draws.
 
         If fewer can be drawn, fewer are returned, and their uses are not counted.
 
         Args:
             node: Condition that rows must match.
-            reader: Reader that makes the batch.
+            form: Form of the batch.
             sampler: Sampler that draws the keys.
             n: Number of items.
             begin: Function called before each attempt: after a lost connection the batch is drawn
                 again.
         """
+
+        reader = self.reader_of(form)
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> Batch:
             if n == 0:

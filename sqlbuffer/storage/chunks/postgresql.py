@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     fields_json,
@@ -15,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.sliced_steps import Slice, pg_slice
+from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -134,9 +133,30 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
 
 
 _FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")
-_SLICES = f"""
+_SIZE = "(octet_length(s.records) / s.n_steps)"
+_START, _END = (
+    f"s.offsets[{place} / s.block_steps + {more}]"
+    for place, more in (("s.place", 1), ("(s.place + s.n - 1)", 2))
+)
+_KEYS = """
+SELECT s.*, e.key, e.length, e.status, e."return", e.reward,
+    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END
+FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], %(first)s::integer, %(last)s::integer,
+    %(stride)s::integer, %(bytes)s, %(wanted)s::integer) s
+LEFT JOIN episodes e ON e.id = s.episode_id
+"""
+_IN_SLICE = (
+    "x.buffer_id = %(id)s::integer AND x.seq >= s.first_seq + s.place "
+    "AND x.seq < s.first_seq + s.place + s.n"
+)
+_RANGES = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
-    {pg_slice("%(id)s::integer")}
+    substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n), s.block_steps,
+    s.offsets,
+    CASE WHEN NOT %(bytes)s THEN NULL
+    WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
+    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END,
+    d.seqs, q.seqs, l.seqs, l.rewards, l.advantages, l.values, v.model_version, v.session_id
 FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
     AS w(episode_id, first_t, last_t)
 CROSS JOIN LATERAL (
@@ -150,17 +170,84 @@ CROSS JOIN LATERAL (
     FROM chunk_data q
     WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
 ) s
+LEFT JOIN LATERAL (
+    SELECT array_agg(x.seq) AS seqs FROM deleted_steps x
+    WHERE (SELECT has_deleted FROM buffers WHERE id = %(id)s::integer) AND {_IN_SLICE}
+) d ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(x.seq) AS seqs FROM quarantine x
+    WHERE %(wanted)s::integer & 2 <> 0 AND {_IN_SLICE}
+) q ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(x.seq) AS seqs, array_agg(x.reward_t) AS rewards,
+        array_agg(x.adv_t) AS advantages, array_agg(x.v_t) AS values
+    FROM labels x WHERE %(wanted)s::integer & 1 <> 0 AND {_IN_SLICE}
+) l ON true
+LEFT JOIN LATERAL (
+    SELECT k.model_version, k.session_id FROM chunks k
+    WHERE %(wanted)s::integer & 4 <> 0 AND k.buffer_id = %(id)s::integer
+      AND k.first_seq = s.first_seq LIMIT 1
+) v ON true
 WHERE s.n > 0
 """
 
 
-def read_slices(
-    connection: Connection, buffer_id: int, ranges: Sequence[tuple[int, int, int]]
-) -> list[Slice]:
-    """Return slices of chunks; see `sqlite.read_slices`."""
+def read_keys(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
+) -> tuple[list[Key], Marks]:
+    """Return steps with their slices; see `sqlite.read_keys`."""
+    given = {
+        "id": buffer_id, "seqs": number_array(seqs), "first": reach.first, "last": reach.last,
+        "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
+        "wanted": _bits(wanted),
+    }  # fmt: skip
+    rows = driver_of(connection).execute(_KEYS, given).fetchall()
+    # The marks are between the columns of the slice and those of the episode.
+    keys = [key_of((*row[:_MARKS], *row[_MARKS + N_MARKS :])) for row in rows]
+    slices = [key.slice for key in keys]
+    return keys, _marks(slices, [row[_MARKS : _MARKS + N_MARKS] for row in rows])
+
+
+def read_ranges(
+    connection: Connection,
+    buffer_id: int,
+    ranges: Sequence[tuple[int, int, int]],
+    reach: Reach,
+    wanted: Wanted,
+) -> tuple[list[Slice], Marks]:
+    """Return slices of ranges of episodes; see `sqlite.read_ranges`."""
     episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
-    parameters = {"id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts}
-    return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
+    given = {
+        "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
+        "bytes": reach.has_bytes, "wanted": _bits(wanted),
+    }  # fmt: skip
+    rows = driver_of(connection).execute(_RANGES, given).fetchall()
+    slices = [Slice._make(row[:-N_MARKS]) for row in rows]
+    return slices, _marks(slices, [row[-N_MARKS:] for row in rows])
+
+
+# The first column of marks in a row of `_KEYS`, and their number.
+_MARKS, N_MARKS = 17, 8
+
+
+def _bits(wanted: Wanted) -> int:
+    return wanted.labels | wanted.quarantine << 1 | wanted.versions << 2
+
+
+def _marks(slices: Sequence[Slice], rows: Sequence[Sequence[Any]]) -> Marks:
+    """Return the columns of marks, one row for each slice."""
+    marks = Marks()
+    for one, row in zip(slices, rows, strict=True):
+        deleted, quarantined, seqs, rewards, advantages, values, version, session = row
+        if deleted:
+            marks.deleted += deleted
+        if quarantined:
+            marks.quarantined += quarantined
+        if seqs:
+            marks.labels += zip(seqs, rewards, advantages, values, strict=True)
+        if version is not None or session is not None:
+            marks.versions.append((one.seq, one.n, version, session))
+    return marks
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.nearby_chunk_steps import first_chunk
 from sqlbuffer.storage.chunks.numbered_chunk import (
     NumberedChunk,
     fields_json,
@@ -15,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.sliced_steps import Slice, sqlite_slice
+from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -150,10 +149,53 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     return sum(n_steps for _, _, n_steps, _ in found)
 
 
+_SIZE = "(length(s.records) / s.n_steps)"
+_START, _END = (
+    f"json_extract(s.offsets, '$[' || ({place} / s.block_steps + {more}) || ']')"
+    for place, more in (("s.place", 0), ("(s.place + s.n - 1)", 1))
+)
+# The columns of a `Slice`, of a `chunk_data` with a place and a number of steps.
+_SLICE = f"""s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
+    CASE WHEN length(s.records) = 0 THEN (
+        SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = s.key
+    ) ELSE substr(s.rewards, s.place * 8 + 1, s.n * 8) END,
+    substr(s.ends, s.place + 1, s.n), s.block_steps, s.offsets,
+    CASE WHEN NOT :bytes THEN NULL
+    WHEN s.n = s.n_steps THEN s.records
+    WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
+    ELSE substr(s.records, {_START} + 1, {_END} - {_START}) END"""
+_OWN = "(w.seq - c.first_seq)"
+# The limits keep SQLite from computing the place and n again at each use.
+_KEYS = f"""
+SELECT s.first_seq + s.own_place, s.task_id, s.agent_id,
+    CASE WHEN s.steps IS NULL THEN s.step + s.own_place
+    ELSE json_extract(s.steps, '$[' || s.own_place || ']') END,
+    coalesce(s.t, 0) + s.own_place, coalesce(s.t, 0), coalesce(s.t, 0) + s.n_steps - 1, {_SLICE},
+    e.key, e.length, e.status, e."return", e.reward,
+    CASE WHEN s.t + s.own_place + :final_within >= e.length THEN e.final_arrays END
+FROM (
+    SELECT d.*, a.own_place, a.place, a.n FROM (
+        SELECT c.key, {_OWN} AS own_place,
+            CASE WHEN c.episode_id IS NULL THEN {_OWN} ELSE max(0, {_OWN} + :first) END AS place,
+            CASE WHEN c.episode_id IS NULL THEN 1
+            ELSE min(c.n_steps - 1, {_OWN} + :last) - max(0, {_OWN} + :first) + 1 END AS n
+        FROM (SELECT value AS seq FROM json_each(:seqs)) w
+        CROSS JOIN chunk_data c ON c.key = (
+            SELECT k.key FROM chunk_data k
+            WHERE k.key > :id << 40 AND k.key <= (:id << 40 | w.seq)
+            ORDER BY k.key DESC LIMIT 1)
+        WHERE w.seq < c.first_seq + c.n_steps
+          AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0) AND NOT (
+            (SELECT has_deleted FROM buffers WHERE id = :id) AND EXISTS (
+                SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq))
+        LIMIT -1 OFFSET 0
+    ) a CROSS JOIN chunk_data d ON d.key = a.key
+    LIMIT -1 OFFSET 0
+) s LEFT JOIN episodes e ON e.id = s.episode_id
+"""
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
-# The limit keeps SQLite from computing the place and n again at each use.
-_SLICES = f"""
-SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n, {sqlite_slice(":id")}
+_RANGES = f"""
+SELECT {_SLICE}
 FROM (
     SELECT e.*, a.place, a.n
     FROM (
@@ -171,20 +213,82 @@ FROM (
     WHERE a.n > 0
 ) s
 """
+_IN_RUN = "x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"
+_DELETED = f"""
+SELECT x.seq FROM json_each(:runs) r CROSS JOIN deleted_steps x ON x.buffer_id = :id AND {_IN_RUN}
+WHERE (SELECT has_deleted FROM buffers WHERE id = :id)
+"""
+_QUARANTINED = f"""
+SELECT x.seq FROM json_each(:runs) r CROSS JOIN quarantine x ON x.buffer_id = :id AND {_IN_RUN}
+"""
+_LABELS = f"""
+SELECT x.seq, x.reward_t, x.adv_t, x.v_t
+FROM json_each(:runs) r CROSS JOIN labels x ON x.buffer_id = :id AND {_IN_RUN}
+"""
+_VERSIONS = """
+SELECT c.first_seq, c.n_steps, c.model_version, c.session_id
+FROM json_each(:runs) r CROSS JOIN chunks c ON c.key = (
+    SELECT k.key FROM chunks k
+    WHERE k.key > :id << 40 AND k.key <= (:id << 40 | json_extract(r.value, '$[0]'))
+    ORDER BY k.key DESC LIMIT 1)
+"""
 
 
-def read_slices(
-    connection: Connection, buffer_id: int, ranges: Sequence[tuple[int, int, int]]
-) -> list[Slice]:
-    """Return slices of chunks with the steps of ranges of episodes.
+def read_keys(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
+) -> tuple[list[Key], Marks]:
+    """Return the steps that are there and can be keys, with their slices, and what became of them.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: Numbers of steps.
+        reach: Which steps to read around each.
+        wanted: Marks to read.
+    """
+    given = {
+        "id": buffer_id, "seqs": json.dumps(list(seqs)), "first": reach.first, "last": reach.last,
+        "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
+    }  # fmt: skip
+    keys = list(map(key_of, driver_of(connection).execute(_KEYS, given)))
+    return keys, _marks(connection, buffer_id, [key.slice for key in keys], wanted)
+
+
+def read_ranges(
+    connection: Connection,
+    buffer_id: int,
+    ranges: Sequence[tuple[int, int, int]],
+    reach: Reach,
+    wanted: Wanted,
+) -> tuple[list[Slice], Marks]:
+    """Return slices of chunks with the steps of ranges of episodes; see `read_keys`.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         ranges: For each range the number of the episode, its first and its last t.
+        reach: Says whether typed fields are read.
+        wanted: Marks to read.
     """
-    parameters = {"id": buffer_id, "ranges": json.dumps(ranges)}
-    return list(map(Slice._make, driver_of(connection).execute(_SLICES, parameters)))
+    given = {"id": buffer_id, "ranges": json.dumps(ranges), "bytes": reach.has_bytes}
+    slices = list(map(Slice._make, driver_of(connection).execute(_RANGES, given)))
+    return slices, _marks(connection, buffer_id, slices, wanted)
+
+
+def _marks(
+    connection: Connection, buffer_id: int, slices: Sequence[Slice], wanted: Wanted
+) -> Marks:
+    runs = sorted({(one.seq, one.seq + one.n) for one in slices})
+    given = {"id": buffer_id, "runs": json.dumps(runs)}
+    execute = driver_of(connection).execute
+    marks = Marks([seq for (seq,) in execute(_DELETED, given)])
+    if wanted.quarantine:
+        marks.quarantined = [seq for (seq,) in execute(_QUARANTINED, given)]
+    if wanted.labels:
+        marks.labels = execute(_LABELS, given).fetchall()
+    if wanted.versions:
+        marks.versions = execute(_VERSIONS, given).fetchall()
+    return marks
 
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:

@@ -94,6 +94,14 @@ class Eligibility:
         """Return the expression for a row that may be sampled; not for `NO_LIMITS`."""
         return _hold(self.kind, over, _values(self))
 
+    def excludes(self, version: int | None, session: int | None) -> bool:
+        """Return True if steps of a model version and a session may not be sampled."""
+        is_stale = version is not None and self.oldest_version is not None
+        is_foreign = session is not None and self.session is not None
+        return (is_stale and version < self.oldest_version) or (  # type: ignore[operator]
+            is_foreign and session != self.session
+        )
+
     def is_ineligible(self, over: Any) -> ColumnElement[bool]:
         """Return the expression for a row that may not be sampled."""
         return ~self.hold(over)

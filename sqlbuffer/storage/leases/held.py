@@ -46,7 +46,6 @@ from sqlbuffer.storage.leases.retirement import drop
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.row_selection import ARRAYS
 from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -68,6 +67,7 @@ FEWEST_DONE, MOST_DONE = 32, 1_000
 
 _PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
 _ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
+_ARRAYS = len(COLUMNS) - 1
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
@@ -142,7 +142,7 @@ class HeldRows:
             return found
         blocks, places = [row[-2] for row in rows], [row[-1] for row in rows]
         typed = rows_of_blocks(layout, blocks, places, self.seqs)
-        return [(*row[:ARRAYS], own) for row, own in zip(found, typed, strict=True)]
+        return [(*row[:_ARRAYS], own) for row, own in zip(found, typed, strict=True)]
 
 
 class Claim:

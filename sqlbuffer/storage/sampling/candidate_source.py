@@ -20,6 +20,7 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.restrictions import Restrictions
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities
+from sqlbuffer.storage.sampling.slice_reading import SliceReading
 
 
 class CandidateSource:
@@ -48,7 +49,7 @@ class CandidateSource:
     def candidates(
         self,
         node: Node,
-        columns: RowSelection | Sequence[Any] | None = None,
+        columns: RowSelection | SliceReading | Sequence[Any] | None = None,
         *,
         sampled: bool = False,
     ) -> Iterator[Candidates]:
@@ -78,8 +79,6 @@ class CandidateSource:
             found.newest_single = now.newest_single
             if buffer.info.has_chunks:
                 found.chunks = buffer.layout
-                # Only layouts of compat replace steps.
-                found.reads_bytes = buffer.info.layout is None
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found

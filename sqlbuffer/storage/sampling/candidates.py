@@ -1,6 +1,6 @@
 """The candidates of a sampler: the keys of the matching rows, without their payloads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,33 +12,25 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.batch_steps import as_rows
-from sqlbuffer.storage.chunks.chunk_slices import read_slices
-from sqlbuffer.storage.chunks.sliced_steps import Slice
+from sqlbuffer.storage.chunks.slices import Marks, Slice, Wanted, missing_ranges
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
-from sqlbuffer.storage.labels.late_values import late_rewards
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.row_selection import (
-    BUFFER_ID,
-    LOW,
-    NEAR,
-    OWN,
-    PLACE,
-    SEQS,
-    RowSelection,
-    T,
-    batch_statement,
-)
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS, RowSelection
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
-from sqlbuffer.storage.sampling.sliced_rows import sliced_rows, with_own_bytes
+from sqlbuffer.storage.sampling.slice_reading import (
+    SliceReading,
+    barred_by,
+    read_keys,
+    read_ranges,
+)
+from sqlbuffer.storage.sampling.slice_table import SliceTable
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 
 FEW_HOLES, MOST_PROBED = 8, 65_536
-LARGE_STEP = 4_096
 
 
 class Candidates:
@@ -79,7 +71,7 @@ class Candidates:
         low: int,
         high: int,
         node: Node,
-        columns: RowSelection | Sequence[Any],
+        columns: "RowSelection | SliceReading | Sequence[Any]",
         limits: Eligibility = NO_LIMITS,
         eligible_low: int = 0,
     ) -> None:
@@ -90,13 +82,14 @@ class Candidates:
         self.has_labels = False  # rows may have annotated values
         self.newest_single: int | None = None  # first number of a chunk without an episode
         self.chunks: Layout | None = None  # None if each step is a row
-        self.reads_bytes = False  # they have all values of steps; none is ever replaced
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
-        self.reading = columns if isinstance(columns, RowSelection) else RowSelection(columns)
-        self.steps: list[tuple[Any, ...]] = []  # read together with rows; see `Neighbours`
-        self.slices: list[Slice] = []  # read instead of them
-        self.late_rewards: dict[int, float] = {}  # of annotated steps in slices, by `seq`
+        self.reading: RowSelection | SliceReading
+        is_reading = isinstance(columns, (RowSelection, SliceReading))
+        self.reading = columns if is_reading else RowSelection(columns)  # type: ignore[assignment,arg-type]
+        self._slices: list[Slice] = []  # with steps near to keys, in other chunks
+        self._ranges: set[tuple[int, int, int]] = set()  # of episodes, which these slices cover
+        self._marks = Marks()  # of the steps of slices
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
         self._priorities: RowPriorities | None = None
@@ -204,84 +197,70 @@ class Candidates:
                 self._read(unknown)
         return asked.keys() & self._payloads.keys()
 
+    def table(self, layout: Layout, numbers: NDArray[np.int64]) -> tuple[SliceTable, Any]:
+        """Return the steps of keys and those around them, and the numbers that are keys.
+
+        Args:
+            layout: The typed fields.
+            numbers: Numbers of steps; some may occur several times.
+
+        :meta private:
+        """
+        assert isinstance(self.reading, SliceReading)
+        hits = self.probe(numbers.tolist())
+        if len(hits) < len(numbers):
+            numbers = numbers[[seq in hits for seq in numbers.tolist()]]
+        keys: list[Any] = [self._payloads[seq] for seq in dict.fromkeys(numbers.tolist())]
+        reach = self.reading.reach
+        ranges = [one for one in missing_ranges(keys, reach) if one not in self._ranges]
+        if ranges:
+            self._ranges.update(ranges)
+            slices, marks = read_ranges(
+                self.connection, self.buffer_id, ranges, reach, self._wanted, self.chunks
+            )
+            self._slices += slices
+            self._marks.add(marks)
+        of = {key.slice.episode_id for key in keys}
+        near = [one for one in self._slices if one.episode_id in of]
+        limits = self.limits.of_steps
+        table = SliceTable(layout, keys, near, self.window_low, self._marks, limits)
+        return table, numbers
+
+    @property
+    def _wanted(self) -> Wanted:
+        limits = self.limits
+        has_versions = limits.oldest_version is not None or limits.session is not None
+        return Wanted(self.has_labels, limits.quarantine, has_versions)
+
+    def _read_keys(self, seqs: Sequence[int]) -> None:
+        """Read the slices of keys that match and may be sampled."""
+        assert isinstance(self.reading, SliceReading)
+        if self.node != EVERYTHING or self.limits.max_use is not None:
+            # By a statement of its own, so that only the bytes of keys are read.
+            chooses = RowSelection((experiences.c.seq,), is_key=self.reading.is_key)
+            statement = chooses.statement(
+                self.node, self.limits, has_chunks=self.chunks is not None
+            )
+            parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
+            seqs = [seq for (seq,) in fetch(self.connection, statement, parameters)]
+        keys, marks = read_keys(
+            self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.chunks
+        )
+        self._marks.add(marks)
+        barred = barred_by(marks, self.limits.of_steps)
+        self._payloads.update((key.seq, key) for key in keys if not barred(key.seq))
+
     def _read(self, seqs: Sequence[int]) -> None:
-        # Without the lower bound, which SQLite would search by instead; the numbers are in the
-        # window in any case.
+        if isinstance(self.reading, SliceReading):
+            self._read_keys(seqs)
+            return
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
-        if self.reading.near is not None:
-            parameters[LOW] = self.window_low
-        if self._reads_slices and self.reading.has_places:
-            self._keep_sliced(fetch(self.connection, self.reading.sliced, parameters))
-            return
-        is_plain = self.reading.is_plain(self.node, self.limits, self.has_labels)
-        if self.chunks is not None and self.reads_bytes and is_plain:
-            found = fetch(self.connection, batch_statement(), parameters)
-            self._payloads.update((row[0], row) for row in as_rows(self.chunks, found))
-            return
-        statement = self._selection.statement(
+        statement = self.reading.statement(
             self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
         )
-        found = self._fetched(statement, parameters)
-        if not self.reading.has_places:
-            self._payloads.update((row[0], row) for row in found)
-        else:
-            self._sort(found)
-
-    def _fetched(self, statement: Any, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """Return rows of `reading`; those of chunks have their bytes."""
-        found = fetch(self.connection, statement, parameters)
-        return with_own_bytes(self.chunks, found) if self.reading.has_blocks else found
-
-    @property
-    def _slices_chunks(self) -> bool:
-        """True if steps near to a key are read as slices of chunks.
-
-        That requires that no other table has values of steps, or decides their eligibility. A slice
-        has the typed fields of all its steps, so large steps are read one by one if not all are
-        needed.
-        """
-        near, size = self.reading.near, 0 if self.chunks is None else self.chunks.size_bytes
-        reads_all = near is None or near.arrays is None or size < LARGE_STEP
-        return self.reads_bytes and reads_all and not self.limits.of_steps
-
-    @property
-    def _reads_slices(self) -> bool:
-        """True if keys are read as slices too, which requires that each of them matches."""
-        return self._slices_chunks and not self.has_condition and not self.has_labels
-
-    @property
-    def _selection(self) -> RowSelection:
-        return self.reading.alone if self._slices_chunks else self.reading
-
-    def _sort(self, found: Sequence[tuple[Any, ...]]) -> None:
-        near = self.reading.near
-        if near is not None and self._slices_chunks:
-            first, last = min(near.first, 0), max(near.last, 0)
-            self._read_slices(
-                (row[PLACE], row[T] + first, row[T] + last)
-                for row in found
-                if row[-1] == OWN and row[PLACE] >= 0
-            )
-        for row in found:
-            if row[-1] == OWN:
-                self._payloads[row[0]] = row
-            elif row[-1] == NEAR:
-                self.steps.append(row)
-
-    def _keep_sliced(self, found: Sequence[tuple[Any, ...]]) -> None:
-        """Keep rows of `reading.sliced`, and read their neighbours in other chunks."""
-        made = sliced_rows(self.chunks, self.reading, found)
-        self._payloads.update((row[0], row) for row in made.rows)
-        self.slices += made.slices
-        self._read_slices(made.missing)
-
-    def _read_slices(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        wanted = sorted(set(ranges))
-        found = read_slices(self.connection, self.buffer_id, wanted) if wanted else []
-        self.slices += found
-        if self.has_labels and found:
-            runs = [(each.seq, each.n) for each in found]
-            self.late_rewards.update(late_rewards(self.connection, self.buffer_id, runs))
+        self._payloads.update(
+            (row[0], row) for row in fetch(self.connection, statement, parameters)
+        )
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys."""

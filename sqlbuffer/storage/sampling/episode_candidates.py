@@ -12,20 +12,13 @@ from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.first_step_left import first_step_left
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.row_selection import (
-    BUFFER_ID,
-    LOW,
-    OWN,
-    PICK,
-    PLACE,
-    SLICED_PLACE,
-    RowSelection,
-)
+from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.slice_reading import SliceReading
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
 from sqlbuffer.storage.schema.number_keys import is_numbered
@@ -47,8 +40,7 @@ FRACTION_BITS = 40  # multiplied by the number of episodes, it stays below 2**63
 class EpisodePopulation(Candidates):
     """The episodes of a buffer whose first step matches a condition.
 
-    It has the methods of `Candidates`. The chosen episodes are read in the statement that chooses
-    them, except by `keys` and `select`.
+    It has the methods of `Candidates`.
 
     Args:
         rows: The rows of the buffer.
@@ -57,7 +49,7 @@ class EpisodePopulation(Candidates):
             the first step that they still have.
     """
 
-    def __init__(self, rows: Candidates, reading: RowSelection, include_partial: bool) -> None:
+    def __init__(self, rows: Candidates, reading: SliceReading, include_partial: bool) -> None:
         super().__init__(
             rows.connection,
             rows.buffer_id,
@@ -73,7 +65,6 @@ class EpisodePopulation(Candidates):
         self._partial = include_partial
         self._priorities = rows._priorities
         self.has_labels, self.chunks = rows.has_labels, rows.chunks
-        self.reads_bytes = rows.reads_bytes
 
     @cached_property
     def picks_first(self) -> bool:
@@ -114,8 +105,7 @@ class EpisodePopulation(Candidates):
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
         """Return n keys, uniform over all; None if there may be fewer different ones.
 
-        One statement ranks the keys and reads the picked episodes. It uses integers, so that both
-        databases pick the same.
+        It ranks the keys with integers, so that both databases pick the same.
         """
         if n > MOST_PICKED:
             return None
@@ -158,7 +148,7 @@ class EpisodePopulation(Candidates):
         n: int,
         numbers: Mapping[str, Any] | None = None,
     ) -> Picked:
-        """Return {key: (rank, n)} of the picked episodes, and read them.
+        """Return {key: (rank, n)} of the picked episodes.
 
         Args:
             picks: Function that returns the select of (key, rank, n), from a table of keys and `n`.
@@ -166,25 +156,12 @@ class EpisodePopulation(Candidates):
             numbers: Parameters of that select.
         """
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
-        parameters |= {ELIGIBLE_LOW: self.low, **self.limits.parameters}
-        if self._reads_slices:
-            place, part = SLICED_PLACE, self.reading.sliced_part
-            statement = _picking_slices(self.reading, self._partial, picks, n)
-            found = fetch(self.connection, statement, parameters)
-            self._keep_sliced([row for row in found if row[part] == OWN])
-        else:
-            place, part = PLACE, len(self.reading.columns)
-            # The values of limits are in the statement, so it is not kept.
-            make = _picking if self.limits else _kept_picking
-            statement = make(
-                self._selection, self.node, self.limits, self._partial, picks, n, self.has_labels,
-                self.chunks is not None,
-            )  # fmt: skip
-            found = self._fetched(statement, parameters)
-            self._sort(found)
-        picked = {row[0]: row[place : place + 2] for row in found if row[part] == PICK}
-        self._probed.update(picked)
-        return picked
+        parameters |= {ELIGIBLE_LOW: self.low}
+        # Values of a condition or of limits are in the statement, so it is not kept.
+        make = _picking if self.has_condition else _kept_picking
+        has_chunks = self.chunks is not None
+        statement = make(self.node, self.limits, self._partial, picks, n, has_chunks)
+        return {key: (rank, n) for key, rank, n in fetch(self.connection, statement, parameters)}
 
 
 class _EpisodeKeys:
@@ -272,32 +249,18 @@ class _EpisodeKeys:
 
 
 def _picking(
-    selection: RowSelection,
     node: Node,
     limits: Eligibility,
     include_partial: bool,
     picks: Callable[[Any, int], Select[Any]],
     n: int,
-    has_labels: bool,
     has_chunks: bool,
 ) -> Any:
-    """Return the select of the columns of the picked episodes."""
-    keys = _EpisodeKeys(include_partial, node, limits, has_chunks, *_OWN).table
-    return selection.picked(
-        node, picks(keys, n), limits, has_labels=has_labels, has_chunks=has_chunks
-    )
+    """Return the select of the picked keys."""
+    return picks(_EpisodeKeys(include_partial, node, limits, has_chunks, *_OWN).table, n)
 
 
 _kept_picking = remembered(_picking)
-
-
-@remembered
-def _picking_slices(
-    reading: RowSelection, include_partial: bool, picks: Callable[[Any, int], Select[Any]], n: int
-) -> Any:
-    """Return the select of the picked episodes, with slices of their first chunks."""
-    keys = _EpisodeKeys(include_partial, EVERYTHING, NO_LIMITS, True, *_OWN).table
-    return reading.picked_slices(picks(keys, n))
 
 
 _OWN = (

@@ -16,6 +16,7 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
+from sqlbuffer.storage.sampling.slice_reading import SliceReading
 
 
 class Restrictions:
@@ -50,7 +51,7 @@ class Restrictions:
         now: SampledWindow,
         epoch: int,
         node: Node,
-        columns: RowSelection | Sequence[Any],
+        columns: RowSelection | SliceReading | Sequence[Any],
     ) -> Candidates:
         """Return the candidates of a sampler.
 

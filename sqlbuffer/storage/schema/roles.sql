@@ -36,6 +36,7 @@ GRANT SELECT ON
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_batch_steps_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
+GRANT EXECUTE ON FUNCTION sqlbuffer_slices_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_sliced_steps_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, v_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;

@@ -1,1 +1,0 @@
-"""Read drawn steps with their neighbours: one reader for each kind of batch item."""

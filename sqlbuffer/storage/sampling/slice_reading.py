@@ -1,0 +1,86 @@
+"""What is read of each candidate for a batch of arrays: a slice with the steps around it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.storage.chunks import postgresql as chunk_postgresql
+from sqlbuffer.storage.chunks import sqlite as chunk_sqlite
+from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+from sqlbuffer.storage.rows import row_slices
+
+
+@dataclass(frozen=True, eq=False)
+class SliceReading:
+    """What is read of each candidate, in place of a `RowSelection`.
+
+    Attributes:
+        reach: The steps around it.
+        is_key: Further condition for a step to be a key.
+        complete: None: nothing is added to what was read.
+    """
+
+    reach: Reach
+    is_key: ColumnElement[bool] | None = None
+    complete: Any = None
+
+
+_read_chunk_keys = by_database(sqlite=chunk_sqlite.read_keys, postgresql=chunk_postgresql.read_keys)
+_read_chunk_ranges = by_database(
+    sqlite=chunk_sqlite.read_ranges, postgresql=chunk_postgresql.read_ranges
+)
+
+
+def read_keys(
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    reach: Reach,
+    wanted: Wanted,
+    chunks: Layout | None,
+) -> tuple[list[Key], Marks]:
+    """Return the steps that are there and can be keys, with their slices and marks.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: Numbers of steps.
+        reach: Which steps to read around each.
+        wanted: Marks to read.
+        chunks: Layout of the bytes of chunks; None if each step is a row.
+    """
+    if not seqs:
+        return [], Marks()
+    read = row_slices.read_keys if chunks is None else _read_chunk_keys
+    return read(connection, buffer_id, seqs, reach, wanted)
+
+
+def read_ranges(
+    connection: Connection,
+    buffer_id: int,
+    ranges: Sequence[tuple[int, int, int]],
+    reach: Reach,
+    wanted: Wanted,
+    chunks: Layout | None,
+) -> tuple[list[Slice], Marks]:
+    """Return slices with the steps of ranges of episodes, (episode, first t, last t).
+
+    The other arguments are those of `read_keys`.
+    """
+    read = row_slices.read_ranges if chunks is None else _read_chunk_ranges
+    return read(connection, buffer_id, ranges, reach, wanted)
+
+
+def barred_by(marks: Marks, limits: Eligibility) -> Callable[[int], bool]:
+    """Return a function that returns True for a step that may not be sampled, by its number."""
+    barred = set(marks.quarantined if limits.quarantine else ())
+    for first_seq, n, version, session in marks.versions:
+        if limits.excludes(version, session):
+            barred.update(range(first_seq, first_seq + n))
+    return barred.__contains__

@@ -1,0 +1,318 @@
+"""The steps that a draw by SQL has read, as a table that batches are made of."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches.step_table import (
+    BARRED,
+    LAST,
+    LINK,
+    LIVE,
+    NONE,
+    STATUS_NAMES,
+    TERMINATED,
+    TOLD,
+    TRUNCATED,
+    Arrays,
+    Flags,
+    Integers,
+    as_float32,
+)
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.storage.chunks.slices import Key, Marks, Slice, ends_of, records_of, rewards_of
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+
+_STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
+# Columns of `Key.episode`.
+KEY, LENGTH, STATUS, RETURN, REWARD, FINAL = range(6)
+
+
+class SliceEpisodes:
+    """The episodes of keys; see `Episodes`.
+
+    Args:
+        keys: The keys; several may be of one episode.
+    """
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        of = {key.slice.episode_id: key.episode for key in keys if key.slice.episode_id is not None}
+        # A final observation is read only with keys near to the end.
+        for key in keys:
+            if key.slice.episode_id is not None and key.episode[FINAL] is not None:
+                of[key.slice.episode_id] = key.episode
+        self.numbers = {id_: number for number, id_ in enumerate(of)}
+        columns: Any = list(zip(*of.values(), strict=True)) or [()] * 6
+        is_open = np.array([status == "open" for status in columns[STATUS]], bool)
+        self.status = np.array([_STATUS[status] for status in columns[STATUS]], np.int8)
+        length = np.array([NONE if n is None else n for n in columns[LENGTH]], np.int64)
+        self.length = np.where(is_open, NONE, length)
+        self.keys, self.finals = (_objects(columns[i]) for i in (KEY, FINAL))
+        # While an episode is open, the database stores the change by annotations alone.
+        self.returns = np.where(is_open, np.nan, np.array(columns[RETURN], np.float64))
+        self.rewards = np.array(columns[REWARD], np.float64)
+        self.n_aborted = int((self.status == _STATUS["aborted"]).sum())
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+class SliceTable:
+    """Steps of slices, as they are stored, run after run; see `StepTable`.
+
+    The slices of keys come first. The same step may be in several slices.
+
+    Args:
+        layout: The typed fields.
+        keys: The keys, with their slices; each once.
+        slices: Further slices of their episodes.
+        low: Lower end of the window.
+        marks: What became of the steps.
+        limits: Limits on the steps that may be sampled.
+
+    Attributes:
+        layout, has_barred, episodes: See `StepTable`.
+        seq: Number of each step.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        keys: Sequence[Key],
+        slices: Sequence[Slice],
+        low: int,
+        marks: Marks,
+        limits: Eligibility,
+    ) -> None:
+        self.layout, self._keys = layout, keys
+        self._slices = slices = [*(key.slice for key in keys), *slices]
+        self.episodes = SliceEpisodes(keys)
+        counts = np.array([one.n for one in slices], np.int64)
+        self._starts = np.cumsum(counts) - counts
+        numbers = self.episodes.numbers
+        of = [numbers.get(one.episode_id or 0, NONE) for one in slices]
+        heads = [(one.seq, NONE if one.t is None else one.t) for one in slices]
+        first_seq, first_t = np.array(heads, np.int64).reshape(-1, 2).T
+        places = np.arange(counts.sum())
+        self.seq: Integers = np.repeat(first_seq - self._starts, counts) + places
+        links = np.zeros(len(places), LINK)
+        links["episode"] = np.repeat(np.array(of, np.int32), counts)
+        links["t"] = np.repeat(first_t - self._starts, counts) + places
+        links["t"][links["episode"] == NONE] = NONE
+        links["reward"] = rewards_of(slices)
+        links["next"], links["prev"] = places + 1, places - 1
+        next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
+        links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
+        links["flags"] = self._flags(slices, counts, links, low, marks)
+        self._adv_t, self._v_t = self._put_labels(links, marks)
+        self.has_barred = self._bar(links, marks, limits)
+        self._links = links
+
+    def _flags(
+        self,
+        slices: Sequence[Slice],
+        counts: Integers,
+        links: NDArray[Any],
+        low: int,
+        marks: Marks,
+    ) -> NDArray[np.uint8]:
+        told = np.array([TOLD if one.ends is not None else 0 for one in slices], np.uint8)
+        flags: NDArray[np.uint8] = ends_of(slices) | np.repeat(told, counts)
+        is_live = self.seq > low
+        if marks.deleted:
+            is_live &= ~np.isin(self.seq, np.array(marks.deleted, np.int64))
+        flags[is_live] |= np.uint8(LIVE)
+        if len(self.episodes.length):
+            lengths = self.episodes.length.take(links["episode"], mode="clip")
+            flags[(links["episode"] != NONE) & (links["t"] + 1 == lengths)] |= np.uint8(LAST)
+        return flags
+
+    def _put_labels(
+        self, links: NDArray[Any], marks: Marks
+    ) -> tuple[NDArray[np.float64] | None, ...]:
+        """Replace rewards by late ones; return the late advantages and values, NaN for none."""
+        if not marks.labels:
+            return None, None
+        seqs, *values = zip(*marks.labels, strict=True)
+        order, at = _places_in(np.array(seqs, np.int64), self.seq)
+        late = [np.array(column, np.float64)[order] for column in values]
+        found = [np.where(at == NONE, np.nan, column[at]) for column in late]
+        has_reward = ~np.isnan(found[0])
+        links["reward"][has_reward] = found[0][has_reward]
+        return found[1], found[2]
+
+    def _bar(self, links: NDArray[Any], marks: Marks, limits: Eligibility) -> bool:
+        """Mark the steps that may not be sampled; return True if there are any."""
+        is_barred = np.zeros(len(links), bool)
+        if limits.quarantine and marks.quarantined:
+            is_barred |= np.isin(self.seq, np.array(marks.quarantined, np.int64))
+        for first_seq, n, version, session in marks.versions:
+            if limits.excludes(version, session):
+                is_barred |= (self.seq >= first_seq) & (self.seq < first_seq + n)
+        links["flags"][is_barred] |= np.uint8(BARRED)
+        return bool(is_barred.any())
+
+    @property
+    def n_slots(self) -> int:
+        """Number of steps."""
+        return len(self.seq)
+
+    def slots_of(self, numbers: Integers) -> Integers:
+        """Return the slots of keys by their numbers."""
+        pairs = [(key.seq, key.slice.seq) for key in self._keys]
+        seqs, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
+        slots = self._starts[: len(seqs)] + seqs - firsts
+        order = np.argsort(seqs)
+        of_numbers: Integers = slots[order[np.searchsorted(seqs[order], numbers)]]
+        return of_numbers
+
+    def gathered_links(self, slots: Integers) -> NDArray[Any]:
+        """Return the links of slots; see `StepTable.gathered_links`."""
+        return self._links[slots]
+
+    def gathered(self, slots: Integers) -> Integers:
+        """Return the slots themselves, which are those of keys."""
+        return slots
+
+    def fields_of(
+        self, steps: Integers, names: Sequence[str], built_in: Sequence[str] = ()
+    ) -> Arrays:
+        """Return fields of steps; see `StepTable.fields_of`."""
+        at = self.at(steps)
+        return at.fields(names) | at.built_in(built_in)
+
+    def episodes_of(self, steps: Integers) -> Integers:
+        """Return the number of the episode of steps; see `StepTable.episodes_of`."""
+        of: Integers = self._links["episode"][steps]
+        return of
+
+    def info_of(self, steps: Integers, with_place: bool) -> Callable[[], Arrays]:
+        """Return a function that makes the info of a batch; see `StepTable.info_of`."""
+        runs = np.searchsorted(self._starts, steps, side="right") - 1
+        keys = [self._keys[run] for run in runs.tolist()]
+        info: Arrays = {
+            "seq": self.seq[steps],
+            "task_id": _objects([key.task_id for key in keys]),
+            "agent_id": _objects([key.agent_id for key in keys]),
+            "step": np.array([key.step for key in keys], np.int64),
+        }
+        if with_place:
+            links = self._links[steps]
+            info["episode"] = _objects([key.episode[KEY] for key in keys])
+            info["t"] = links["t"].astype(np.int64)
+        return lambda: info
+
+    def at(self, index: Integers) -> "StepsInSlices":
+        """Return the steps in some slots; see `StepTable.at`."""
+        return StepsInSlices(self, index)
+
+    @cached_property
+    def records(self) -> NDArray[Any] | list[Any]:
+        """The typed fields of each step: records, or the bytes of each."""
+        return records_of(self.layout, self._slices)
+
+    def built_in(self, name: str) -> NDArray[Any]:
+        """Return a value that every step has, of each step."""
+        if name == "reward":
+            return as_float32(self._links["reward"])
+        flag = TERMINATED if name == "terminated" else TRUNCATED
+        of_steps: Flags = (self._links["flags"] & flag) != 0
+        return of_steps
+
+
+class StepsInSlices:
+    """Steps of slices, at places of which some have no step; see `StepsAt`."""
+
+    def __init__(self, table: SliceTable, index: Integers) -> None:
+        self._table, self._index = table, index
+
+    def fields(self, names: Sequence[str]) -> Arrays:
+        """Return declared fields; see `StepsAt.fields`."""
+        if not names:
+            return {}
+        table, records = self._table, self._table.records
+        if isinstance(records, np.ndarray):
+            return {name: _taken(records[name], self._index) for name in names}
+        distinct, inverse = np.unique(self._index, return_inverse=True)
+        there = distinct[distinct >= 0]
+        seqs = table.seq[there].tolist()
+        columns = table.layout.unpack_expanded(
+            [records[i] for i in there.tolist()], names, seqs=seqs
+        )
+        n_missing = len(distinct) - len(there)
+        places = inverse.reshape(self._index.shape)
+        return {
+            name: np.concatenate([np.zeros((n_missing, *v.shape[1:]), v.dtype), v])[places]
+            for name, v in columns.items()
+        }
+
+    def built_in(self, names: Sequence[str]) -> Arrays:
+        """Return values that every step has; see `StepsAt.built_in`."""
+        return {name: _taken(self._table.built_in(name), self._index) for name in names}
+
+    def is_any_barred(self) -> Flags:
+        """Return in which rows of the index a step may not be sampled; see `StepsAt`."""
+        flags = self._table.gathered_links(np.maximum(self._index, 0))["flags"]
+        is_barred = ((flags & BARRED) != 0) & (self._index != NONE)
+        any_barred: Flags = np.asarray(is_barred.any(axis=tuple(range(1, self._index.ndim))))
+        return any_barred
+
+
+def _taken(values: NDArray[Any], index: Integers) -> NDArray[Any]:
+    """Return values at the indexes, zeros at -1."""
+    if not len(values):
+        return np.zeros((*index.shape, *values.shape[1:]), values.dtype)
+    taken = np.take(values, np.maximum(index, 0), axis=0)
+    is_missing = index < 0
+    if is_missing.any():
+        taken[is_missing] = np.zeros((), values.dtype)
+    return taken
+
+
+def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]:
+    """Return an order that sorts numbers, and the place of each wanted one in it; -1 for none."""
+    order = np.argsort(numbers)
+    ordered = numbers[order]
+    at = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
+    return order, np.where(ordered[at] == wanted, at, NONE)
+
+
+def _neighbours(
+    of: Integers, first_t: Integers, counts: Integers, starts: Integers
+) -> tuple[Integers, Integers]:
+    """Return for each run of steps the slot after its last step, and the one before its first.
+
+    Args:
+        of: Number of the episode of each run; -1 for none.
+        first_t: Place of its first step in the episode.
+        counts: Number of steps.
+        starts: Slot of the first step.
+    """
+    if not len(of):
+        return of, of
+    last_t = first_t + counts - 1
+    width = int(last_t.max()) + 2
+    order = np.lexsort((first_t, of))
+    firsts = (of * width + first_t)[order]
+    # Of the runs of an episode that begin before a step, the one that reaches furthest.
+    ends = np.maximum.accumulate((of * width + last_t)[order])
+    furthest = np.maximum.accumulate(
+        np.where((of * width + last_t)[order] == ends, np.arange(len(order)), 0)
+    )
+
+    def slot_of(t: Integers) -> Integers:
+        codes = of * width + t
+        at = np.searchsorted(firsts, codes, side="right") - 1
+        is_there = (of != NONE) & (t >= 0) & (at >= 0)
+        at = np.maximum(at, 0)
+        run = order[furthest[at]]
+        is_there &= (of[run] == of) & (first_t[run] <= t) & (t <= last_t[run])
+        return np.where(is_there, starts[run] + t - first_t[run], NONE)
+
+    return slot_of(last_t + 1), slot_of(first_t - 1)
