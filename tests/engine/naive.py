@@ -185,7 +185,9 @@ class NaiveBuffer:
                 frames_after = [*older[len(older) + 1 - k :], item[f"next_{name}"]]
                 item[f"next_{name}"] = np.stack(frames_after)
         for name in sequence_fields:
-            values = [built_in(one)[name] if name == "reward" else one.fields[name] for one in chain]
+            values = [
+                built_in(one)[name] if name == "reward" else one.fields[name] for one in chain
+            ]
             zeros = [np.zeros_like(values[0])] * (n_step - m)
             item[f"seq_{name}"] = np.stack([*values, *zeros])
         place = {"episode": step.episode and step.episode.key, "t": step.t, "n_steps": m}

@@ -25,6 +25,7 @@ windows = table(
     column("high_seq"),
 )
 
+_buffers = table("buffers", column("id"), column("has_deleted"))
 _chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
 
@@ -56,6 +57,7 @@ class SampledWindow:
         has_labels: Rows may have been annotated.
         has_quarantine: Rows may be in quarantine.
         newest_single: First number of the newest chunk without an episode; None if there is none.
+        has_deleted: Steps of chunks may have been deleted; None if that was not asked for.
     """
 
     low: int
@@ -67,6 +69,7 @@ class SampledWindow:
     has_labels: bool
     has_quarantine: bool
     newest_single: int | None
+    has_deleted: bool | None
 
     @property
     def span(self) -> int:
@@ -89,12 +92,15 @@ def select_sampled_window(
     Args:
         buffer_id: The buffer.
         evict_by: Unit of eviction.
-        has_chunks: Its steps are in chunks; `newest_single` is read.
+        has_chunks: Its steps are in chunks; `newest_single` and `has_deleted` are read.
     """
     single: ColumnElement[Any] = null()
+    has_deleted: ColumnElement[Any] = null()
     if has_chunks:
         of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
         single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
+        flag = select(_buffers.c.has_deleted).where(_buffers.c.id == buffer_id)
+        has_deleted = flag.scalar_subquery()
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
         # Only the rows show where the oldest row is.
@@ -108,6 +114,6 @@ def select_sampled_window(
             "has_quarantine",
         )
     )  # fmt: skip
-    return select(low, *others, single.label("newest_single")).where(
-        windows.c.buffer_id == buffer_id
-    )
+    return select(
+        low, *others, single.label("newest_single"), has_deleted.label("has_deleted")
+    ).where(windows.c.buffer_id == buffer_id)

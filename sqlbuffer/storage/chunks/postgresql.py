@@ -15,7 +15,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_column,
 )
 from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
-from sqlbuffer.storage.database.transactions import driver_of, savepoint
+from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
     HEADER,
@@ -192,6 +192,16 @@ WHERE s.n > 0
 """
 
 
+_REPLACED = """
+SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
+FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
+CROSS JOIN LATERAL (
+    SELECT * FROM replaced_steps y
+    WHERE y.buffer_id = %(id)s::integer AND y.seq >= r.first AND y.seq < r.beyond OFFSET 0
+) x
+"""
+
+
 def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
 ) -> tuple[list[Key], Marks]:
@@ -201,11 +211,12 @@ def read_keys(
         "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
         "wanted": _bits(wanted),
     }  # fmt: skip
-    rows = driver_of(connection).execute(_KEYS, given).fetchall()
+    rows = fetch(connection, _KEYS, given)
     # The marks are between the columns of the slice and those of the episode.
     keys = [key_of((*row[:_MARKS], *row[_MARKS + N_MARKS :])) for row in rows]
     slices = [key.slice for key in keys]
-    return keys, _marks(slices, [row[_MARKS : _MARKS + N_MARKS] for row in rows])
+    marks = _marks(slices, [row[_MARKS : _MARKS + N_MARKS] for row in rows])
+    return keys, _with_replaced(connection, buffer_id, marks, slices, wanted)
 
 
 def read_ranges(
@@ -221,9 +232,21 @@ def read_ranges(
         "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
         "bytes": reach.has_bytes, "wanted": _bits(wanted),
     }  # fmt: skip
-    rows = driver_of(connection).execute(_RANGES, given).fetchall()
+    rows = fetch(connection, _RANGES, given)
     slices = [Slice._make(row[:-N_MARKS]) for row in rows]
-    return slices, _marks(slices, [row[-N_MARKS:] for row in rows])
+    marks = _marks(slices, [row[-N_MARKS:] for row in rows])
+    return slices, _with_replaced(connection, buffer_id, marks, slices, wanted)
+
+
+def _with_replaced(
+    connection: Connection, buffer_id: int, marks: Marks, slices: Sequence[Slice], wanted: Wanted
+) -> Marks:
+    if wanted.replaced and slices:
+        runs = sorted({(one.seq, one.seq + one.n) for one in slices})
+        firsts, ends = map(number_array, zip(*runs, strict=True))
+        given = {"id": buffer_id, "firsts": firsts, "ends": ends}
+        marks.replaced = fetch(connection, _REPLACED, given)
+    return marks
 
 
 # The first column of marks in a row of `_KEYS`, and their number.

@@ -47,11 +47,15 @@ class Wanted(NamedTuple):
         labels: Values that were given late.
         quarantine: Steps in quarantine.
         versions: Model versions and sessions.
+        deleted: Deleted steps. PostgreSQL reads them in any case, if there are any.
+        replaced: Values that were replaced in place.
     """
 
     labels: bool = False
     quarantine: bool = False
     versions: bool = False
+    deleted: bool = False
+    replaced: bool = False
 
 
 class Slice(NamedTuple):
@@ -125,12 +129,15 @@ class Marks:
         quarantined: Steps in quarantine.
         labels: (seq, reward, adv_t, v_t) of annotated steps; None for a value that was not given.
         versions: (first seq, n, model version, session) of runs of steps, if limits need them.
+        replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
+            replaced in place.
     """
 
     deleted: list[int] = field(default_factory=list)
     quarantined: list[int] = field(default_factory=list)
     labels: list[tuple[Any, ...]] = field(default_factory=list)
     versions: list[tuple[Any, ...]] = field(default_factory=list)
+    replaced: list[tuple[Any, ...]] = field(default_factory=list)
 
     def add(self, more: "Marks") -> None:
         """Add the marks of other steps."""
@@ -138,6 +145,7 @@ class Marks:
         self.quarantined += more.quarantined
         self.labels += more.labels
         self.versions += more.versions
+        self.replaced += more.replaced
 
 
 def missing_ranges(keys: Iterable[Key], reach: Reach) -> list[tuple[int, int, int]]:

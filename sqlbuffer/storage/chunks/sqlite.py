@@ -15,7 +15,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     reward_column,
 )
 from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
-from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
@@ -164,15 +164,19 @@ _SLICE = f"""s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
     WHEN s.n = s.n_steps THEN s.records
     WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
     ELSE substr(s.records, {_START} + 1, {_END} - {_START}) END"""
+_VERSION = ", ".join(
+    f"(SELECT c.{name} FROM chunks c WHERE c.key = s.key)"
+    for name in ("model_version", "session_id")
+)
 _OWN = "(w.seq - c.first_seq)"
 # The limits keep SQLite from computing the place and n again at each use.
-_KEYS = f"""
+_KEYS_TEXT = f"""
 SELECT s.first_seq + s.own_place, s.task_id, s.agent_id,
     CASE WHEN s.steps IS NULL THEN s.step + s.own_place
     ELSE json_extract(s.steps, '$[' || s.own_place || ']') END,
     coalesce(s.t, 0) + s.own_place, coalesce(s.t, 0), coalesce(s.t, 0) + s.n_steps - 1, {_SLICE},
     e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN s.t + s.own_place + :final_within >= e.length THEN e.final_arrays END
+    CASE WHEN s.t + s.own_place + :final_within >= e.length THEN e.final_arrays END, {{versions}}
 FROM (
     SELECT d.*, a.own_place, a.place, a.n FROM (
         SELECT c.key, {_OWN} AS own_place,
@@ -194,8 +198,8 @@ FROM (
 ) s LEFT JOIN episodes e ON e.id = s.episode_id
 """
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
-_RANGES = f"""
-SELECT {_SLICE}
+_RANGES_TEXT = f"""
+SELECT {_SLICE}, {{versions}}
 FROM (
     SELECT e.*, a.place, a.n
     FROM (
@@ -213,10 +217,14 @@ FROM (
     WHERE a.n > 0
 ) s
 """
+# By whether limits need the model version and the session.
+_KEYS, _RANGES = (
+    {needed: text.format(versions=_VERSION if needed else "NULL, NULL") for needed in (False, True)}
+    for text in (_KEYS_TEXT, _RANGES_TEXT)
+)
 _IN_RUN = "x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"
 _DELETED = f"""
 SELECT x.seq FROM json_each(:runs) r CROSS JOIN deleted_steps x ON x.buffer_id = :id AND {_IN_RUN}
-WHERE (SELECT has_deleted FROM buffers WHERE id = :id)
 """
 _QUARANTINED = f"""
 SELECT x.seq FROM json_each(:runs) r CROSS JOIN quarantine x ON x.buffer_id = :id AND {_IN_RUN}
@@ -225,12 +233,9 @@ _LABELS = f"""
 SELECT x.seq, x.reward_t, x.adv_t, x.v_t
 FROM json_each(:runs) r CROSS JOIN labels x ON x.buffer_id = :id AND {_IN_RUN}
 """
-_VERSIONS = """
-SELECT c.first_seq, c.n_steps, c.model_version, c.session_id
-FROM json_each(:runs) r CROSS JOIN chunks c ON c.key = (
-    SELECT k.key FROM chunks k
-    WHERE k.key > :id << 40 AND k.key <= (:id << 40 | json_extract(r.value, '$[0]'))
-    ORDER BY k.key DESC LIMIT 1)
+_REPLACED = f"""
+SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
+FROM json_each(:runs) r CROSS JOIN replaced_steps x ON x.buffer_id = :id AND {_IN_RUN}
 """
 
 
@@ -250,8 +255,9 @@ def read_keys(
         "id": buffer_id, "seqs": json.dumps(list(seqs)), "first": reach.first, "last": reach.last,
         "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
     }  # fmt: skip
-    keys = list(map(key_of, driver_of(connection).execute(_KEYS, given)))
-    return keys, _marks(connection, buffer_id, [key.slice for key in keys], wanted)
+    rows = fetch(connection, _KEYS[wanted.versions], given)
+    keys = [key_of(row[:-2]) for row in rows]
+    return keys, _marks(connection, buffer_id, [key.slice for key in keys], rows, wanted)
 
 
 def read_ranges(
@@ -271,23 +277,33 @@ def read_ranges(
         wanted: Marks to read.
     """
     given = {"id": buffer_id, "ranges": json.dumps(ranges), "bytes": reach.has_bytes}
-    slices = list(map(Slice._make, driver_of(connection).execute(_RANGES, given)))
-    return slices, _marks(connection, buffer_id, slices, wanted)
+    rows = fetch(connection, _RANGES[wanted.versions], given)
+    slices = [Slice._make(row[:-2]) for row in rows]
+    return slices, _marks(connection, buffer_id, slices, rows, wanted)
 
 
 def _marks(
-    connection: Connection, buffer_id: int, slices: Sequence[Slice], wanted: Wanted
+    connection: Connection,
+    buffer_id: int,
+    slices: Sequence[Slice],
+    rows: Sequence[Sequence[Any]],
+    wanted: Wanted,
 ) -> Marks:
+    """Return what became of the steps of slices, whose rows end with version and session."""
     runs = sorted({(one.seq, one.seq + one.n) for one in slices})
     given = {"id": buffer_id, "runs": json.dumps(runs)}
-    execute = driver_of(connection).execute
-    marks = Marks([seq for (seq,) in execute(_DELETED, given)])
+    marks = Marks()
+    if wanted.deleted:
+        marks.deleted = [seq for (seq,) in fetch(connection, _DELETED, given)]
     if wanted.quarantine:
-        marks.quarantined = [seq for (seq,) in execute(_QUARANTINED, given)]
+        marks.quarantined = [seq for (seq,) in fetch(connection, _QUARANTINED, given)]
     if wanted.labels:
-        marks.labels = execute(_LABELS, given).fetchall()
+        marks.labels = fetch(connection, _LABELS, given)
     if wanted.versions:
-        marks.versions = execute(_VERSIONS, given).fetchall()
+        pairs = zip(slices, rows, strict=True)
+        marks.versions = [(one.seq, one.n, *row[-2:]) for one, row in pairs]
+    if wanted.replaced:
+        marks.replaced = fetch(connection, _REPLACED, given)
     return marks
 
 

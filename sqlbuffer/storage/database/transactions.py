@@ -204,8 +204,17 @@ def fetch(
     """Return the rows of a select of whole rows, in the driver's form.
 
     SQLAlchemy's rows would take a third of the time of a sample.
+
+    Args:
+        connection: The transaction.
+        statement: A statement, or its text in the driver's form.
+        parameters: Its parameters.
     """
-    result = connection.execute(statement, parameters)
+    result: Any
+    if isinstance(statement, str):
+        result = connection.exec_driver_sql(statement, dict(parameters or {}))
+    else:
+        result = connection.execute(statement, parameters)
     found: Any = result.cursor.fetchall()
     result.close()
     return list(found)

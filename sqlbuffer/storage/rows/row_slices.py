@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import decode_reals
 from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted
-from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -128,7 +128,4 @@ def _list(connection: Connection, seqs: Sequence[int]) -> str:
 def _run(
     connection: Connection, texts: dict[str, str], given: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = (
-        driver_of(connection).execute(texts[connection.dialect.name], given).fetchall()
-    )
-    return rows
+    return fetch(connection, texts[connection.dialect.name], given)

@@ -76,9 +76,9 @@ class CandidateSource:
                     connection, now, server_epoch(buffer.engine), node, columns
                 )
             found.has_labels = bool(now.has_labels)
-            found.newest_single = now.newest_single
+            found.newest_single, found.has_deleted = now.newest_single, bool(now.has_deleted)
             if buffer.info.has_chunks:
-                found.chunks = buffer.layout
+                found.chunks, found.may_replace = buffer.layout, buffer.info.layout is not None
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found

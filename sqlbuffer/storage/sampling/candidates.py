@@ -80,6 +80,8 @@ class Candidates:
         self.has_read_keys = False  # every key
         self.clock: int | None = None  # if limits or the sample log need it
         self.has_labels = False  # rows may have annotated values
+        self.may_replace = False  # a layout of compat may have replaced values of steps
+        self.has_deleted = False  # steps of chunks may have been deleted
         self.newest_single: int | None = None  # first number of a chunk without an episode
         self.chunks: Layout | None = None  # None if each step is a row
         self.selective = statements.names_few_rows(node)
@@ -230,7 +232,9 @@ class Candidates:
     def _wanted(self) -> Wanted:
         limits = self.limits
         has_versions = limits.oldest_version is not None or limits.session is not None
-        return Wanted(self.has_labels, limits.quarantine, has_versions)
+        return Wanted(
+            self.has_labels, limits.quarantine, has_versions, self.has_deleted, self.may_replace
+        )
 
     def _read_keys(self, seqs: Sequence[int]) -> None:
         """Read the slices of keys that match and may be sampled."""

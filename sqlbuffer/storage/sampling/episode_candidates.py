@@ -63,8 +63,10 @@ class EpisodePopulation(Candidates):
             0 if include_partial else rows.low,
         )
         self._partial = include_partial
+        self._picked: set[int] = set()
         self._priorities = rows._priorities
-        self.has_labels, self.chunks = rows.has_labels, rows.chunks
+        self.has_labels, self.has_deleted = rows.has_labels, rows.has_deleted
+        self.chunks, self.may_replace = rows.chunks, rows.may_replace
 
     @cached_property
     def picks_first(self) -> bool:
@@ -161,7 +163,15 @@ class EpisodePopulation(Candidates):
         make = _picking if self.has_condition else _kept_picking
         has_chunks = self.chunks is not None
         statement = make(self.node, self.limits, self._partial, picks, n, has_chunks)
-        return {key: (rank, n) for key, rank, n in fetch(self.connection, statement, parameters)}
+        rows = fetch(self.connection, statement, parameters)
+        picked = {key: (rank, n) for key, rank, n in rows}
+        self._picked.update(picked)
+        return picked
+
+    @property
+    def n_probed(self) -> int:
+        """Number of keys that were looked up or picked."""
+        return len(self._probed | self._picked)
 
 
 class _EpisodeKeys:

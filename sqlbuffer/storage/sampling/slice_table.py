@@ -23,6 +23,7 @@ from sqlbuffer.batches.step_table import (
     as_float32,
 )
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.storage.chunks.slices import Key, Marks, Slice, ends_of, records_of, rewards_of
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 
@@ -110,6 +111,7 @@ class SliceTable:
         next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
         links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
         links["flags"] = self._flags(slices, counts, links, low, marks)
+        self._replaced = _at_replaced(self.seq, links, marks)
         self._adv_t, self._v_t = self._put_labels(links, marks)
         self.has_barred = self._bar(links, marks, limits)
         self._links = links
@@ -215,7 +217,15 @@ class SliceTable:
     @cached_property
     def records(self) -> NDArray[Any] | list[Any]:
         """The typed fields of each step: records, or the bytes of each."""
-        return records_of(self.layout, self._slices)
+        records = records_of(self.layout, self._slices)
+        for slot, block in self._replaced:
+            (row,) = expanded_rows(self.layout, [block], [0], [self.seq[slot]])
+            if isinstance(records, np.ndarray):
+                records = records if records.flags.writeable else records.copy()
+                records[slot] = np.frombuffer(row, self.layout.record)[0]
+            else:
+                records[slot] = row
+        return records
 
     def built_in(self, name: str) -> NDArray[Any]:
         """Return a value that every step has, of each step."""
@@ -273,6 +283,20 @@ def _taken(values: NDArray[Any], index: Integers) -> NDArray[Any]:
     if is_missing.any():
         taken[is_missing] = np.zeros((), values.dtype)
     return taken
+
+
+def _at_replaced(seq: Integers, links: NDArray[Any], marks: Marks) -> list[tuple[int, bytes]]:
+    """Put replaced rewards and flags into links; return slots with the blocks of their fields."""
+    blocks = []
+    for number, block, reward, terminated, truncated in marks.replaced:
+        for slot in np.flatnonzero(seq == number).tolist():
+            links["reward"][slot] = np.nan if reward is None else reward
+            told = terminated is not None or truncated is not None
+            flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated) | TOLD * told
+            kept = int(links["flags"][slot]) & ~(TERMINATED | TRUNCATED | TOLD)
+            links["flags"][slot] = kept | flags
+            blocks.append((slot, block))
+    return blocks
 
 
 def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]:

@@ -21,7 +21,7 @@ from sqlbuffer import (
     RandomTaskSample,
     ReplayBuffer,
 )
-from sqlbuffer.batches.forms import TransitionForm
+from sqlbuffer.batches.forms import TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.browsing import buffer_curves
@@ -31,9 +31,6 @@ from sqlbuffer.storage.browsing.rollout_curves import rollout_points
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
-from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
@@ -265,7 +262,8 @@ def fields_of(buffer):
     return buffer._store.info.config.fields
 
 
-def read(buffer, reader, n=32, sampler=None):
+def read(buffer, form, n=32, sampler=None):
+    reader = buffer._store.draws.reader_of(form)
     # Few draws meet so few first steps that they look at many more numbers.
     sampler = RandomSampler(replace=True, seed=1) if sampler is None else sampler
     batch = buffer._store.draws.draw(
@@ -333,20 +331,18 @@ OPERATIONS = {
     "transitions, stacked": ("arrays", lambda b: b.sample_transitions(64, stack={"obs": 4})),
     "transitions, sequences": (
         "arrays",
-        lambda b: read(
-            b, TransitionReader(TransitionForm.of(fields_of(b), 3, sequence_fields=["obs"]))
-        ),
+        lambda b: read(b, TransitionForm.of(fields_of(b), 3, sequence_fields=["obs"])),
     ),
-    "windows": ("arrays", lambda b: read(b, WindowReader(fields_of(b), 8, 4, 2))),
-    "trajectories": ("arrays", lambda b: read(b, TrajectoryReader(fields_of(b)), 2)),
+    "windows": ("arrays", lambda b: read(b, WindowForm.of(fields_of(b), 8, 4, 2))),
+    "trajectories": ("arrays", lambda b: read(b, TrajectoryForm.of(fields_of(b)), 2)),
     "trajectories, partial": (
         "arrays",
-        lambda b: read(b, TrajectoryReader(fields_of(b), include_partial=True), 2),
+        lambda b: read(b, TrajectoryForm.of(fields_of(b), include_partial=True), 2),
     ),
-    "trajectories, short": ("episodes", lambda b: read(b, TrajectoryReader(fields_of(b)), 16)),
+    "trajectories, short": ("episodes", lambda b: read(b, TrajectoryForm.of(fields_of(b)), 16)),
     "trajectories, newest": (
         "episodes",
-        lambda b: read(b, TrajectoryReader(fields_of(b)), 16, LatestSampler()),
+        lambda b: read(b, TrajectoryForm.of(fields_of(b)), 16, LatestSampler()),
     ),
     "store an episode": (
         "arrays",
@@ -478,11 +474,11 @@ OPERATIONS = {
     "transitions, labelled": ("labelled arrays", lambda b: b.sample_transitions(256, n_step=5)),
     "windows, labelled": (
         "labelled arrays",
-        lambda b: read(b, WindowReader(fields_of(b), 8, 4, 2)),
+        lambda b: read(b, WindowForm.of(fields_of(b), 8, 4, 2)),
     ),
     "trajectories, labelled": (
         "labelled arrays",
-        lambda b: read(b, TrajectoryReader(fields_of(b)), 2),
+        lambda b: read(b, TrajectoryForm.of(fields_of(b)), 2),
     ),
     "annotate": (
         "labelled arrays",

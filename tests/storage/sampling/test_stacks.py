@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer import RandomSampler, ReplayBuffer
+from sqlbuffer.batches.forms import TrajectoryForm, WindowForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
+from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import (
     EPISODES,
     FIELDS,
@@ -146,18 +146,19 @@ def test_steps_behind_the_window_are_gone_though_they_are_still_in_the_table(buf
     assert set(stacked.info["t"]) == {5, 6, 7}
     fields = buffer._store.info.config.fields
 
-    def draw(reader):
+    def draw(form):
+        reader = reader_of(buffer, form)
         sampler = RandomSampler(replace=True)
         return buffer._store.draws.draw(
             EVERYTHING, lambda found: reader.draw(found, sampler, 60), reader.columns
         )
 
-    windows = draw(WindowReader(fields, 1, 2))
+    windows = draw(WindowForm.of(fields, 1, 2))
     assert set(windows.info["t"]) == {3, 4, 5, 6, 7}
     np.testing.assert_array_equal(
         windows.mask[:, :2].sum(axis=1), np.minimum(windows.info["t"] - 3, 2)
     )
-    partial = draw(TrajectoryReader(fields, include_partial=True))
+    partial = draw(TrajectoryForm.of(fields, include_partial=True))
     assert set(partial.info["t"]) == {3}
     assert set(partial.lens) == {5}
-    assert draw(TrajectoryReader(fields)).n_rows == 0
+    assert draw(TrajectoryForm.of(fields)).n_rows == 0

@@ -15,10 +15,10 @@ from sqlbuffer import (
     aio,
     mix,
 )
+from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import TaskSampler
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
 from tests.storage.sampling.limited_rows import (
     FIELDS,
     rows_of,
@@ -26,6 +26,7 @@ from tests.storage.sampling.limited_rows import (
     store_episodes,
     versions_in,
 )
+from tests.storage.sampling.readers import reader_of
 
 SAMPLERS = {
     "random": RandomSampler,
@@ -320,7 +321,7 @@ def test_old_rows_are_not_asked_for_again_and_again(buffer_url):
 def test_steps_before_the_first_that_may_be_sampled_are_read_still(buffer_url):
     # What is known to be barred bounds keys, not the steps that are read along with them.
     with ReplayBuffer(buffer_url, fields=FIELDS, max_staleness=1) as buffer:
-        reader = WindowReader(buffer._store.info.config.fields, 2, 1)
+        reader = reader_of(buffer, WindowForm, 2, 1)
         store_episodes(buffer, [[1] * 300, [1, 1, 1, 3, 3, 3]])
         buffer.set_clock(3)
         for _ in range(4):

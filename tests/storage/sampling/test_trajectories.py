@@ -6,9 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.batches.forms import TrajectoryForm
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling import episode_candidates
-from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
+from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import (
     EPISODES,
     FIELDS,
@@ -27,8 +28,9 @@ def buffer(buffer_url):
         yield buffer
 
 
-def draw(buffer, n, *, sampler=None, condition=None, reader=None, **options):
-    reader = reader or TrajectoryReader(buffer._store.info.config.fields, **options)
+def draw(buffer, n, *, sampler=None, condition=None, form=None, **options):
+    form = form or TrajectoryForm.of(buffer._store.info.config.fields, **options)
+    reader = reader_of(buffer, form)
     sampler = sampler or RandomSampler(replace=True)
     return buffer._store.draws.draw(
         check(condition),
@@ -151,7 +153,7 @@ def test_a_condition_is_on_the_first_step(buffer, buffer_url):
 def test_keys_are_those_of_the_episodes_and_read_in_their_order(buffer, buffer_url):
     store(buffer, buffer_url, [Made(2), Made(3, status="open"), Made(4, gone={0, 2}), Made(1)])
     for partial, expected in ((False, [0, 3]), (True, [0, 1, 2, 3])):
-        reader = TrajectoryReader(buffer._store.info.config.fields, include_partial=partial)
+        reader = reader_of(buffer, TrajectoryForm, include_partial=partial)
         with buffer._store.source.candidates(check(None), reader.columns) as candidates:
             keys = reader.keys(candidates)
             assert keys.tolist() == sorted(keys.tolist())

@@ -11,7 +11,7 @@ from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.n_step import n_step_returns
-from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
+from tests.storage.sampling.readers import reader_of
 from tests.support.sql import run
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
@@ -194,9 +194,7 @@ def test_returns_are_those_of_the_formula():
 
 
 def sequences(buffer, n, n_step, names):
-    reader = TransitionReader(
-        TransitionForm.of(buffer._store.info.config.fields, n_step, sequence_fields=names)
-    )
+    reader = reader_of(buffer, TransitionForm, n_step, sequence_fields=names)
     sampler = RandomSampler(replace=True)
     return buffer._store.draws.draw(
         EVERYTHING, lambda found: reader.draw(found, sampler, n), reader.columns

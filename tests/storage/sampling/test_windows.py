@@ -6,9 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.tree_checks import check
-from sqlbuffer.storage.sampling.readers.windows import WindowReader
+from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import EPISODES, FIELDS, Made, empty, observation, reward, store
 
 
@@ -19,7 +20,7 @@ def buffer(buffer_url):
 
 
 def draw(buffer, n, *args, condition=None, **options):
-    reader = WindowReader(buffer._store.info.config.fields, *args, **options)
+    reader = reader_of(buffer, WindowForm, *args, **options)
     sampler = RandomSampler(replace=True)
     return buffer._store.draws.draw(
         check(condition), lambda found: reader.draw(found, sampler, n), reader.columns
@@ -100,7 +101,7 @@ def test_windows_are_drawn_alike(buffer, buffer_url):
     from scipy.stats import chisquare
 
     store(buffer, buffer_url, [Made(9), Made(4), Made(7, gone={3}), Made(5, status="open", end="")])
-    reader = WindowReader(buffer._store.info.config.fields, 2, 1, 2)
+    reader = reader_of(buffer, WindowForm, 2, 1, 2)
     sampler = RandomSampler(replace=True, seed=2)
     batch = buffer._store.draws.draw(
         check(None), lambda found: reader.draw(found, sampler, 1_100), reader.columns
@@ -115,7 +116,7 @@ def test_windows_are_drawn_alike(buffer, buffer_url):
 def test_keys_that_no_window_is_laid_at_are_left_out(buffer, buffer_url):
     store(buffer, buffer_url, [Made(4), Made(3, status="aborted")])
     buffer.extend({"obs": np.zeros((1, 2)), "action": [0]})
-    reader = WindowReader(buffer._store.info.config.fields, 2, stride=2)
+    reader = reader_of(buffer, WindowForm, 2, stride=2)
     with buffer._store.source.candidates(check(None), reader.columns) as candidates:
         assert reader.keys(candidates) is None
         assert reader.read(candidates, [3, 2, 1, 5, 8, 3]).info["seq"].tolist() == [3, 1, 3]
@@ -145,11 +146,11 @@ def test_a_condition_is_on_the_step_that_a_window_is_laid_at(buffer, buffer_url)
 )
 def test_windows_that_cannot_be_say_so(buffer, arguments, message):
     with pytest.raises(ValueError, match=message):
-        WindowReader(buffer._store.info.config.fields, *arguments)
+        WindowForm.of(buffer._store.info.config.fields, *arguments)
 
 
 def test_unknown_fields_of_windows_are_named(buffer):
     with pytest.raises(FieldError, match="unknown field 'speed'; windows have obs, action, reward"):
-        WindowReader(buffer._store.info.config.fields, 2, names=["speed"])
+        WindowForm.of(buffer._store.info.config.fields, 2, names=["speed"])
     with pytest.raises(FieldError, match="fields are given as a list of names, got 'obs'"):
-        WindowReader(buffer._store.info.config.fields, 2, names="obs")
+        WindowForm.of(buffer._store.info.config.fields, 2, names="obs")
