@@ -12,38 +12,43 @@ from sqlbuffer.arguments import (
     Rows,
     Same,
     check_n_step,
-    check_name,
-    check_rate_window,
+    checked_buffer_name,
     checked_clock,
+    checked_rows,
     checked_session,
+    checked_task_id,
+    checked_window,
 )
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.checks import (
+    checked_callable,
+    checked_flag,
+    checked_instance,
+    checked_integer,
+    checked_seconds,
+)
+from sqlbuffer.config.buffer_config import BufferConfig, check_fits, check_reached
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
-from sqlbuffer.config.setting_checks import (
-    check_fits,
-    check_reached,
-    checked_capacity,
-    checked_retry,
-)
-from sqlbuffer.config.setting_groups import Compression, EvictUnit
+from sqlbuffer.config.setting_groups import UNLIMITED, Compression, EvictUnit
 from sqlbuffer.copying.buffer_copy import OnProgress, copy_buffer
 from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
+from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
-from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
 from sqlbuffer.front.batch_sampler import (
     AnyConverter,
     BatchConverter,
     BatchSampler,
     TaskConverter,
+    checked_converter,
     converted,
 )
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.front.decoding import RowDecoding
+from sqlbuffer.front.decoding import RowDecoding, rebuilder
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.row_reader import RowReader
@@ -78,6 +83,7 @@ from sqlbuffer.storage.store import BufferStore
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 T = TypeVar("T")
+Rebuilders = tuple[Rebuild | None, Rebuild | None]
 
 
 class ReplayBuffer:
@@ -104,8 +110,10 @@ class ReplayBuffer:
             one.
 
     Raises:
+        ArgumentError: An argument is invalid, or a setting is unknown.
         BufferConfigError: The buffer is stored with other settings, and the message lists each
             difference; or a value is invalid; or no row could ever be sampled with these settings.
+        BufferNotFoundError: There is no such buffer, and `create` is False.
         FieldError: A field is malformed, or the buffer is stored with other fields.
         MissingExtraError: The buffer is compressed, and the package for that compression is not
             installed.
@@ -114,6 +122,7 @@ class ReplayBuffer:
         SchemaTooNewError: The schema is of a later release.
         StorageUnreachableError: The database does not answer. Its subclasses name a wrong password,
             a missing role and a missing database.
+        URLError: The URL cannot be used.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://", max_capacity=100)
@@ -135,20 +144,24 @@ class ReplayBuffer:
         action_type: Any = None,
         **settings: Unpack[OpenerSettings],
     ) -> None:
-        check_name(name)
+        checked_buffer_name(name)
+        if create is not None:
+            create = checked_flag(create, "create", more=", or None")
+        rebuilders = _rebuilders(state_type, action_type)
         config, connection = with_settings(config, connection, settings)
         store = BufferStore.open(url, name, config, create=create, options=connection)
-        self._compose(store, (state_type, action_type))
+        self._types = (state_type, action_type)
+        self._compose(store, rebuilders)
 
-    def _compose(self, store: BufferStore, types: tuple[Any, Any]) -> None:
-        self._store, self._types = store, types
+    def _compose(self, store: BufferStore, rebuilders: Rebuilders) -> None:
+        self._store = store
         # The session that this object started, here or in the process that it was pickled in.
         self._own_session: str | None = None
         self._conditions = Conditions(store.info)
-        decoding = RowDecoding(store.source, *types)
+        decoding = RowDecoding(store.source, *rebuilders)
         self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
-        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *types))
+        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *rebuilders))
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
 
@@ -156,7 +169,8 @@ class ReplayBuffer:
         return {"store": self._store, "types": self._types, "session": self._own_session}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._compose(state["store"], state["types"])
+        self._types = state["types"]
+        self._compose(state["store"], _rebuilders(*self._types))
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
@@ -282,8 +296,7 @@ class ReplayBuffer:
             priority: Its priority; see `store_batch`.
 
         Raises:
-            ValueError: `data` is None.
-            FieldError: A value cannot be stored; nothing is written.
+            FieldError: `data` is not a `DataRow`, or a value cannot be stored; nothing is written.
 
         Example:
             >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -293,9 +306,7 @@ class ReplayBuffer:
             >>> ReplayBuffer("sqlite://").store(row).inserted
             1
         """
-        if not data:
-            raise ValueError("Data is required")
-        return self._writer.store_rows([data], priority=priority)
+        return self._writer.store_rows(checked_rows([data], "data"), priority=priority)
 
     def store_batch(
         self,
@@ -319,6 +330,7 @@ class ReplayBuffer:
                 any was set.
 
         Raises:
+            ArgumentError: `data_batch` is not a list, or another iterable.
             FieldError: A value cannot be stored; nothing is written.
 
         Example:
@@ -329,7 +341,7 @@ class ReplayBuffer:
             >>> copy.store_batch(source).inserted
             1
         """
-        rows = list(data_batch or ())
+        rows = checked_rows(data_batch, "data_batch")
         return self._writer.store_rows(rows, model_version, session_id, priority)
 
     @takes(whole_step)
@@ -543,6 +555,7 @@ class ReplayBuffer:
             **meta: See `episode`.
 
         Raises:
+            ArgumentError: `env` is not an environment of gymnasium.
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
                 stored. From `step`: a field cannot hold a value; the episodes are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
@@ -605,6 +618,7 @@ class ReplayBuffer:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
+            ArgumentError: The batch size or the sampler is invalid.
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
@@ -663,6 +677,7 @@ class ReplayBuffer:
             `episode`, `t` and `n_steps`, which is m.
 
         Raises:
+            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
@@ -754,10 +769,10 @@ class ReplayBuffer:
             the sample log (`track_samples`). With a converter, the converter's result.
 
         Raises:
+            ArgumentError: The batch size, the sampler, the converter or `strict` is invalid.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
-            ValueError: The batch size is negative.
 
         Example:
             >>> from sqlbuffer import LatestSampler, QueryBuilder
@@ -770,6 +785,7 @@ class ReplayBuffer:
             [1, 2]
         """
         node = self._conditions.node(condition, query_condition)
+        converter = checked_converter(converter)
         return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
 
     @overload
@@ -823,10 +839,10 @@ class ReplayBuffer:
             or the converter's results. Its `batch_id` is the number of the batch in the sample log.
 
         Raises:
+            ArgumentError: n, the sampler, the converter or `strict` is invalid.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer tasks match, and `strict` is set.
-            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -836,6 +852,7 @@ class ReplayBuffer:
             [[0, 1, 2]]
         """
         node = self._conditions.node(condition, query_condition)
+        converter = checked_converter(converter)
         tasks = self._sampler.tasks(sampler, n, node, strict, fields)
         return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
@@ -874,8 +891,8 @@ class ReplayBuffer:
         """Draw whole tasks, as `sample_tasks`, with AWorld's name and arguments.
 
         Raises:
+            ArgumentError: The batch size, the sampler or the converter is invalid.
             ConditionError: The condition is malformed.
-            ValueError: The batch size is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -916,8 +933,8 @@ class ReplayBuffer:
             A list of rows; with a task sampler a list of tasks, each a list of rows.
 
         Raises:
+            ArgumentError: n or the sampler is invalid.
             ConditionError: The condition is malformed.
-            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_use=1)
@@ -1025,6 +1042,8 @@ class ReplayBuffer:
                 opens one, which the loader's `close` closes.
 
         Raises:
+            ArgumentError: An argument is invalid, the mode does not take an option, or options
+                exclude each other.
             ConditionError: The condition is malformed.
             InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
                 finds no batch.
@@ -1032,7 +1051,6 @@ class ReplayBuffer:
                 or the mirror is of another buffer, or the buffer cannot be mirrored.
             MirrorFullError: A mirror is opened, and the buffer does not fit into it.
             FieldError: A field is unknown, or names collide.
-            ValueError: The mode does not take an option, or options exclude each other.
             MissingExtraError: A device is given, and torch is not installed.
 
         Example:
@@ -1061,6 +1079,7 @@ class ReplayBuffer:
         Use it to write your own loader.
 
         Raises:
+            ArgumentError: `options` are not a `LoaderOptions`.
             BufferConfigError: Passes over a buffer with `max_use`.
             FieldError: A field is unknown.
 
@@ -1069,6 +1088,8 @@ class ReplayBuffer:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
             >>> source = buffer.batch_source(LoaderOptions(mode="step", batch_size=2))
         """
+        what = "a LoaderOptions, such as LoaderOptions(mode='step')"
+        checked_instance(options, "options", LoaderOptions, what)
         return options.source(self._store.drawing)
 
     def mirror(
@@ -1100,6 +1121,7 @@ class ReplayBuffer:
                 then.
 
         Raises:
+            ArgumentError: An argument is invalid.
             BufferConfigError: The buffer has no typed fields, counts uses, or has leases; or this
                 machine cannot share a mirror.
             ConditionError: The condition is malformed.
@@ -1163,9 +1185,9 @@ class ReplayBuffer:
             A context manager that yields a `LeasedBatch`.
 
         Raises:
+            ArgumentError: An argument is invalid, or arguments exclude each other.
             ConditionError: The condition is malformed.
-            BufferConfigError: The buffer was made without `leases=True`, or an argument is
-                malformed.
+            BufferConfigError: The buffer was made without `leases=True`.
             InsufficientDataError: At the start of the block: too few rows or groups were there in
                 time.
             FlowControlError: At the start of the block: the rate limiter did not admit the batch in
@@ -1268,9 +1290,9 @@ class ReplayBuffer:
             query_condition: Other name of `condition`.
 
         Raises:
+            ArgumentError: The page or the page size is not an integer from 1 on.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
-            ValueError: The page or the page size is below 1.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1292,6 +1314,7 @@ class ReplayBuffer:
             fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
+            ArgumentError: The task is neither text nor a number.
             FieldError: A field is unknown.
 
         Example:
@@ -1301,6 +1324,7 @@ class ReplayBuffer:
             >>> len(buffer.get_by_task_id("t1")), len(buffer.get_by_task_id("unknown"))
             (1, 0)
         """
+        checked_task_id(task_id)
         return self._reader.tasks([task_id], fields)[task_id]
 
     def get_batch_by_task_ids(
@@ -1315,6 +1339,7 @@ class ReplayBuffer:
             fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
+            ArgumentError: The tasks are not a list of ids.
             FieldError: A field is unknown.
 
         Example:
@@ -1335,6 +1360,7 @@ class ReplayBuffer:
             place: Value of the column `block_place`, the position of the step in the block.
 
         Raises:
+            ArgumentError: `block` is not bytes, or `place` is not an integer from 0 on.
             FieldError: The step was not written with the buffer's fields, or is damaged.
 
         Example:
@@ -1342,6 +1368,9 @@ class ReplayBuffer:
             >>> buffer.decode(b"\\x00\\x00\\x80?")["obs"]
             np.float32(1.0)
         """
+        what = "the bytes of the column block"
+        checked_instance(block, "block", (bytes, bytearray, memoryview), what)
+        place = checked_integer(place, "place", 0)
         return decode_step(self._store.layout, bytes(block), place)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
@@ -1571,6 +1600,7 @@ class ReplayBuffer:
                 the last copied `seq`, and the range of `seq` to copy.
 
         Raises:
+            ArgumentError: `other` is not a buffer, or `on_progress` not a function.
             ConditionError: The condition is malformed.
             CopyError: The target is not empty, or cannot hold the same steps; or steps left this
                 buffer before they were copied.
@@ -1587,7 +1617,10 @@ class ReplayBuffer:
             >>> list(copy) == list(source)
             True
         """
+        checked_buffer(other, "other")
         node = self._conditions.node(condition)
+        if on_progress is not None:
+            checked_callable(on_progress, "on_progress", "a function of (n_steps, seq, range)")
         self.flush()
         return copy_buffer(self._store, other._store, node, on_progress)
 
@@ -1618,6 +1651,7 @@ class ReplayBuffer:
                 `max_episodes`; None is unlimited.
 
         Raises:
+            ArgumentError: No limit is given.
             BufferConfigError: The limit is below the buffer's `min_size`; or the buffer is of
                 `compat.memmap`, which has its own limit.
 
@@ -1630,12 +1664,14 @@ class ReplayBuffer:
             4
         """
         changes = {
-            name: checked_capacity(value, name)
+            name: None
+            if value is None
+            else checked_integer(value, name, 1, more=UNLIMITED, error=BufferConfigError)
             for name, value in (("max_capacity", max_capacity), ("max_episodes", max_episodes))
             if not isinstance(value, Same)
         }
         if not changes:
-            raise TypeError("resize() needs max_capacity=... or max_episodes=...")
+            raise ArgumentError("resize() needs max_capacity=... or max_episodes=...")
         check_fits(changes.get("max_capacity"), self._store.info.config.sampling.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(
@@ -1662,8 +1698,8 @@ class ReplayBuffer:
                 may go back, for example when a learner restarts from a checkpoint.
 
         Raises:
-            TypeError: The clock is not an integer.
-            ValueError: The clock has more than 64 bits.
+            ArgumentError: The clock is not an integer of 64 bits.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_staleness=1)
@@ -1673,7 +1709,7 @@ class ReplayBuffer:
             >>> len(buffer.sample(1))
             0
         """
-        self._set_version(checked_clock(clock), None)
+        self._set_version(checked_clock(clock, "clock"), None)
 
     def expire(self) -> Removed:
         """Delete all rows that can never be sampled again.
@@ -1749,11 +1785,10 @@ class ReplayBuffer:
             True if the clock has changed; False if another session has begun since.
 
         Raises:
+            ArgumentError: The version is not an integer of 64 bits.
             FieldError: The key of the session cannot be stored.
             SessionNotFoundError: The buffer has no session with this key.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
-            TypeError: The version is not an integer.
-            ValueError: The version has more than 64 bits.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1762,7 +1797,7 @@ class ReplayBuffer:
             >>> buffer.set_model_version(7), buffer.clock
             (True, 7)
         """
-        number = checked_clock(version, "a model version")
+        number = checked_clock(version, "version")
         key = self._own_session if session_id is None else checked_session(session_id)
         return self._set_version(number, key)
 
@@ -1825,7 +1860,7 @@ class ReplayBuffer:
             >>> buffer.flow().policy.samples_per_insert
             2.0
         """
-        policy = rate_limiter_of(policy)
+        policy = rate_limiter_of(policy, "policy")
         min_size = self._store.info.config.sampling.min_size
         if min_size:
             check_reached(policy, min_size, self._store.rows.count(EVERYTHING))
@@ -1842,7 +1877,7 @@ class ReplayBuffer:
             window_s: Seconds over which rates are measured, up to an hour.
 
         Raises:
-            BufferConfigError: `window_s` is not a number of seconds in that range.
+            ArgumentError: `window_s` is not a number of seconds in that range.
             BufferNotFoundError: The buffer was dropped.
 
         Example:
@@ -1853,9 +1888,9 @@ class ReplayBuffer:
             >>> stats.rows, stats.fill
             (1, 0.1)
         """
-        check_rate_window(window_s)
+        window_s = checked_window(window_s)
         self._store.pacer.publish_now()
-        return self._store.with_retries(lambda: stats(self._store.rows, float(window_s)))
+        return self._store.with_retries(lambda: stats(self._store.rows, window_s))
 
     @staticmethod
     def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
@@ -1866,10 +1901,11 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
-            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
+            ArgumentError: `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such SQLite file.
             SchemaMissingError: The database has no schema of sqlbuffer.
             StorageUnreachableError: The database does not answer.
+            URLError: The URL cannot be used.
 
         Example:
             >>> import os, tempfile
@@ -1879,7 +1915,7 @@ class ReplayBuffer:
             ...     ReplayBuffer.list(path)
             ['train']
         """
-        return catalog.list_buffers(url, checked_retry("retry_s", retry_s))
+        return catalog.list_buffers(url, checked_seconds(retry_s, "retry_s"))
 
     @staticmethod
     def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
@@ -1891,8 +1927,10 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
-            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
+            ArgumentError: The name is not text, or `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such buffer.
+            StorageUnreachableError: The database does not answer.
+            URLError: The URL cannot be used.
 
         Example:
             >>> import os, tempfile
@@ -1903,4 +1941,20 @@ class ReplayBuffer:
             ...     ReplayBuffer.list(path)
             []
         """
-        drop_buffer(url, name, checked_retry("retry_s", retry_s))
+        checked_buffer_name(name)
+        drop_buffer(url, name, checked_seconds(retry_s, "retry_s"))
+
+
+def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
+    return rebuilder(state_type, "state_type"), rebuilder(action_type, "action_type")
+
+
+def checked_buffer(buffer: Any, name: str) -> ReplayBuffer:
+    """Return an argument that is a buffer.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    what = "a ReplayBuffer, such as ReplayBuffer(url, name)"
+    opened: ReplayBuffer = checked_instance(buffer, name, ReplayBuffer, what)
+    return opened

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, Unpack, get_args, overload
 
-import numpy as np
-
-from sqlbuffer.arguments import check_batch_size
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_count,
+    checked_dict,
+    checked_names,
+    checked_number,
+    refused,
+)
+from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.joined_batches import joined
 from sqlbuffer.loading.loader import Loader
@@ -43,8 +48,8 @@ def mix(
 
     Raises:
         FieldError: A field differs between two buffers; the message names both.
-        TypeError: A key is not a buffer, or a weight is not a number.
-        ValueError: No source, a weight that is not positive and finite, or an unknown `on_empty`.
+        ArgumentError: There is no source, a key is not a buffer, a weight is not a number above 0,
+            or `on_empty` is unknown.
 
     Example:
         >>> spec = {"x": "int64"}
@@ -88,11 +93,10 @@ class Mixture:
         fields: Sequence[str] | None = None,
     ) -> None:
         weights = _checked_weights(sources)
-        if on_empty not in ON_EMPTY:
-            raise ValueError(f"on_empty is one of {', '.join(ON_EMPTY)}, got {on_empty!r}")
+        checked_choice(on_empty, "on_empty", ON_EMPTY)
         self._buffers, self._on_empty = list(sources), on_empty
         self.weights = dict(zip(_labels(self._buffers), weights, strict=True))
-        self._fields = fields
+        self._fields = None if fields is None else checked_names(fields, "fields", "['obs']")
         self._check_fields()
         self._credits = [0.0] * len(weights)
 
@@ -107,6 +111,7 @@ class Mixture:
         """Draw rows as arrays; see `ReplayBuffer.sample_arrays`.
 
         Raises:
+            ArgumentError: The batch size or the sampler is invalid.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
             FieldError: A field is unknown.
@@ -129,6 +134,7 @@ class Mixture:
         """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
 
         Raises:
+            ArgumentError: The batch size or the sampler is invalid.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
@@ -179,7 +185,7 @@ class Mixture:
         prefetch = options.pop("prefetch", 0)
         given = self._options({"mode": mode, "batch_size": batch_size, **options})
         if not given.is_drawn:
-            raise ValueError(
+            raise ArgumentError(
                 "a mixture is drawn without end: leave out epochs and shuffle=False, or make a "
                 "loader of each buffer"
             )
@@ -194,11 +200,11 @@ class Mixture:
         return f"Mixture({self.weights})"
 
     def _sample(self, batch_size: int, sampler: Sampler | None, options: dict[str, Any]) -> Batch:
-        check_batch_size(batch_size)
+        n = checked_count(batch_size, "batch_size")
         draw = self._draw(self._options({**options, "sampler": sampler}))
         uniform = RandomSampler(replace=True)
         samplers = [uniform if sampler is None else sampler] * len(self._buffers)
-        batch, self._credits = draw(samplers, int(batch_size), None, self._credits)
+        batch, self._credits = draw(samplers, n, None, self._credits)
         return batch
 
     def _options(self, options: dict[str, Any]) -> LoaderOptions:
@@ -345,23 +351,15 @@ def _declared(buffer: ReplayBuffer, name: str) -> str:
 
 
 def _checked_weights(sources: Any) -> list[float]:
-    if not isinstance(sources, Mapping) or not sources:
-        raise ValueError(
-            f"mix() takes {{buffer: weight}}, with one buffer or more, got {sources!r}"
-        )
-    for buffer, weight in sources.items():
-        if not isinstance(buffer, ReplayBuffer):
-            raise TypeError(f"mix() takes {{buffer: weight}}, got {buffer!r} as a buffer")
-        if isinstance(weight, (bool, np.bool_)) or not isinstance(
-            weight, (int, float, np.integer, np.floating)
-        ):
-            raise TypeError(f"the weight of {buffer.name!r} is a number, got {weight!r}")
-        if not 0 < weight < math.inf:
-            raise ValueError(
-                f"the weight of {buffer.name!r} is positive and finite, got {weight!r}; leave a "
-                f"source out that gives nothing"
-            )
-    return _normalised([float(weight) for weight in sources.values()])
+    example = "{buffer: weight}, with one buffer or more"
+    weights = []
+    for buffer, weight in checked_dict(sources, "sources", example).items():
+        checked_buffer(buffer, "each key of sources")
+        name = f"the weight of {buffer.name!r} in sources"
+        weights.append(checked_number(weight, name, above=0.0, more="; leave an unused buffer out"))
+    if not weights:
+        raise refused(sources, "sources", f"a dict such as {example}")
+    return _normalised(weights)
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:

@@ -1,15 +1,21 @@
 """The base of the library's models, and errors of the library in place of those of pydantic."""
 
 import difflib
-import reprlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_core import ArgsKwargs
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
 
 Class = TypeVar("Class", bound=type)
@@ -67,7 +73,7 @@ def library_error(
         return kind(f"{owner} takes {first['loc'][-1]} values by place; give the others by name")
     if first["type"] == "multiple_argument_values":
         return kind(f"{owner}: {where} is given by its place and by its name; leave one out")
-    return kind(f"{where or owner}: {_finding(first, where)}, got {_shown(first['input'])}")
+    return kind(f"{where or owner}: {_finding(first, where)}, got {shown(first['input'])}")
 
 
 def _where(loc: tuple[int | str, ...], names: Collection[str]) -> str:
@@ -96,10 +102,6 @@ def _finding(first: Any, where: str) -> str:
         return f"expected {expected[0]}{example}"
     found: str = first["msg"]
     return found.removeprefix("Value error, ").replace("Input should be", "expected", 1)
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.100}" if isinstance(value, (str, bytes)) else reprlib.repr(value)
 
 
 def with_own_errors(cls: Class) -> Class:
@@ -173,6 +175,27 @@ class CheckedModel(BaseModel):
             yield
         except ValidationError as error:
             raise cls.own_error(error) from None
+
+
+def setting(
+    check: Callable[..., Any], *args: Any, or_none: bool = False, name: str = "", **options: Any
+) -> BeforeValidator:
+    """Return the validator of a setting: a check of arguments, under the name of the setting.
+
+    Args:
+        check: A function of `sqlbuffer.checks`.
+        *args: More arguments of it.
+        or_none: True for a setting that may be None.
+        name: Name of the setting if it is not that of the field.
+        **options: Arguments by name.
+    """
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        if or_none and value is None:
+            return None
+        return check(value, name or str(info.field_name), *args, error=BufferConfigError, **options)
+
+    return BeforeValidator(checked)
 
 
 class StrictModel(CheckedModel):

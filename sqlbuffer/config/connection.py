@@ -4,29 +4,18 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from pydantic import BeforeValidator, Field
 
-from sqlbuffer.config.setting_checks import (
-    checked_choice,
-    checked_exponent,
-    checked_retry,
-    checked_seconds,
-    checked_wait,
-)
+from sqlbuffer.checks import checked_choice, checked_duration, checked_number, checked_seconds
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.strict_models import StrictModel
+from sqlbuffer.strict_models import StrictModel, setting
 
 RETRY_S = 30.0
 Durability = Literal["relaxed", "full"]
 
 
-def _durability(value: Any) -> Any:
-    if value is None:
-        return None
-    return checked_choice(value, "durability", get_args(Durability), ", or omitted")
-
-
 def _read_url(value: Any) -> Any:
     if value is None or (isinstance(value, str) and value):
         return value
+    # Not quoted: it may have a password.
     raise BufferConfigError(f"read_url is the URL of a standby as text, got {type(value).__name__}")
 
 
@@ -62,23 +51,16 @@ class Connection(StrictModel):
         Connection(durability='full', wait_s=10.0)
     """
 
-    durability: Annotated[Durability | None, BeforeValidator(_durability)] = None
-    retry_s: Annotated[float, BeforeValidator(lambda value: checked_retry("retry_s", value))] = (
-        RETRY_S
-    )
-    wait_s: Annotated[float, BeforeValidator(lambda value: checked_wait("wait_s", value))] = 300.0
-    flush_s: Annotated[float, BeforeValidator(lambda value: checked_seconds("flush_s", value))] = (
-        1.0
-    )
+    durability: Annotated[
+        Durability | None,
+        setting(checked_choice, get_args(Durability), or_none=True, more=", or omitted"),
+    ] = None
+    retry_s: Annotated[float, setting(checked_seconds)] = RETRY_S
+    wait_s: Annotated[float, setting(checked_seconds)] = 300.0
+    flush_s: Annotated[float, setting(checked_duration)] = 1.0
     read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
-    max_lag_s: Annotated[
-        float | None,
-        BeforeValidator(lambda value: None if value is None else checked_wait("max_lag_s", value)),
-    ] = None
-    alpha: Annotated[
-        float | None,
-        BeforeValidator(lambda v: None if v is None else checked_exponent(v, "alpha")),
-    ] = None
+    max_lag_s: Annotated[float | None, setting(checked_seconds, or_none=True)] = None
+    alpha: Annotated[float | None, setting(checked_number, 0, 1, or_none=True)] = None
 
 
 DEFAULT_CONNECTION = Connection()

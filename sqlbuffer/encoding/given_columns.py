@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.scalar_tags import tag_float
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import MAX_KEY_BYTES, encode_flag, encode_key, encode_step
@@ -135,7 +136,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
             nearest = near_name(name, known)
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}{hint}; the buffer has "
+                f"unknown field {shown(name)}{hint}; the buffer has "
                 f"{', '.join(layout.specs) or 'none'}, and "
                 f"{', '.join(('reward', *FLAGS, *_KEYS, *PAYLOADS, 'priority'))}"
             )
@@ -143,10 +144,12 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
         if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
             name == "id" or name not in _KEYS
         ):
-            raise FieldError(f"{name}: expected a column, a value for each row, got {values!r}")
+            raise FieldError(
+                f"{name}: expected a column, a value for each row, got {shown(values)}"
+            )
     for name, spec in layout.specs.items():
         if columns.get(name) is None and spec.default is None:
-            raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
+            raise FieldError(f"field {shown(name)} is missing: expected {spec} for each row")
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()
@@ -163,7 +166,9 @@ def _size(name: str, values: Any) -> int:
     try:
         return len(values)
     except TypeError:
-        raise FieldError(f"field {name!r}: expected a row for each step, got {values!r}") from None
+        raise FieldError(
+            f"field {shown(name)}: expected a row for each step, got {shown(values)}"
+        ) from None
 
 
 def _column(
@@ -241,7 +246,7 @@ def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
             nearest = near_name(name, [*fields, *BUILT_IN])
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}{hint}; the buffer has "
+                f"unknown field {shown(name)}{hint}; the buffer has "
                 f"{', '.join(sorted(fields)) or 'none'}, and {', '.join(BUILT_IN)}"
             )
 

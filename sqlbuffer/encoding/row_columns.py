@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.given_columns import GivenColumns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record, encode_rows
@@ -72,7 +73,7 @@ def check_declared(rows: Sequence[DataRow], layout: Layout) -> None:
         for name in row.fields:
             if name not in layout.specs:
                 raise FieldError(
-                    f"row {i}: unknown field {name!r}; the buffer has "
+                    f"row {i}: unknown field {shown(name)}; the buffer has "
                     f"{', '.join(layout.specs) or 'no typed fields'}"
                 )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE, is_json_dtype
 from sqlbuffer.fields.specs import FieldSpec
@@ -32,7 +33,7 @@ def parse_specs(given: Any) -> dict[str, FieldSpec]:
         specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
     else:
         raise FieldError(
-            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
+            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {shown(given)}"
         )
     sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
@@ -121,7 +122,7 @@ class Fields(StrictModel, title="fields"):
     def _check(self) -> "Fields":
         if double := set(self.specs) & set(self.meta):
             raise FieldError(
-                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
+                f"field {shown(min(double))} is declared in fields and in meta_fields; rename one"
             )
         for name in self.observations:
             if name not in self.specs:

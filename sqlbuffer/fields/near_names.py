@@ -16,7 +16,7 @@ def near_name(name: object, known: Collection[str]) -> str | None:
         >>> near_name("observation", ["action", "obs"]), near_name("acton", ["action", "obs"])
         ('obs', 'action')
     """
-    text = str(name)[:100]
+    text = name[:100] if isinstance(name, str) else ""
     found = difflib.get_close_matches(text, known, n=1)
     if found:
         return found[0]

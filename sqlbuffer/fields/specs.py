@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_choice
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import (
     KINDS,
@@ -78,7 +80,7 @@ class FieldSpec:
             column is True,
         )
         if not isinstance(column, bool):
-            raise FieldError(f"field {name!r}: column is True or False, got {column!r}")
+            raise FieldError(f"field {name!r}: column is True or False, got {shown(column)}")
         if spec.column and (spec.shape != () or not is_json_dtype(spec.dtype)):
             raise FieldError(
                 f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
@@ -190,14 +192,13 @@ def _decoded(
     try:
         np.frombuffer(bytes.fromhex(raw), dtype).reshape(shape)
     except (TypeError, ValueError) as error:
-        raise FieldError(f"field {name!r}: the default {raw!r:.40} is damaged: {error}") from None
+        raise FieldError(f"field {name!r}: the default {shown(raw)} is damaged: {error}") from None
     return tuple(shape), bytes.fromhex(raw)
 
 
-def check_casting(casting: str) -> None:
+def check_casting(casting: Any) -> None:
     """Raise FieldError unless the casting is `same_kind` or `unsafe`."""
-    if casting not in _CASTINGS:
-        raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
+    checked_choice(casting, "casting", _CASTINGS, error=FieldError)
 
 
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
@@ -213,9 +214,9 @@ def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError) as error:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
     if array.dtype.kind not in KINDS:
-        raise FieldError(f"field {spec.name!r}: expected {spec}, got {_shown_values(values)}")
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {shown(values)}")
     if array.ndim == 0:
-        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {values!r}")
+        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {shown(values)}")
     return array
 
 
@@ -286,14 +287,10 @@ def _check_finite(spec: FieldSpec, array: NDArray[Any], cast: NDArray[Any]) -> N
     lost = np.isfinite(array) & ~np.isfinite(cast)
     if lost.any():
         raise FieldError(
-            f"field {spec.name!r}: {array[lost].flat[0]!r} is too large for {_shown(spec.dtype)}"
+            f"field {spec.name!r}: {shown(array[lost].flat[0])} is too large for "
+            f"{_shown(spec.dtype)}"
         )
 
 
 def _shown(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.kind in "biufc" else dtype.str.lstrip("<|=>")
-
-
-def _shown_values(values: Any) -> str:
-    shown = repr(values)
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."

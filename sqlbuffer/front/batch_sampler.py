@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlbuffer.arguments import (
-    check_batch_size,
-    described,
-)
-from sqlbuffer.config.setting_checks import MAX_LIMIT
+from sqlbuffer.arguments import checked_sampler, checked_task_sampler
+from sqlbuffer.checks import checked_callable, checked_count, checked_flag, refused
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
@@ -40,14 +37,11 @@ class BatchSampler:
     ) -> Batch:
         """Draw a batch of arrays."""
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
-        check_batch_size(batch_size)
-        n = min(int(batch_size), MAX_LIMIT)
+        sampler, n = checked_sampler(sampler), checked_count(batch_size, "batch_size")
         batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
         check_sufficient(
             batch.n_rows,
-            batch_size,
+            n,
             True,
             lambda: undrawn(self._store.drawing, node, sampler, reader),
         )
@@ -66,21 +60,17 @@ class BatchSampler:
         """Draw rows, or whole tasks with a sampler of tasks."""
         sampler = RandomSampler() if sampler is None else sampler
         if isinstance(sampler, TaskSampler):
-            return self.tasks(sampler, batch_size, node, strict, fields)
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
-        check_batch_size(batch_size)
+            return self.tasks(sampler, batch_size, node, strict, fields, "batch_size")
+        sampler, n = checked_sampler(sampler), checked_count(batch_size, "batch_size")
+        strict = checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
-        if batch_size == 0 and not sampler.reads_priorities:
+        if n == 0 and not sampler.reads_priorities:
             return RowList()
-        n = min(int(batch_size), MAX_LIMIT)
         drawn, number = self._store.drawing.draws.sample_rows(
             node, sampler, n, n if strict else 0, payloads
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
-        check_sufficient(
-            len(rows), batch_size, strict, lambda: undrawn(self._store.drawing, node, sampler)
-        )
+        check_sufficient(len(rows), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
         if rows:
             sampler.handed_out()
         return rows
@@ -92,35 +82,47 @@ class BatchSampler:
         node: Node,
         strict: bool,
         fields: Sequence[str] | None,
+        name: str = "n",
     ) -> RowList[list[DataRow]]:
-        """Draw whole tasks."""
-        sampler = RandomTaskSample() if sampler is None else sampler
-        if not isinstance(sampler, TaskSampler):
-            raise TypeError(
-                f"sample_tasks takes a TaskSampler, got {described(sampler)}; use sample() for rows"
-            )
-        check_batch_size(n)
+        """Draw whole tasks; `name` is that of the argument `n`."""
+        sampler = RandomTaskSample() if sampler is None else checked_task_sampler(sampler)
+        n, strict = checked_count(n, name), checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
         if n == 0:
             return RowList()
-        most = min(int(n), MAX_LIMIT)
         drawn, number = self._store.drawing.draws.sample_tasks(
-            node, sampler, most, most if strict else 0, payloads
+            node, sampler, n, n if strict else 0, payloads
         )
         check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
         """Draw without limits, and count nothing."""
-        check_batch_size(n)
+        n, decoder = checked_count(n, "n"), self._decoding.whole
         sampler = RandomSampler() if sampler is None else sampler
-        decoder, n = self._decoding.whole, min(int(n), MAX_LIMIT)
+        if not isinstance(sampler, TaskSampler):
+            sampler = checked_sampler(sampler)
         with self._store.reading.source.candidates(node) as candidates:
             if not isinstance(sampler, TaskSampler):
                 return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
             chosen = sampler.choose_tasks(candidates, n) if n else []
         tasks = self._store.reading.rows.tasks(chosen)
         return [decoder.rows(rows) for rows in tasks.values() if rows]
+
+
+def checked_converter(converter: Any) -> AnyConverter | None:
+    """Return a converter, or None.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    if converter is None or isinstance(converter, Converter):
+        return converter
+    if isinstance(converter, type) and issubclass(converter, Converter):
+        raise refused(converter, "converter", f"an object; make one: {converter.__name__}()")
+    what = "a Converter, or a function of a batch"
+    function: AnyConverter = checked_callable(converter, "converter", what)
+    return function
 
 
 def converted(converter: AnyConverter | None, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import SHORT_NAMES, Field, Segment, nearest, parse_field
 from sqlbuffer.steps.data_rows import DataRow
@@ -96,7 +97,7 @@ def _column(name: str, rows: "list[DataRow]") -> NDArray[Any]:
     if lacking is not None:
         known = [*lacking.fields, "seq", "id", *SHORT_NAMES]
         raise FieldError(
-            f"the row with seq {lacking.seq} has no column {name!r}; it has {', '.join(known)}"
+            f"the row with seq {lacking.seq} has no column {shown(name)}; it has {', '.join(known)}"
             f"{nearest(name, known)}"
         )
     values = [row.fields[name] for row in rows]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, row_of
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import (
@@ -170,6 +171,7 @@ class StepWriter:
         self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
     ) -> StoreResult:
         """Store steps given as columns."""
+        check_casting(casting)
         columns = self._checked(columns_of(arrays, keys))
         if self._store.info.has_chunks:
             packed = self._packed(columns, casting)
@@ -190,6 +192,7 @@ class StepWriter:
         meta: Mapping[str, Any],
     ) -> StoreResult:
         """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
+        check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
         # Those of its steps are made of its own.
@@ -360,7 +363,7 @@ def _hashable(key: Any, name: str) -> Any:
         return checked_session(key) if name == "session_id" else str(key)
     if isinstance(key, Hashable):  # what it is to be, the encoder says
         return key
-    raise FieldError(f"{name}: expected one value, got {key!r:.100}")
+    raise FieldError(f"{name}: expected one value, got {shown(key)}")
 
 
 def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:

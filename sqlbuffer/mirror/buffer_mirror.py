@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from sqlbuffer.arguments import Condition, check_n_step, described
+from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.checks import checked_flag, checked_path, refused
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
@@ -76,12 +77,14 @@ class Mirror:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_mirrored(store)
+        shared = checked_flag(shared, "shared")
+        path = None if path is None else checked_path(path, "path")
         self._store = store
         self._settings = MirrorSettings.of(
             store, max_bytes, refresh_s, max_lag_s, condition, fields
         )
         if path is not None and not shared:
-            raise BufferConfigError("path= says where a shared mirror is; give shared=True too")
+            raise ArgumentError("path= says where a shared mirror is; give shared=True too")
         self._refreshing: Refreshing | SharedFollowing = (
             SharedFollowing(store, self._settings, path)
             if shared
@@ -318,7 +321,7 @@ def mirrored_loader(
 
     Raises:
         BufferConfigError: A mirror of another buffer.
-        TypeError: Not a mirror.
+        ArgumentError: Not a mirror.
     """
     if isinstance(given, Mirror):
         if (given._store.url, given._store.info.id) != (store.url, store.info.id):
@@ -328,7 +331,7 @@ def mirrored_loader(
             )
         return given._loader(options, output, prefetch)
     if given is not True:
-        raise TypeError(f"mirror is True, False or a Mirror, got {described(given)}")
+        raise refused(given, "mirror", "True, False or a Mirror, such as buffer.mirror()")
     mirror = Mirror(store)
     try:
         loader = mirror._loader(options, output, prefetch)

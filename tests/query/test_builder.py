@@ -131,7 +131,7 @@ class TestBuilder:
             QueryBuilder().build()
 
     def test_nested_wants_a_builder(self):
-        with pytest.raises(AttributeError):
+        with pytest.raises(ConditionError, match="builder is a QueryBuilder"):
             QueryBuilder().nested(None)
 
     def test_values_become_what_json_has(self):

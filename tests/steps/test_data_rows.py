@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from sqlbuffer import DataRow, Experience, ExpMeta
+from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.encoding.records import encode_row, encode_rows
 from sqlbuffer.errors import FieldError
 
@@ -246,5 +246,8 @@ class TestRefusals:
 
     @pytest.mark.parametrize("row", [None, {"id": 1}, Experience()])
     def test_something_that_is_no_row_is_refused(self, row):
-        with pytest.raises(FieldError, match="row 1: expected a DataRow, got"):
-            encode_rows([make_row(), row])
+        with (
+            ReplayBuffer("sqlite://") as buffer,
+            pytest.raises(FieldError, match="row 1: expected a DataRow, got"),
+        ):
+            buffer.store_batch([make_row(), row])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, RateLimiter, ReplayBuffer
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.errors import ArgumentError
 from sqlbuffer.stats import distribution
 from sqlbuffer.storage.flow.limiters import share_since
 from sqlbuffer.storage.inspect import listings
@@ -226,7 +226,7 @@ def test_calls_that_wait_are_counted(buffer_url):
 
 @pytest.mark.parametrize("window_s", [0, -1, float("nan"), True, None, "60", 3_601])
 def test_a_window_that_cannot_be_looked_at_is_refused(window_s):
-    with ReplayBuffer("sqlite://") as buffer, pytest.raises(BufferConfigError, match="window_s"):
+    with ReplayBuffer("sqlite://") as buffer, pytest.raises(ArgumentError, match="window_s"):
         buffer.stats(window_s)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer, aio
 from sqlbuffer.errors import (
+    ArgumentError,
     BufferConfigError,
     FlowControlError,
     InsufficientDataError,
@@ -376,7 +377,7 @@ WRONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_malformed_arguments_are_refused_at_the_door(sqlite_url, wrong):
-    with ReplayBuffer(sqlite_url, leases=True) as buffer, pytest.raises(BufferConfigError):
+    with ReplayBuffer(sqlite_url, leases=True) as buffer, pytest.raises(ArgumentError):
         buffer.lease(**{"n": 1, **wrong})
 
 

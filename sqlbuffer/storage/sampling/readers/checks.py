@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sqlbuffer.checks import checked_dict, checked_names, refused
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.declarations import BUILT_IN
 
 MOST_STEPS = 1_000_000
+FIELDS_EXAMPLE = "['obs', 'reward']"
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
@@ -19,26 +22,13 @@ def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, 
     """
     if stack is None:
         return {}
-    if not isinstance(stack, Mapping):
-        raise FieldError(f"stack is given as a dict such as {{'obs': 4}}, got {stack!r}")
-    for name, k in stack.items():
+    for name, k in checked_dict(stack, "stack", "{'obs': 4}", error=FieldError).items():
         _check_fixed(fields, name, "stack")
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise FieldError(f"stack: field {name!r} needs a number of frames from 1 on, got {k!r}")
+            raise FieldError(
+                f"stack: field {shown(name)} needs a number of frames from 1 on, got {shown(k)}"
+            )
     return {name: int(k) for name, k in stack.items()}
-
-
-def checked_names(what: str, names: Sequence[str] | None) -> list[str] | None:
-    """Return names of fields.
-
-    Raises:
-        FieldError: Not a list of texts.
-    """
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise FieldError(f"{what} are given as a list of names, got {names!r}")
-    return list(dict.fromkeys(names))
 
 
 def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
@@ -52,7 +42,9 @@ def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
     _check_fixed(fields, name, "terminal_field")
     spec = fields.specs[name]
     if spec.shape or spec.dtype.kind not in "biuf":
-        raise FieldError(f"terminal_field is a boolean or a number, and field {name!r} is {spec}")
+        raise FieldError(
+            f"terminal_field is a boolean or a number, and field {shown(name)} is {spec}"
+        )
     return name
 
 
@@ -62,7 +54,7 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
     Raises:
         FieldError: Not a list of fields of fixed shape, or of `reward`.
     """
-    found = checked_names("sequence_fields", names) or []
+    found = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
     for name in found:
         if name != "reward":
             _check_fixed(fields, name, "sequence_fields")
@@ -79,13 +71,13 @@ def checked_step_names(
     Raises:
         FieldError: Not a list of names, or an unknown one.
     """
-    wanted = checked_names("fields", names)
-    if wanted is None:
+    if names is None:
         return list(fields.specs), list(BUILT_IN)
+    wanted = checked_names(names, "fields", FIELDS_EXAMPLE)
     for name in wanted:
         if name not in (*fields.specs, *BUILT_IN):
             known = ", ".join((*fields.specs, *BUILT_IN))
-            raise FieldError(f"unknown field {name!r}; {things} have {known}")
+            raise FieldError(f"unknown field {shown(name)}; {things} have {known}")
     return (
         [name for name in fields.specs if name in wanted],
         [name for name in BUILT_IN if name in wanted],
@@ -93,7 +85,7 @@ def checked_step_names(
 
 
 def check_window(length: int, burn_in: int, stride: int) -> None:
-    """Raise ValueError unless length and stride are at least 1 and the burn-in at least 0."""
+    """Raise ArgumentError unless length and stride are at least 1 and the burn-in at least 0."""
     given = (("length", length, 1), ("burn_in", burn_in, 0), ("stride", stride, 1))
     for name, value, least in given:
         if (
@@ -101,7 +93,8 @@ def check_window(length: int, burn_in: int, stride: int) -> None:
             or not isinstance(value, (int, np.integer))
             or not least <= value <= MOST_STEPS
         ):
-            raise ValueError(f"{name} is an integer from {least} to {MOST_STEPS}, got {value!r}")
+            what = f"an integer from {least} to {MOST_STEPS}"
+            raise refused(value, name, what)
 
 
 def check_observations(fields: Fields) -> None:
@@ -113,13 +106,14 @@ def check_observations(fields: Fields) -> None:
         )
     for name in fields.observations:
         if fields.specs[name].is_variable:
-            raise FieldError(f"field {name!r}: transitions need observations of fixed shape")
+            raise FieldError(f"field {shown(name)}: transitions need observations of fixed shape")
 
 
 def _check_fixed(fields: Fields, name: str, what: str) -> None:
-    if name not in fields.specs:
+    if not isinstance(name, str) or name not in fields.specs:
         raise FieldError(
-            f"{what}: unknown field {name!r}; the buffer has {', '.join(fields.specs) or 'none'}"
+            f"{what}: unknown field {shown(name)}; the buffer has "
+            f"{', '.join(fields.specs) or 'none'}"
         )
     if fields.specs[name].is_variable:
-        raise FieldError(f"{what}: field {name!r} has a length that varies")
+        raise FieldError(f"{what}: field {shown(name)} has a length that varies")

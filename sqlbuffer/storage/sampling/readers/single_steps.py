@@ -27,6 +27,7 @@ from sqlbuffer.storage.rows.row_selection import (
     T,
 )
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.strategy import RowStrategy
 
 N_OWN = len(statements.COLUMNS)
@@ -53,7 +54,8 @@ class StepReader:
         names: Sequence[str] | None = None,
         compression: str | None = None,
     ) -> None:
-        self._layout, self._names = Layout(fields.specs, compression), names
+        own, built_in = checked_step_names(fields, names, "steps")
+        self._layout, self._names = Layout(fields.specs, compression), [*own, *built_in]
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n rows, or fewer if the sampler finds fewer."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.storage.sampling.readers.checks import checked_step_names
@@ -46,6 +47,6 @@ class TrajectoryForm:
             if FINAL_PREFIX + name in fields.specs:
                 raise FieldError(
                     f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
-                    f"trajectory: leave out {name!r} or that field with fields=[...]"
+                    f"trajectory: leave out {shown(name)} or that field with fields=[...]"
                 )
         return cls(own, built_in, finals, include_partial)

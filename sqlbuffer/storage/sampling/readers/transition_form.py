@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sqlbuffer.checks import checked_names
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.storage.sampling.readers.checks import (
+    FIELDS_EXAMPLE,
     check_observations,
-    checked_names,
     checked_sequence_fields,
     checked_stack,
     checked_terminal_field,
@@ -102,14 +104,15 @@ class TransitionForm:
 
 def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], bool]:
     """Return the fields of the first step, the observations after, and True for `truncated`."""
-    names, observations = checked_names("fields", given), fields.observations
+    observations = fields.observations
     following = [NEXT + name for name in observations]
     own = [name for name in fields.specs if name not in following]
-    if names is None:
+    if given is None:
         return own, list(observations), False
+    names = checked_names(given, "fields", FIELDS_EXAMPLE)
     for name in names:
         if name not in (*own, *following, *_BUILT_IN):
             known = ", ".join((*own, *following, *_BUILT_IN))
-            raise FieldError(f"unknown field {name!r}; transitions have {known}")
+            raise FieldError(f"unknown field {shown(name)}; transitions have {known}")
     after = [name for name in observations if name in names or NEXT + name in names]
     return [name for name in own if name in names], after, "truncated" in names
