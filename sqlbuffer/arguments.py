@@ -251,14 +251,14 @@ def checked_task_id(task_id: Any, name: str = "task_id") -> str:
     Raises:
         ArgumentError: Neither text nor a number.
     """
-    text = _key_text(task_id)
+    text = key_text(task_id)
     if text is None:
         raise refused(task_id, name, "text or a number, the id of a task")
     return text
 
 
-def _key_text(key: Any) -> str | None:
-    """Return the text of a key; None if it is neither text nor a finite number."""
+def key_text(key: Any) -> str | None:
+    """Return the text of a key; None if it is neither text nor a number of at most 308 digits."""
     if isinstance(key, str):
         return key
     integer, real = integer_of(key), real_of(key)
@@ -275,7 +275,7 @@ def checked_session(session_id: Any) -> str:
     """
     if isinstance(session_id, str) and not session_id:
         raise FieldError("session_id: expected text, got ''; leave it out to have one made")
-    text = _key_text(session_id)
+    text = key_text(session_id)
     return encode_key(session_id if text is None else text, "session_id")
 
 

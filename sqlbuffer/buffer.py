@@ -20,7 +20,6 @@ from sqlbuffer.arguments import (
     checked_window,
 )
 from sqlbuffer.checks import (
-    checked_callable,
     checked_flag,
     checked_instance,
     checked_integer,
@@ -30,7 +29,7 @@ from sqlbuffer.config.buffer_config import BufferConfig, check_fits, check_reach
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
 from sqlbuffer.config.setting_groups import UNLIMITED, Compression, EvictUnit
-from sqlbuffer.copying.buffer_copy import OnProgress, copy_buffer
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress, copy_buffer
 from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
@@ -43,8 +42,6 @@ from sqlbuffer.front.batch_sampler import (
     BatchConverter,
     BatchSampler,
     TaskConverter,
-    checked_converter,
-    converted,
 )
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.condition_checks import Conditions
@@ -785,8 +782,7 @@ class ReplayBuffer:
             [1, 2]
         """
         node = self._conditions.node(condition, query_condition)
-        converter = checked_converter(converter)
-        return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
+        return self._sampler.sample(sampler, batch_size, node, converter, strict, fields)
 
     @overload
     def sample_tasks(
@@ -852,9 +848,7 @@ class ReplayBuffer:
             [[0, 1, 2]]
         """
         node = self._conditions.node(condition, query_condition)
-        converter = checked_converter(converter)
-        tasks = self._sampler.tasks(sampler, n, node, strict, fields)
-        return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
+        return self._sampler.tasks(sampler, n, node, converter, strict, fields)
 
     @overload
     def sample_task(
@@ -901,9 +895,8 @@ class ReplayBuffer:
             >>> len(buffer.sample_task(batch_size=1))
             1
         """
-        return self.sample_tasks(
-            batch_size, sampler=sampler, condition=query_condition, converter=converter
-        )
+        node = self._conditions.node(None, query_condition)
+        return self._sampler.tasks(sampler, batch_size, node, converter, name="batch_size")
 
     @overload
     def peek(
@@ -1352,7 +1345,7 @@ class ReplayBuffer:
         """
         return self._reader.tasks(task_ids, fields)
 
-    def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
+    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
         """Return the typed fields of one step, `{name: array of its shape}`.
 
         Args:
@@ -1619,8 +1612,7 @@ class ReplayBuffer:
         """
         checked_buffer(other, "other")
         node = self._conditions.node(condition)
-        if on_progress is not None:
-            checked_callable(on_progress, "on_progress", "a function of (n_steps, seq, range)")
+        on_progress = checked_progress(on_progress)
         self.flush()
         return copy_buffer(self._store, other._store, node, on_progress)
 

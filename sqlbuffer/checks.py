@@ -53,14 +53,8 @@ def refused(value: Any, name: str, expected: str, error: ErrorOf = ArgumentError
         expected: The values that the call takes, as the end of a sentence.
         error: Class of the error.
     """
-    return error(f"{name} is {expected}, got {given(value)}")
-
-
-def given(value: Any) -> str:
-    """Return an argument as messages quote it."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return shown(value)
+    quoted = f"the class {value.__name__}" if isinstance(value, type) else shown(value)
+    return error(f"{name} is {expected}, got {quoted}")
 
 
 def checked_integer(
@@ -90,7 +84,7 @@ def checked_integer(
     """
     integer = integer_of(value)
     if integer is None or not least <= integer <= most:
-        if least < -MAX_INTEGER:
+        if least < -MAX_INTEGER or (most == MAX_INTEGER < (integer or 0)):
             bounds = " of 64 bits" if most == MAX_INTEGER else f" up to {most}"
         else:
             bounds = f" from {least} on" if most == MAX_INTEGER else f" from {least} to {most}"
@@ -238,9 +232,10 @@ def checked_instance(
     """
     if isinstance(value, kind):
         return value
+    refusal = refused(value, name, what, error)
     if isinstance(value, type) and issubclass(value, kind):
-        what = f"{what}; make one: {value.__name__}(...)"
-    raise refused(value, name, what, error)
+        refusal = error(f"{refusal}; make one: {value.__name__}()")
+    raise refusal
 
 
 def checked_dict(

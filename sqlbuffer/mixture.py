@@ -10,8 +10,8 @@ from typing import Any, Literal, Unpack, get_args, overload
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import (
     checked_choice,
-    checked_count,
     checked_dict,
+    checked_integer,
     checked_names,
     checked_number,
     refused,
@@ -134,7 +134,7 @@ class Mixture:
         """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
 
         Raises:
-            ArgumentError: The batch size or the sampler is invalid.
+            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
@@ -175,10 +175,11 @@ class Mixture:
         Each source has its own random numbers, derived from the seed.
 
         Raises:
+            ArgumentError: An argument is invalid, or the mode does not take an option; or passes
+                (`epochs`, `shuffle=False`), because sources would end at different times.
             ConditionError: A malformed condition.
             FieldError: A field is unknown, or names collide.
             MissingExtraError: A device is given, and torch is not installed.
-            ValueError: Passes (`epochs`, `shuffle=False`): sources would end at different times.
         """
         names = ("fieldname_map", "to_named_tuple", "device")
         output = Output(*(options.pop(name, None) for name in names))
@@ -200,7 +201,7 @@ class Mixture:
         return f"Mixture({self.weights})"
 
     def _sample(self, batch_size: int, sampler: Sampler | None, options: dict[str, Any]) -> Batch:
-        n = checked_count(batch_size, "batch_size")
+        n = checked_integer(batch_size, "batch_size", 0)
         draw = self._draw(self._options({**options, "sampler": sampler}))
         uniform = RandomSampler(replace=True)
         samplers = [uniform if sampler is None else sampler] * len(self._buffers)

@@ -84,7 +84,7 @@ class TensorBoardMonitor:
         every_s: float = 10.0,
         window_s: float = 60.0,
     ) -> None:
-        _check_buffers([buffer])
+        checked_buffer(buffer, "buffer")
         self._window_s = checked_window(window_s)
         self._every_s = checked_seconds(every_s, "every_s")
         self._own = not hasattr(writer, "add_scalar")
@@ -318,7 +318,7 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
 
 
 def _check_buffers(buffers: Sequence[Any]) -> None:
-    names = [checked_buffer(buffer, "buffer").name for buffer in buffers]
+    names = [checked_buffer(buffer, "each of buffers").name for buffer in buffers]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise ArgumentError(

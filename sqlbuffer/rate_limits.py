@@ -4,7 +4,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
-from sqlbuffer.checks import checked_integer, checked_number, refused
+from sqlbuffer.checks import checked_instance, checked_integer, checked_number, refused
 from sqlbuffer.errors import BufferConfigError
 
 Role = Literal["insert", "sample"]
@@ -118,12 +118,22 @@ class RateLimiter:
         return self.max_diff - self.min_diff
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be sampled now."""
+        """Return True if n rows may be sampled now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         diff = counts.inserted * self.samples_per_insert - counts.sampled - n
         return counts.inserted >= self.min_size and diff >= self.min_diff
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be inserted now."""
+        """Return True if n rows may be inserted now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         inserted = counts.inserted + n
         diff = inserted * self.samples_per_insert - counts.sampled
         return inserted <= self.min_size or diff <= self.max_diff
@@ -185,6 +195,7 @@ class RatioWindow:
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
+        window_s = _number("window_s", self.window_s, above=0.0)
         most = self.max_ratio
         if not (isinstance(most, float) and most == math.inf):
             most = _number("max_ratio", most, above=0.0)
@@ -193,7 +204,6 @@ class RatioWindow:
             raise BufferConfigError(f"min_ratio is from 0 to max_ratio, got {least:g} and {most:g}")
         if most == math.inf and least == 0:
             raise BufferConfigError("a RatioWindow has a max_ratio, a min_ratio or both")
-        window_s = _number("window_s", self.window_s, above=0.0)
         for name, value in (("max_ratio", most), ("min_ratio", least), ("window_s", window_s)):
             object.__setattr__(self, name, float(value))
 
@@ -229,11 +239,21 @@ class RatioWindow:
         return FlowCounts(*left), decayed_at + whole_s
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be sampled now."""
+        """Return True if n rows may be sampled now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         return counts.inserted >= self.min_ratio * (counts.sampled + n) * (1 - _ROUNDING)
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be inserted now."""
+        """Return True if n rows may be inserted now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         if counts.sampled < _NOTHING:
             return True
         return counts.inserted + n <= self.max_ratio * counts.sampled * (1 + _ROUNDING)
@@ -377,3 +397,9 @@ def rate_limiter_of(given: Any, name: str = "rate_limiter") -> Policy | None:
 
 def _number(name: str, value: Any, *, above: float | None = None) -> float:
     return checked_number(value, name, above=above, error=BufferConfigError)
+
+
+def _check_asked(counts: Any, n: Any) -> None:
+    what = "a FlowCounts, such as FlowCounts(inserted=0, sampled=0)"
+    checked_instance(counts, "counts", FlowCounts, what)
+    checked_integer(n, "n", 0)

@@ -1,7 +1,7 @@
 """The base of the library's models, and errors of the library in place of those of pydantic."""
 
 import difflib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self, TypeVar
@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     ValidationError,
     ValidationInfo,
+    model_validator,
 )
 from pydantic_core import ArgsKwargs
 
@@ -147,25 +148,43 @@ class CheckedModel(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Return the model of a dict; see pydantic."""
+        """Return the model of a dict; see pydantic.
+
+        Raises:
+            BufferConfigError: A value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate(obj, **options)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-        """Return the model of JSON text; see pydantic."""
+        """Return the model of JSON text; see pydantic.
+
+        Raises:
+            BufferConfigError: The text is not JSON, or a value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate_json(json_data, **options)
 
     @classmethod
     def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
-        """Return the model of a dict of texts; see pydantic."""
+        """Return the model of a dict of texts; see pydantic.
+
+        Raises:
+            BufferConfigError: A value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate_strings(obj, **options)
 
     @classmethod
     def own_error(cls, error: ValidationError) -> SQLBufferError:
-        """Return the error to raise for one of pydantic."""
+        """Return the error to raise for one of pydantic.
+
+        :meta private:
+        """
         return library_error(error, FieldError, cls.__name__, tuple(cls.model_fields))
 
     @classmethod
@@ -207,14 +226,29 @@ class StrictModel(CheckedModel):
         # pydantic calls it for a model inside another one too, so that errors name the inner one.
         super().__init__(**values)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_names(cls, given: Any, validated: Callable[[Any], Self]) -> Self:
+        """Refuse names that pydantic could not pass to the constructor."""
+        if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+            owner = cls.model_config.get("title") or cls.__name__
+            raise BufferConfigError(f"{owner} is a dict with names as keys, got {shown(given)}")
+        return validated(given)
+
     @classmethod
     def advice_on(cls, name: str) -> str:
-        """Return what to do about a key that the model does not have."""
+        """Return what to do about a key that the model does not have.
+
+        :meta private:
+        """
         return f"it has {', '.join(cls.model_fields)}"
 
     @classmethod
     def own_error(cls, error: ValidationError) -> SQLBufferError:
-        """Return the error to raise for one of pydantic."""
+        """Return the error to raise for one of pydantic.
+
+        :meta private:
+        """
         # A part of another model is titled with its name there; users do not make it themselves.
         owner = cls.model_config.get("title") or cls.__name__
         names = tuple(cls.model_fields)

@@ -6,6 +6,7 @@ from typing import Any, TypedDict, Unpack
 
 from pydantic import model_validator
 
+from sqlbuffer.checks import checked_dict
 from sqlbuffer.config.setting_groups import (
     Compression,
     EpisodeConfig,
@@ -125,6 +126,8 @@ class BufferConfig(StrictModel):
             FieldError: A field is malformed.
             ArgumentError: A setting is unknown.
         """
+        example = "{'max_capacity': 100}"
+        checked_dict(settings, "settings", example, error=BufferConfigError)
         values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
         for argument, value in {**self.given(), **settings}.items():
             if argument not in PLACES:
@@ -217,6 +220,6 @@ PLACES = _places()
 
 def unknown_setting(name: str, known: Iterable[str]) -> ArgumentError:
     """Return the error for a keyword argument that is none of the settings."""
-    nearest = difflib.get_close_matches(name, known, n=1)
+    nearest = difflib.get_close_matches(name[:100] if isinstance(name, str) else "", known, n=1)
     advice = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
     return ArgumentError(f"there is no setting {shown(name)}; {advice}")

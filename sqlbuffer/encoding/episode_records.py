@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.given_columns import PAYLOADS, check_step_names, flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
@@ -114,7 +115,7 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: Casting
         if name not in layout.specs or name not in final:
             raise FieldError(
                 f"the final observation has the fields {', '.join(layout.specs) or 'none'}, and "
-                f"was given with {', '.join(final)}"
+                f"was given with {shown(list(final))}"
             )
     values = {name: spec.cast(final[name], casting=casting) for name, spec in layout.specs.items()}
     columns = {

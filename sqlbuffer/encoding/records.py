@@ -163,12 +163,8 @@ def encode_step(value: Any, name: str) -> int:
     except TypeError:
         integer = None
     if integer is None or not INT64_MIN <= integer <= INT64_MAX:
-        raise FieldError(f"{name}: expected an integer of 64 bits, got {_shown(value)}")
+        raise FieldError(f"{name}: expected an integer of 64 bits, got {shown(value)}")
     return integer
-
-
-def _shown(value: Any) -> str:
-    return "one beyond" if isinstance(value, int) else repr(value)
 
 
 def encode_flag(value: Any, name: str) -> bool | None:

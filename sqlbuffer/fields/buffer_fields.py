@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
+from sqlbuffer.checks import checked_names, refused
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE, is_json_dtype
@@ -17,12 +18,13 @@ RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
 
-def parse_specs(given: Any) -> dict[str, FieldSpec]:
+def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
     """Return the declared fields by name, in the order of their declaration.
 
     Args:
         given: A dict of declarations, or the list that `Fields` makes of them in JSON: objects do
             not keep their order everywhere.
+        what: Name of the argument.
 
     Raises:
         FieldError: A malformed declaration; the message names the field.
@@ -32,9 +34,7 @@ def parse_specs(given: Any) -> dict[str, FieldSpec]:
     elif isinstance(given, Mapping):
         specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
     else:
-        raise FieldError(
-            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {shown(given)}"
-        )
+        raise refused(given, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)
     sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -61,7 +61,7 @@ def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
         FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
             does not have.
     """
-    specs = parse_specs(given)
+    specs = parse_specs(given, "meta_fields")
     for name, spec in specs.items():
         if name in RESERVED_META:
             raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
@@ -79,7 +79,9 @@ def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
 
 
 def _names(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return (given,)
+    return tuple(checked_names(given, "observation_fields", "['obs']"))
 
 
 def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ class Fields(StrictModel, title="fields"):
         for name in self.observations:
             if name not in self.specs:
                 raise FieldError(
-                    f"observation field {name!r} is not declared; declared are "
+                    f"observation_fields: field {shown(name)} is not declared; declared are "
                     f"{', '.join(self.specs) or 'none'}"
                 )
         return self

@@ -62,7 +62,7 @@ def parse_dtype(name: str, given: Any) -> np.dtype[Any]:
     """Return the dtype that is meant, in little-endian order; it has a fixed size."""
     try:
         dtype = None if given is None else np.dtype(given)
-    except TypeError:
+    except Exception:  # numpy has an error for each kind of value
         dtype = None
     if dtype is None:
         raise FieldError(f"field {name!r}: {shown(given)} is not a numpy dtype")

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_choice
+from sqlbuffer.checks import checked_choice, checked_dict, checked_flag
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import (
@@ -22,6 +22,7 @@ from sqlbuffer.fields.declarations import (
 
 Casting = Literal["same_kind", "unsafe"]
 _CASTINGS = get_args(Casting)
+MOST_OF_RANGE = 2**24
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,11 @@ class FieldSpec:
         Raises:
             FieldError: Anything else; the message names the field.
         """
-        given = {part: value for part, value in stored.items() if part != "name"}
+        check_name(name)
+        parts_of = checked_dict(
+            stored, "stored", "{'dtype': '<f4', 'shape': [4]}", error=FieldError
+        )
+        given = {part: value for part, value in parts_of.items() if part != "name"}
         parts = declared_parts(name, given)
         default: Any = parts.get("default")
         if default is not None and not _is_encoded(default):
@@ -143,6 +148,7 @@ class FieldSpec:
             FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         _check_unmasked(self, value)
+        _check_range_size(self, value)
         if self.is_variable and isinstance(value, (list, tuple)) and not value:
             # numpy would take it for a float of shape (0,).
             return np.empty([0 if n == VARIABLE else n for n in self.shape], self.dtype)
@@ -165,6 +171,7 @@ class FieldSpec:
             FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         check_casting(casting)
+        checked_flag(copy, "copy", error=FieldError)
         array = _as_array(self, values)
         if not _fits(array.shape[1:], self.shape):
             raise FieldError(
@@ -203,6 +210,7 @@ def check_casting(casting: Any) -> None:
 
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     _check_unmasked(spec, values)
+    _check_range_size(spec, values)
     try:
         array = np.asarray(values)
         if spec.dtype.kind in "iu" and array.dtype.kind in "fO" and _are_integers(values):
@@ -223,6 +231,14 @@ def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
 def _check_unmasked(spec: FieldSpec, values: Any) -> None:
     if isinstance(values, np.ma.MaskedArray):
         raise FieldError(f"field {spec.name!r}: a masked array would lose its mask; fill it")
+
+
+def _check_range_size(spec: FieldSpec, values: Any) -> None:
+    """Raise FieldError for a range that would take gigabytes as an array."""
+    if isinstance(values, range) and values[MOST_OF_RANGE:]:
+        raise FieldError(
+            f"field {spec.name!r}: expected up to {MOST_OF_RANGE:,} numbers, got {values}"
+        )
 
 
 def _are_integers(values: Any) -> bool:

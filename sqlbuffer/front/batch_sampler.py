@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlbuffer.arguments import checked_sampler, checked_task_sampler
-from sqlbuffer.checks import checked_callable, checked_count, checked_flag, refused
+from sqlbuffer.checks import checked_callable, checked_count, checked_flag, checked_integer, refused
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
@@ -37,7 +37,7 @@ class BatchSampler:
     ) -> Batch:
         """Draw a batch of arrays."""
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        sampler, n = checked_sampler(sampler), checked_count(batch_size, "batch_size")
+        sampler, n = checked_sampler(sampler), checked_integer(batch_size, "batch_size", 0)
         batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
         check_sufficient(
             batch.n_rows,
@@ -49,7 +49,36 @@ class BatchSampler:
             sampler.handed_out()
         return batch
 
-    def rows(
+    def sample(
+        self,
+        sampler: Sampler | TaskSampler | None,
+        batch_size: int,
+        node: Node,
+        converter: AnyConverter | None,
+        strict: bool,
+        fields: Sequence[str] | None,
+    ) -> Any:
+        """Draw rows, or whole tasks with a sampler of tasks, and convert the whole batch."""
+        converter = checked_converter(converter)
+        return converted(converter, self._rows(sampler, batch_size, node, strict, fields))
+
+    def tasks(
+        self,
+        sampler: TaskSampler | None,
+        n: int,
+        node: Node,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        *,
+        name: str = "n",
+    ) -> RowList[Any]:
+        """Draw whole tasks and convert each; `name` is that of the argument `n`."""
+        converter = checked_converter(converter)
+        tasks = self._tasks(sampler, n, node, strict, fields, name)
+        return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
+
+    def _rows(
         self,
         sampler: Sampler | TaskSampler | None,
         batch_size: int,
@@ -57,10 +86,9 @@ class BatchSampler:
         strict: bool,
         fields: Sequence[str] | None,
     ) -> RowList[Any]:
-        """Draw rows, or whole tasks with a sampler of tasks."""
         sampler = RandomSampler() if sampler is None else sampler
         if isinstance(sampler, TaskSampler):
-            return self.tasks(sampler, batch_size, node, strict, fields, "batch_size")
+            return self._tasks(sampler, batch_size, node, strict, fields, "batch_size")
         sampler, n = checked_sampler(sampler), checked_count(batch_size, "batch_size")
         strict = checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
@@ -75,16 +103,15 @@ class BatchSampler:
             sampler.handed_out()
         return rows
 
-    def tasks(
+    def _tasks(
         self,
         sampler: TaskSampler | None,
         n: int,
         node: Node,
         strict: bool,
         fields: Sequence[str] | None,
-        name: str = "n",
+        name: str,
     ) -> RowList[list[DataRow]]:
-        """Draw whole tasks; `name` is that of the argument `n`."""
         sampler = RandomTaskSample() if sampler is None else checked_task_sampler(sampler)
         n, strict = checked_count(n, name), checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)

@@ -1,14 +1,12 @@
 """Check and encode steps, and hand them to the database."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, row_of
+from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
@@ -358,12 +356,16 @@ class StepWriter:
 
 def _hashable(key: Any, name: str) -> Any:
     """Return a key; numbers are texts, as in the rows of other buffers."""
-    is_number = isinstance(key, (int, float, np.number)) and not isinstance(key, bool)
-    if name != "model_version" and is_number:
-        return checked_session(key) if name == "session_id" else str(key)
-    if isinstance(key, Hashable):  # what it is to be, the encoder says
-        return key
-    raise FieldError(f"{name}: expected one value, got {shown(key)}")
+    if name == "session_id" and key is not None:
+        return checked_session(key)
+    text = None if name == "model_version" else key_text(key)
+    if text is not None:
+        return text
+    try:
+        hash(key)
+    except Exception:
+        raise FieldError(f"{name}: expected one value, got {shown(key)}") from None
+    return key  # what it is to be, the encoder says
 
 
 def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_count
+from sqlbuffer.checks import checked_integer
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
 from sqlbuffer.mirror.choosing.choosers import chooser_of
@@ -146,7 +146,7 @@ class MemoryDraws:
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
-        n = checked_count(n, "batch_size")
+        n = checked_integer(n, "batch_size", 0)
         n = int(n)
         if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)
@@ -213,7 +213,7 @@ class MemoryDraws:
         try:
             key = _key_of(given)
             known = self._forms.get(key)
-        except TypeError:
+        except Exception:  # values that cannot be hashed or compared
             return made()  # raises the right error
         if known is None:
             known = made()

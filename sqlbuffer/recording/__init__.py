@@ -25,9 +25,9 @@ def recorded(
         session_id: The first session.
 
     Raises:
+        ArgumentError: `env` is not an environment.
         FieldError: The buffer has other fields than the environment.
         MissingExtraError: No gymnasium, or one before 1.1.
-        TypeError: `env` is not an environment.
     """
     install = "run `pip install 'gymnasium>=1.1'`"
     try:

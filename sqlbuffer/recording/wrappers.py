@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset as AutoresetWrapper
 
 from sqlbuffer.arguments import checked_session
+from sqlbuffer.checks import refused
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
@@ -26,7 +27,7 @@ def recorded(
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector = isinstance(env, VectorEnv)
     if not is_vector and not isinstance(env, gymnasium.Env):
-        raise TypeError(f"record() takes a gymnasium environment, got {type(env).__name__}")
+        raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
     form = form_of(env, buffer.fields, buffer.observation_fields)
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
     recorder = Recorder(begin, buffer.flush, form, env.num_envs if is_vector else 1, autoreset)

@@ -16,15 +16,28 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.strict_models import with_own_errors
 
+LONGEST_KEY_BITS = 1_000  # about 300 digits
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
 
 def _plain_scalar(value: Any) -> Any:
     """Turn numpy and torch scalars into Python's."""
-    return value.item() if hasattr(value, "item") and not isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)) or not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except Exception:  # several numbers: pydantic refuses them
+        return value
 
 
-Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_scalar)]
+def _plain_key(value: Any) -> Any:
+    plain = _plain_scalar(value)
+    if isinstance(plain, int) and plain.bit_length() > LONGEST_KEY_BITS:
+        raise ValueError("expected text, or a number of fewer digits")
+    return plain
+
+
+Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_key)]
 Integer = Annotated[int, BeforeValidator(_plain_scalar)]
 Real = Annotated[float, BeforeValidator(_plain_scalar)]
 Flag = Annotated[bool, BeforeValidator(_plain_scalar)]
@@ -68,6 +81,9 @@ class ExpMeta:
         episode_id: Rollout of the task, if there are several; numbers become text.
         model_version: Version of the model that acted.
         session_id: Training session; numbers become text.
+
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
 
     Example:
         >>> ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0).step
@@ -115,6 +131,9 @@ class Experience:
         terminated: True if the step ended the episode in a terminal state.
         truncated: True if the episode was cut after the step.
         extra: Any other value.
+
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
 
     Example:
         >>> Experience(state={"x": 1}, action="left").actions
@@ -172,6 +191,9 @@ class DataRow:
         id: Unique id within the buffer; a UUIDv7 by default.
         seq: Number in insert order within the buffer. None until the row is read from one; not
             compared by `==`.
+
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
 
     Example:
         >>> row = DataRow(ExpMeta("t", "search", "a", 1, 0.0), Experience(state=1, actions=[0]))

@@ -162,7 +162,7 @@ def test_a_configuration_is_frozen():
             r"max_capacity is an integer from 1 on, or None \(unlimited\), got 0",
         ),
         ({"max_capacity": True}, "max_capacity is an integer from 1 on"),
-        ({"max_capacity": 2**63}, "max_capacity is an integer from 1 on"),
+        ({"max_capacity": 2**63}, "max_capacity is an integer of 64 bits"),
         ({"max_episodes": 1.5}, "max_episodes is an integer from 1 on"),
         ({"keep_episodes": -1}, "keep_episodes is an integer from 1 on"),
         ({"max_row_bytes": "1"}, "max_row_bytes is an integer from 1 on"),
@@ -194,7 +194,7 @@ def test_a_wrong_value_is_refused_by_name(settings, message):
     ("settings", "message"),
     [
         ({"fields": {"obs": "nothing"}}, "field 'obs': 'nothing' is not a numpy dtype"),
-        ({"fields": [1]}, "fields are given as a dict"),
+        ({"fields": [1]}, "fields is a dict"),
         ({"fields": {"a": "f4"}, "observation_fields": ["b"]}, "'b' is not declared"),
         ({"fields": {"a": "f4"}, "meta_fields": {"a": "f4"}}, "is declared in fields and in"),
         ({"meta_fields": {"casting": "f4"}}, "store_episode uses this name"),

@@ -10,12 +10,14 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_path
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
 from sqlbuffer.interchange.export_report import counted
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
 from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
+from sqlbuffer.interchange.parquet.parquet_export import COMPRESSIONS
 from sqlbuffer.llm.messages import MESSAGE_KEYS
 from sqlbuffer.sizes import shown_size
 
@@ -86,11 +88,12 @@ def export_rollouts(
             the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
         ExportError: The path exists already, or the disk is full.
         FieldError: A step holds something that is not a message.
         MissingExtraError: pyarrow is not installed.
-        ValueError: The form is unknown.
 
     Example:
         >>> import tempfile
@@ -103,6 +106,9 @@ def export_rollouts(
         1
     """
     began_at = time.monotonic()
+    path = checked_path(path, "path")
+    overwrite = checked_flag(overwrite, "overwrite")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
     load_pyarrow()
     rows = RolloutRows(buffer, form, condition, min_margin, on_progress)
     with OutputFolder(path, overwrite=overwrite) as folder:

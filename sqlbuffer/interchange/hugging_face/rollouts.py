@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_choice, checked_number
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
 from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
 from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
+from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.column_batch import ColumnBatch
 from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
@@ -43,7 +45,8 @@ class RolloutRows:
         n_steps: Number of steps that the last iteration has read.
 
     Raises:
-        ValueError: The form is unknown.
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")
@@ -64,10 +67,11 @@ class RolloutRows:
     n_steps: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.form not in ROLLOUT_FORMS:
-            raise ValueError(
-                f"a row is one of {', '.join(map(repr, ROLLOUT_FORMS))}, not {self.form!r}"
-            )
+        checked_buffer(self.buffer, "buffer")
+        checked_choice(self.form, "form", ROLLOUT_FORMS)
+        check(self.condition, self.buffer._store.info.config.fields.comparable)
+        self.min_margin = checked_number(self.min_margin, "min_margin")
+        self.on_progress = checked_progress(self.on_progress)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows; see `each`."""

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import checked_buffer
+from sqlbuffer.checks import checked_flag, checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import ExportError
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.export_report import ExportReport
@@ -44,6 +46,8 @@ def export_jsonl(
         on_progress: See `export_parquet`.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
         ExportError: The path exists already, or the disk is full.
         FieldError: A column is unknown.
@@ -59,6 +63,10 @@ def export_jsonl(
         1
     """
     began_at = time.monotonic()
+    checked_buffer(buffer, "buffer")
+    path = checked_path(path, "path")
+    overwrite = checked_flag(overwrite, "overwrite")
+    on_progress = checked_progress(on_progress)
     specs = buffer.fields
     built_in, fields = chosen_columns(tuple(specs), columns)
     chosen = {name: specs[name] for name in fields}

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from sqlbuffer.arguments import checked_buffer_name
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.checks import checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import FieldError, FileImportError
+from sqlbuffer.fields.buffer_fields import parse_specs
 from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json
@@ -56,9 +59,12 @@ def insert_jsonl(
         on_progress: Function that is called after each batch.
 
     Raises:
+        ArgumentError: An argument is invalid.
         FieldError: A value cannot be stored; the message names the line.
         FileImportError: A line is not a JSON object, or has an unknown key; the message names the
             line. The lines before it are stored.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
 
     Example:
         >>> import tempfile
@@ -69,6 +75,12 @@ def insert_jsonl(
         1
     """
     began_at = time.monotonic()
+    path = checked_path(path, "path")
+    checked_buffer_name(name)
+    if fields is not None:
+        parse_specs(fields)
+    on_progress = checked_progress(on_progress)
+    resolve_url(url)
     if str(path) != "-" and not os.path.isfile(path):
         raise FileImportError(f"there is no file {path}; name a file of JSON lines, or -")
     own = _Insertion(found_buffer(url, name), url, name, fields, is_pipe=str(path) == "-")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_text
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import ExportError, FieldError, InsufficientDataError
 from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.interchange.minari.minari_package import minari_package
@@ -18,6 +19,8 @@ from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_sp
 from sqlbuffer.interchange.minari.new_dataset import NewDataset, dataset_folder
 from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
 from sqlbuffer.interchange.work_place import recover
+
+FORMATS = ("arrow", "parquet", "hdf5")
 
 
 def export_minari(
@@ -58,6 +61,8 @@ def export_minari(
             `algorithm_name` and `description`.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
         FieldError: The fields and the spaces do not fit, or Minari cannot hold a field.
         ExportError: There is a data set of that name.
@@ -72,6 +77,11 @@ def export_minari(
         >>> export_minari(buffer, "example/exported-v0").total_steps
         2
     """
+    checked_buffer(buffer, "buffer")
+    checked_text(dataset_id, "dataset_id", "the name of a data set, such as 'cartpole/recorded-v0'")
+    overwrite = checked_flag(overwrite, "overwrite")
+    checked_choice(data_format, "data_format", FORMATS)
+    on_progress = checked_progress(on_progress)
     minari = minari_package("export_minari()")
     with _made(env) as made:
         spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.arguments import checked_buffer_name
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.checks import checked_names
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.new_dataset import dataset_folder
+from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database
 
 Paths = dict[str, tuple[Any, ...]]
@@ -53,11 +56,14 @@ def import_minari(
         **settings: Settings of the buffer; see `ReplayBuffer`.
 
     Raises:
+        ArgumentError: An argument is invalid.
         FieldError: A space has no fixed size, or the buffer has other fields.
         FileNotFoundError: There is no such data set.
         FileImportError: The data set is damaged.
         InsufficientDataError: It has no episodes.
         MissingExtraError: Minari is not installed.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -71,6 +77,11 @@ def import_minari(
         2
     """
     began_at = time.monotonic()
+    checked_buffer_name(name)
+    on_progress = checked_progress(on_progress)
+    resolve_url(url)
+    if infos is not None:
+        infos = checked_names(infos, "infos", "['velocity']")
     minari = minari_package("import_minari()")
     dataset = _loaded(minari, dataset)
     task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)

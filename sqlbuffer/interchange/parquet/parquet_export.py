@@ -10,7 +10,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import checked_buffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.dataset_card import CARD, steps_card
 from sqlbuffer.interchange.export_report import ExportReport
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
 
 FILE_BYTES = 128 * 10**6
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 # Most items of lists in a row group. Parquet takes 8 bytes for an item while it writes it, also for
 # a pixel.
 GROUP_ITEMS = 4 * 2**20
@@ -59,6 +62,8 @@ def export_parquet(
             far, the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
         ExportError: The path exists already, or the disk is full.
         FieldError: A column is unknown.
@@ -76,6 +81,11 @@ def export_parquet(
         2
     """
     began_at = time.monotonic()
+    checked_buffer(buffer, "buffer")
+    path = checked_path(path, "path")
+    overwrite = checked_flag(overwrite, "overwrite")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
+    on_progress = checked_progress(on_progress)
     load_pyarrow()
     config = buffer.config
     built_in, fields = chosen_columns(tuple(config.fields.specs), columns)

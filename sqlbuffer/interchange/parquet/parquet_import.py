@@ -5,10 +5,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sqlbuffer.arguments import checked_buffer_name
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.checks import checked_dict, checked_path
 from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import CopyError
+from sqlbuffer.fields.buffer_fields import parse_specs
 from sqlbuffer.interchange.buffer_opening import found_buffer
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.parquet.appended_steps import append_files, new_buffer
@@ -17,6 +20,7 @@ from sqlbuffer.interchange.parquet.parquet_files import ParquetFiles
 from sqlbuffer.interchange.parquet.restored_steps import own_schema, restored_steps
 from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceIdentity, SourceState
 from sqlbuffer.storage.copies.import_target import ImportTarget
+from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.store import BufferStore
 
@@ -57,10 +61,13 @@ def import_parquet(
             number of steps read, and the range of steps to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
         CopyError: The buffer holds another unfinished copy.
         FieldError: A field cannot hold a value.
         FileImportError: There are no files, or a column does not fit; the message names the column.
         MissingExtraError: pyarrow is not installed.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
 
     Example:
         >>> import tempfile
@@ -74,6 +81,15 @@ def import_parquet(
         2
     """
     began_at = time.monotonic()
+    path = checked_path(path, "path")
+    if name is not None:
+        checked_buffer_name(name)
+    if columns is not None:
+        checked_dict(columns, "columns", "{'observation': 'obs'}")
+    if fields is not None:
+        parse_specs(fields)
+    on_progress = checked_progress(on_progress)
+    resolve_url(url)
     files = ParquetFiles(path)
     noted = files.metadata
     is_own = noted is not None and noted["is_whole"] and not columns and not fields

@@ -94,7 +94,7 @@ def test_the_final_observation_is_kept_with_the_episode_and_is_no_step(buffer_ur
     ("options", "message"),
     [
         ({"final": {"obs": [1.0]}}, r"field 'obs': expected shape \(2,\), got \(1,\)"),
-        ({"final": {"action": 1}}, "final observation has the fields obs, and was given with act"),
+        ({"final": {"action": 1}}, "final observation has .* and was given with .*act"),
         ({"final": {"obs": [1.0, 2.0], "action": 1}}, "final observation has the fields obs"),
         ({"level": np.ones(2)}, "meta: arrays and bytes are not kept"),
         ({"level": object()}, r"meta\.level: cannot store"),

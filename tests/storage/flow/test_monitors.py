@@ -148,7 +148,7 @@ def test_what_is_no_buffer_is_not_monitored():
         for given in (None, "sqlite://", [buffer]):
             with pytest.raises(TypeError, match="buffer is a ReplayBuffer"):
                 TensorBoardMonitor(given, Noting())
-            with pytest.raises(TypeError, match="buffer is a ReplayBuffer"):
+            with pytest.raises(TypeError, match="each of buffers is a ReplayBuffer"):
                 PrometheusCollector(given)
 
 

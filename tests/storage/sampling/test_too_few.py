@@ -124,7 +124,7 @@ def test_without_limits_the_error_names_none(buffer_url):
     ("sampler", "said"),
     [
         (PrioritizedSampler, r"the class PrioritizedSampler; make one: PrioritizedSampler\(\)"),
-        ("prioritized", "got str"),
+        ("prioritized", "got 'prioritized'"),
     ],
 )
 def test_what_is_no_sampler_is_refused(call, sampler, said):
