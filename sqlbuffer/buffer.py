@@ -454,10 +454,11 @@ class ReplayBuffer:
             "session_id": session_id,
             "priority": priority,
         }
-        return self._writer.store_episode(
+        episode = self._writer.encoded_episode(
             arrays, episode_id=episode_id, task_id=task_id, keys=keys, final=final,
             episode_reward=episode_reward, casting=casting, meta=meta,
         )  # fmt: skip
+        return self._writer.store(episode)
 
     def episode(
         self,

@@ -1,7 +1,18 @@
 """Open the buffer that steps are imported into."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import BufferNotFoundError, SchemaMissingError
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    FieldError,
+    FileImportError,
+    SchemaMissingError,
+    SQLBufferError,
+)
+from sqlbuffer.interchange.import_report import ImportCounts
 from sqlbuffer.storage.database.urls import Database
 
 
@@ -11,3 +22,37 @@ def found_buffer(url: Database, name: str) -> ReplayBuffer | None:
         return ReplayBuffer(url, name, create=False)
     except (BufferNotFoundError, SchemaMissingError):
         return None
+
+
+@contextmanager
+def import_target(
+    buffer: ReplayBuffer | None,
+    url: Database,
+    name: str,
+    settings: Mapping[str, Any],
+    counts: ImportCounts,
+) -> Iterator[ReplayBuffer]:
+    """Give the buffer of an import; a missing one is made, and dropped again if the import fails.
+
+    An interrupted import, and one whose database fails after some steps, can continue: its buffer
+    stays.
+
+    Args:
+        buffer: The buffer; None if it is missing.
+        url: The database.
+        name: Name of the buffer.
+        settings: Settings of a new buffer.
+        counts: What the import has stored.
+    """
+    with buffer or ReplayBuffer(url, name, **settings) as target:
+        try:
+            yield target
+        except SQLBufferError as error:
+            is_wrong_file = isinstance(error, (FieldError, FileImportError))
+            # The error to show is that of the import, whatever becomes of the buffer.
+            with suppress(SQLBufferError):
+                if buffer is None and len(target) <= (counts.n_stored if is_wrong_file else 0):
+                    ReplayBuffer.drop(url, name)
+                elif is_wrong_file and counts.is_restored and not counts.n_duplicates:
+                    target.clear()
+            raise

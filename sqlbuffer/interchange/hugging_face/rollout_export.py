@@ -11,7 +11,7 @@ from typing import Any
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
+from sqlbuffer.interchange.dataset_card import rollouts_card
 from sqlbuffer.interchange.export_report import counted
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
@@ -71,8 +71,9 @@ def export_rollouts(
 ) -> RolloutExport:
     """Write rollouts to a folder that `datasets.load_dataset` opens.
 
-    The folder has `train-00000.parquet` and so on. A message has `role`, `content` and other keys
-    (`MESSAGE_KEYS`), which are null if the message does not have them.
+    The folder has `train-00000.parquet` and so on, and a manifest with the sizes and checksums of
+    the files. A message has `role`, `content` and other keys (`MESSAGE_KEYS`), which are null if
+    the message does not have them.
 
     Args:
         buffer: The buffer.
@@ -108,9 +109,7 @@ def export_rollouts(
     with OutputFolder(path, overwrite=overwrite) as folder:
         n_rows = _write(rows, folder.work, compression)
         card = rollouts_card(buffer.name, folder.path.name, form)
-        (folder.work / CARD).write_text(card, "utf-8")
-        n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
-        folder.finish()
+        _, n_bytes = folder.finish(card, {"rows": n_rows})
     return RolloutExport(
         str(path), form, n_rows, rows.n_skipped, rows.n_steps, n_bytes, time.monotonic() - began_at
     )
@@ -127,7 +126,9 @@ def _write(rows: RolloutRows, folder: Path, compression: str) -> int:
             n_files += 1
             with (
                 path.open("wb") as file,
-                pq.ParquetWriter(file, schema, compression=compression) as writer,
+                pq.ParquetWriter(
+                    file, schema, compression=compression, write_page_checksum=True
+                ) as writer,
             ):
                 while page and file.tell() < FILE_BYTES:
                     writer.write_table(_table(page, schema))

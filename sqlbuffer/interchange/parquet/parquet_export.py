@@ -12,7 +12,7 @@ import numpy as np
 
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
-from sqlbuffer.interchange.dataset_card import CARD, steps_card
+from sqlbuffer.interchange.dataset_card import steps_card
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.output_folder import OutputFolder
 from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, StepSchema, load_pyarrow
@@ -43,9 +43,9 @@ def export_parquet(
 ) -> ExportReport:
     """Write the steps and episodes of a buffer to a folder of Parquet files.
 
-    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, and a README for
-    `datasets.load_dataset`. The steps are those that the buffer holds now; writers can continue.
-    The folder appears when it is complete.
+    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, a README for
+    `datasets.load_dataset`, and a manifest with the sizes and checksums of the files. The steps are
+    those that the buffer holds now; writers can continue. The folder appears when it is complete.
 
     Args:
         buffer: The buffer.
@@ -98,11 +98,14 @@ def export_parquet(
         with folder:
             found = _Export(stream, schema, metadata, folder.work, compression, on_progress)
             found.run()
-            card = steps_card(buffer.name, folder.path.name, schema.specs)
-            (folder.work / CARD).write_text(card, "utf-8")
-            n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
-            n_files = len(list(folder.work.iterdir()))
-            folder.finish()
+            n_files, n_bytes = folder.finish(
+                steps_card(buffer.name, folder.path.name, schema.specs),
+                {
+                    "export_id": metadata["export_id"],
+                    "steps": found.n_steps,
+                    "episodes": found.n_episodes,
+                },
+            )
     return ExportReport(
         f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, found.n_steps,
         found.n_episodes, n_files, n_bytes, time.monotonic() - began_at,
@@ -179,7 +182,9 @@ class _Export:
         import pyarrow.parquet as pq
 
         path = str(self._folder / "episodes.parquet")
-        with pq.ParquetWriter(path, schema, compression=self._compression) as writer:
+        with pq.ParquetWriter(
+            path, schema, compression=self._compression, write_page_checksum=True
+        ) as writer:
             for page in self._stream.episodes():
                 table = episode_tables(page, observations, schema, self._seen)
                 self.n_episodes += len(table)
@@ -213,6 +218,7 @@ class _StepsFile:
             self._file,
             arrow,
             compression=compression,
+            write_page_checksum=True,
             use_dictionary=[name for name, own in schema.built_in.items() if own in _REPEATED],
             write_statistics=[
                 name
