@@ -31,6 +31,8 @@ def import_target(
     name: str,
     settings: Mapping[str, Any],
     counts: ImportCounts,
+    *,
+    may_keep: bool = False,
 ) -> Iterator[ReplayBuffer]:
     """Give the buffer of an import; a missing one is made, and dropped again if the import fails.
 
@@ -43,6 +45,7 @@ def import_target(
         name: Name of the buffer.
         settings: Settings of a new buffer.
         counts: What the import has stored.
+        may_keep: Keep a new buffer with steps: they came from a pipe, which gives them only once.
     """
     with buffer or ReplayBuffer(url, name, **settings) as target:
         try:
@@ -51,7 +54,8 @@ def import_target(
             is_wrong_file = isinstance(error, (FieldError, FileImportError))
             # The error to show is that of the import, whatever becomes of the buffer.
             with suppress(SQLBufferError):
-                if buffer is None and len(target) <= (counts.n_stored if is_wrong_file else 0):
+                n_steps = counts.n_stored if is_wrong_file and not may_keep else 0
+                if buffer is None and len(target) <= n_steps:
                     ReplayBuffer.drop(url, name)
                 elif is_wrong_file and counts.is_restored and not counts.n_duplicates:
                     target.clear()
