@@ -21,12 +21,30 @@ class Manifest:
     """What an export has written.
 
     Attributes:
+        folder: Its folder.
         files: Names of its files, relative to the folder.
         counts: Numbers of steps, episodes or rows, and the id of the export.
     """
 
+    folder: Path
     files: tuple[str, ...]
     counts: Mapping[str, Any]
+
+    def check(self, counts: Mapping[str, Any]) -> None:
+        """Raise unless the files have what the export has written.
+
+        Args:
+            counts: What the files have; see `Manifest`.
+
+        Raises:
+            FileImportError: A number differs.
+        """
+        for name, value in counts.items():
+            if self.counts.get(name) != value:
+                raise FileImportError(
+                    f"{self.folder}: {name} of its files is {value!r}, and {MANIFEST} says "
+                    f"{self.counts.get(name)!r}; {AGAIN}"
+                )
 
 
 def write_manifest(folder: Path, counts: Mapping[str, Any]) -> None:
@@ -81,7 +99,7 @@ def verified_manifest(folder: Path) -> Manifest | None:
                 raise FileImportError(
                     f"{file} is damaged: its checksum is not the one in {MANIFEST}; {AGAIN}"
                 )
-    return Manifest(tuple(files), tree)
+    return Manifest(folder, tuple(files), tree)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+from sqlbuffer.interchange.manifest import write_manifest
 from sqlbuffer.interchange.work_place import WorkPlace, is_ended, put_in_place
 
 
@@ -52,9 +53,11 @@ class NewDataset:
         self._place.close()
 
     def finish(self) -> None:
-        """Give it its name."""
+        """Write its manifest, and give it its name."""
         work = dataset_folder(self.work_id)
         about = work / "data" / "metadata.json"
         known = json.loads(about.read_text("utf-8"))
         about.write_text(json.dumps({**known, "dataset_id": self._id}), "utf-8")
+        counts = {"steps": known["total_steps"], "episodes": known["total_episodes"]}
+        write_manifest(work, counts)
         put_in_place(work, dataset_folder(self._id))

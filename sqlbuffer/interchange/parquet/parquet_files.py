@@ -10,7 +10,6 @@ from typing import Any
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.errors import FileImportError
 from sqlbuffer.interchange.manifest import (
-    AGAIN,
     MANIFEST,
     named_damage,
     verified_manifest,
@@ -86,19 +85,10 @@ class ParquetFiles:
                     f"one by one to append their steps"
                 )
             return
-        counts = self._manifest.counts
-        expected = {
-            "export_id": noted.get("export_id"),
-            "steps" if noted else "rows": self.n_rows,
-        }
+        counts = {"export_id": noted.get("export_id"), "steps" if noted else "rows": self.n_rows}
         if self.episodes is not None:
-            expected["episodes"] = self._schema_and_rows(self.episodes)[1]
-        for name, value in expected.items():
-            if counts.get(name) != value:
-                raise FileImportError(
-                    f"{self.path}: {name} of its files is {value!r}, and {MANIFEST} says "
-                    f"{counts.get(name)!r}; {AGAIN}"
-                )
+            counts["episodes"] = self._schema_and_rows(self.episodes)[1]
+        self._manifest.check(counts)
 
     def _found(self) -> list[Path]:
         if not self.path.exists():
