@@ -45,7 +45,7 @@ def to_hf(
     Raises:
         CopyError: The buffer is one of `sqlbuffer.compat`. In an iteration: steps have left,
             because the role may not hold them or the program that made the data set has ended.
-        FieldError: A column is unknown.
+        FieldError: A column is unknown. In an iteration over rollouts: as in `RolloutRows`.
         MissingExtraError: `datasets` is not installed.
         TypeError: The database is in memory, so no other process can open it.
         ValueError: The kind of rows is unknown, or there is more than one shard of rollouts.

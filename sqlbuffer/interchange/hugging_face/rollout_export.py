@@ -89,7 +89,8 @@ def export_rollouts(
     Raises:
         CopyError: Steps left the buffer before they were read.
         ExportError: The path exists already, or the disk is full.
-        FieldError: A step holds something that is not a message.
+        FieldError: A step holds something that is not a message, or a medium such as an image,
+            which would become text; the message names the episode.
         MissingExtraError: pyarrow is not installed.
         ValueError: The form is unknown.
 

@@ -78,7 +78,8 @@ class RolloutRows:
 
         Raises:
             CopyError: The buffer is one of `sqlbuffer.compat`, or steps left before they were read.
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
@@ -92,7 +93,8 @@ class RolloutRows:
             piece: The whole stream.
 
         Raises:
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
 
         :meta private:
         """
