@@ -30,10 +30,11 @@ from sqlbuffer.config.setting_checks import (
 from sqlbuffer.config.setting_groups import Compression, EvictUnit
 from sqlbuffer.copying.buffer_copy import OnProgress, copy_buffer
 from sqlbuffer.copying.copy_report import CopyReport
+from sqlbuffer.display.short_values import short
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
 from sqlbuffer.episode_writer import EpisodeWriter
-from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
 from sqlbuffer.front.batch_sampler import (
     AnyConverter,
@@ -1582,6 +1583,7 @@ class ReplayBuffer:
                 the last copied `seq`, and the range of `seq` to copy.
 
         Raises:
+            ArgumentError: `other` is not a buffer, or `on_progress` not a function.
             ConditionError: The condition is malformed.
             CopyError: The target is not empty, or cannot hold the same steps; or steps left this
                 buffer before they were copied.
@@ -1598,6 +1600,15 @@ class ReplayBuffer:
             >>> list(copy) == list(source)
             True
         """
+        if not isinstance(other, ReplayBuffer):
+            raise ArgumentError(
+                f"other is an empty ReplayBuffer, such as ReplayBuffer(url, name, "
+                f"config=buffer.config), got {short(other):.100}"
+            )
+        if on_progress is not None and not callable(on_progress):
+            raise ArgumentError(
+                f"on_progress is a function of three numbers or None, got {short(on_progress):.100}"
+            )
         node = self._conditions.node(condition)
         self.flush()
         return copy_buffer(self._store, other._store, node, on_progress)

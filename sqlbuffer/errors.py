@@ -86,6 +86,12 @@ class SchemaTooNewError(StorageError):
     """The schema is newer than the package. Upgrade the package."""
 
 
+class ArgumentError(SQLBufferError, TypeError, ValueError):
+    """An argument of a call has another type or value than the call takes. The message names the
+    argument, the values that the call takes, and the given value.
+    """
+
+
 class URLError(SQLBufferError, ValueError):
     """The database URL cannot be used. The message shows a correct one."""
 

@@ -40,6 +40,7 @@ class TaskNotFoundError(errors.SQLBufferError):
 EXIT_CODES: tuple[tuple[type[errors.SQLBufferError], int], ...] = (
     (UsageError, 2),
     (errors.URLError, 2),
+    (errors.ArgumentError, 2),
     (errors.BufferConfigError, 2),
     (errors.ConditionError, 2),
     (errors.FieldError, 2),

@@ -10,7 +10,7 @@ from typing import Any
 from sqlbuffer.errors import ExportError
 from sqlbuffer.interchange.dataset_card import CARD
 from sqlbuffer.interchange.manifest import MANIFEST, write_manifest
-from sqlbuffer.interchange.work_place import WorkPlace, put_in_place, recover
+from sqlbuffer.interchange.work_place import WorkPlace, make_parents, put_in_place, recover
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
@@ -33,12 +33,12 @@ class OutputFolder:
             disk is full.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self.path = path
         recover(self.path)
         if os.path.lexists(self.path):
             self._check_free(overwrite)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(self.path)
 
     def _check_free(self, overwrite: bool) -> None:
         if not self.path.is_dir():

@@ -113,6 +113,7 @@ def test_messages_are_those_of_the_page(tmp_path, monkeypatch):
             lambda: buffer.episode(task_id="t", episode_id="e1"),
             lambda: buffer.sample(64, strict=True),
             lambda: buffer.copy_to(small),
+            lambda: buffer.copy_to(None),
             lambda: insert_jsonl("bad.jsonl", url, "lines"),
             lambda: paced.sample(1),
             lambda: lose_a_lease(leased),

@@ -10,7 +10,13 @@ import pytest
 from gymnasium import spaces
 
 from sqlbuffer import QueryBuilder, ReplayBuffer, fields_from_env
-from sqlbuffer.errors import ExportError, FieldError, FileImportError, InsufficientDataError
+from sqlbuffer.errors import (
+    ArgumentError,
+    ExportError,
+    FieldError,
+    FileImportError,
+    InsufficientDataError,
+)
 from sqlbuffer.interchange import export_minari, import_minari
 from tests.conftest import KINDS, MakeDatabaseUrl
 
@@ -412,6 +418,38 @@ def test_a_buffer_with_other_fields_is_refused(sqlite_url: str) -> None:
     ReplayBuffer(sqlite_url, "other", fields={"obs": "float32"}).close()
     with pytest.raises(FieldError, match="obs"):
         import_minari(dataset, sqlite_url, "other")
+
+
+def test_wrong_arguments_are_named(sqlite_url: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(sqlite_url, fields={"obs": "float32", "action": "int64"})
+    exports: dict[str, list[Any]] = {
+        "buffer": [None, 3],
+        "dataset_id": [None, 3, "", "no version", "a\0-v0"],
+        "data_format": ["zzz", 1],
+        "overwrite": ["no"],
+        "fields": [3, "obs"],
+        "on_progress": [3],
+    }
+    given = {"buffer": buffer, "dataset_id": "new-v0"}
+    for name, values in exports.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"^{name} is .*, got "):
+                export_minari(**{**given, name: value})
+    with pytest.raises(ArgumentError, match=r"each further argument is one of .*, got 'autor'"):
+        export_minari(buffer, "new-v0", autor="me")
+    with pytest.raises(FieldError, match="the environment 3 cannot be made"):
+        export_minari(buffer, "new-v0", env=3)
+    imports: dict[str, list[Any]] = {
+        "dataset": [None, 3, "", object()], "infos": [3, "logp"], "on_progress": ["print"],
+    }  # fmt: skip
+    for name, values in imports.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"^{name} is .*, got "):
+                import_minari(
+                    **{"dataset": "new-v0", "url": sqlite_url, "name": "new", name: value}
+                )
+    assert not (tmp_path / "minari").exists()
+    assert ReplayBuffer.list(sqlite_url) == ["default"]
 
 
 def test_an_unknown_data_set_is_named(sqlite_url: str) -> None:

@@ -11,6 +11,12 @@ from typing import Any
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.interchange.arguments import (
+    COMPRESSIONS,
+    check_options,
+    checked_choice,
+    checked_path,
+)
 from sqlbuffer.interchange.dataset_card import rollouts_card
 from sqlbuffer.interchange.export_report import counted
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
@@ -87,12 +93,13 @@ def export_rollouts(
             the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        ExportError: The path exists already, or the disk is full.
+        ExportError: The path exists already or cannot be made, or the disk is full.
         FieldError: A step holds something that is not a message, or a medium such as an image,
             which would become text; the message names the episode.
         MissingExtraError: pyarrow is not installed.
-        ValueError: The form is unknown.
 
     Example:
         >>> import tempfile
@@ -105,9 +112,12 @@ def export_rollouts(
         1
     """
     began_at = time.monotonic()
+    target = checked_path(path, what="the path of a folder to make")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
+    check_options(overwrite=overwrite)
     load_pyarrow()
     rows = RolloutRows(buffer, form, condition, min_margin, on_progress)
-    with OutputFolder(path, overwrite=overwrite) as folder:
+    with OutputFolder(target, overwrite=overwrite) as folder:
         n_rows = _write(rows, folder.work, compression)
         card = rollouts_card(buffer.name, folder.path.name, form)
         _, n_bytes = folder.finish(card, {"rows": n_rows})

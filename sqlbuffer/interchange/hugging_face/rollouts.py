@@ -8,6 +8,12 @@ from typing import Any, Literal, get_args
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.interchange.arguments import (
+    check_options,
+    checked_buffer,
+    checked_choice,
+    checked_number,
+)
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
 from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
@@ -43,7 +49,8 @@ class RolloutRows:
         n_steps: Number of steps that the last iteration has read.
 
     Raises:
-        ValueError: The form is unknown.
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")
@@ -64,10 +71,11 @@ class RolloutRows:
     n_steps: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.form not in ROLLOUT_FORMS:
-            raise ValueError(
-                f"a row is one of {', '.join(map(repr, ROLLOUT_FORMS))}, not {self.form!r}"
-            )
+        checked_buffer(self.buffer)
+        checked_choice(self.form, "form", ROLLOUT_FORMS)
+        checked_number(self.min_margin, "min_margin", 0)
+        check_options(on_progress=self.on_progress)
+        self.buffer._conditions.node(self.condition)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows; see `each`."""

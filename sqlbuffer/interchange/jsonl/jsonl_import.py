@@ -14,6 +14,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import EpisodeExistsError, FieldError, FileImportError
 from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.interchange.arguments import check_options, checked_dict, checked_path
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json
@@ -62,6 +63,7 @@ def insert_jsonl(
         on_progress: Function that is called after each batch.
 
     Raises:
+        ArgumentError: An argument is invalid.
         FieldError: A value cannot be stored; the message names the line, and says how many steps
             are stored: none of a file, and those before it of standard input.
         FileImportError: There is no such file, a line is not a JSON object or has an unknown key,
@@ -76,6 +78,9 @@ def insert_jsonl(
         1
     """
     began_at = time.monotonic()
+    checked_path(path, what="the path of a file of JSON lines, or - for standard input")
+    check_options(on_progress=on_progress)
+    fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
     is_pipe = str(path) == "-"
     if not is_pipe and not os.path.isfile(path):
         raise FileImportError(f"there is no file {path}; name a file of JSON lines, or -")

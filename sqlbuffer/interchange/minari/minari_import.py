@@ -17,6 +17,7 @@ from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
 from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.interchange.arguments import check_options, checked_names, checked_path, refused
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.manifest import AGAIN, named_damage, verified_manifest
@@ -60,6 +61,7 @@ def import_minari(
         **settings: Settings of the buffer; see `ReplayBuffer`.
 
     Raises:
+        ArgumentError: An argument is invalid.
         FieldError: A space has no fixed size, or the buffer has other fields.
         FileImportError: There is no such data set, or it is damaged or incomplete.
         InsufficientDataError: It has no episodes.
@@ -77,6 +79,9 @@ def import_minari(
         2
     """
     began_at = time.monotonic()
+    check_options(on_progress=on_progress)
+    if infos is not None:
+        infos = checked_names(infos, "infos")
     minari = minari_package("import_minari()")
     dataset = _loaded(minari, dataset)
     with named_damage(dataset.id):
@@ -163,7 +168,7 @@ def _loaded(minari: Any, dataset: Any) -> Any:
     see `import_minari`.
     """
     if isinstance(dataset, (str, os.PathLike)):
-        path = Path(dataset) / "data"
+        path = checked_path(dataset, "dataset", "the name or the path of a data set") / "data"
         if not path.is_dir():
             path = dataset_folder(str(dataset)) / "data"
         if not path.is_dir():
@@ -178,6 +183,9 @@ def _loaded(minari: Any, dataset: Any) -> Any:
             manifest.check(
                 {"steps": int(dataset.total_steps), "episodes": int(dataset.total_episodes)}
             )
+    elif not isinstance(dataset, minari.MinariDataset):
+        what = "a MinariDataset, the name of one in Minari's folder, or the path of one"
+        raise refused(dataset, "dataset", what)
     else:
         verified_manifest(Path(dataset.storage.data_path).parent)
     if not dataset.total_episodes:

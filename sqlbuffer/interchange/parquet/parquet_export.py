@@ -11,6 +11,13 @@ from uuid import uuid4
 import numpy as np
 
 from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.interchange.arguments import (
+    COMPRESSIONS,
+    check_options,
+    checked_buffer,
+    checked_choice,
+    checked_path,
+)
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.dataset_card import steps_card
 from sqlbuffer.interchange.export_report import ExportReport
@@ -59,8 +66,10 @@ def export_parquet(
             far, the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        ExportError: The path exists already, or the disk is full.
+        ExportError: The path exists already or cannot be made, or the disk is full.
         FieldError: A column is unknown.
         MissingExtraError: pyarrow is not installed.
         StorageBusyError: A transaction that writes to the buffer does not end.
@@ -76,12 +85,16 @@ def export_parquet(
         2
     """
     began_at = time.monotonic()
+    target = checked_path(path, what="the path of a folder to make")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
+    check_options(overwrite=overwrite, on_progress=on_progress)
+    config = checked_buffer(buffer).config
     load_pyarrow()
-    config = buffer.config
     built_in, fields = chosen_columns(tuple(config.fields.specs), columns)
     schema = StepSchema.of(built_in, {name: config.fields.specs[name] for name in fields})
-    folder = OutputFolder(path, overwrite=overwrite)
-    with BufferStream(buffer, condition, fields=fields) as stream:
+    unopened = BufferStream(buffer, condition, fields=fields)
+    folder = OutputFolder(target, overwrite=overwrite)
+    with unopened as stream:
         metadata = {
             "format": FORMAT_VERSION,
             "export_id": str(uuid4()),

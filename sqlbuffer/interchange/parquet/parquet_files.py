@@ -1,7 +1,6 @@
 """Find Parquet files, and read them a row group at a time."""
 
 import json
-import os
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -45,9 +44,9 @@ class ParquetFiles:
             export is not complete.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]") -> None:
+    def __init__(self, path: Path) -> None:
         load_pyarrow()
-        self.path = Path(path)
+        self.path = path
         with named_damage(self.path):
             self._manifest = verified_manifest(self.path) if self.path.is_dir() else None
             self.paths = self._found()

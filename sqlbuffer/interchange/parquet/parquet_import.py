@@ -9,6 +9,12 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.copying.buffer_copy import OnProgress
 from sqlbuffer.errors import CopyError
+from sqlbuffer.interchange.arguments import (
+    check_options,
+    checked_dict,
+    checked_path,
+    refused,
+)
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.manifest import named_damage
@@ -61,6 +67,7 @@ def import_parquet(
             number of steps read, and the range of steps to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
         CopyError: The buffer holds another unfinished copy.
         FieldError: A field cannot hold a value.
         FileImportError: There are no files, a file is damaged or missing, a column does not fit, or
@@ -79,7 +86,14 @@ def import_parquet(
         2
     """
     began_at = time.monotonic()
-    files, columns = ParquetFiles(path), columns or {}
+    source = checked_path(path, what="the path of a Parquet file, or of a folder of them")
+    columns = checked_dict(columns, "columns", "{'observation': 'obs'}")
+    fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
+    check_options(on_progress=on_progress)
+    for column, meaning in columns.items():
+        if meaning is not None and not isinstance(meaning, str):
+            raise refused(meaning, f"columns[{column!r:.100}]", "the name of a field, or None")
+    files = ParquetFiles(source)
     is_restorable = files.is_export and not columns and not fields
     if name is None:
         name = files.metadata["buffer"] if is_restorable and files.metadata else "default"
