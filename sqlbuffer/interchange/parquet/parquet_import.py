@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import CopyError
+from sqlbuffer.errors import BufferNotFoundError, CopyError, SchemaMissingError
 from sqlbuffer.interchange.arguments import (
     check_options,
     checked_dict,
@@ -23,7 +24,7 @@ from sqlbuffer.interchange.parquet.episode_tables import stored_episodes
 from sqlbuffer.interchange.parquet.parquet_files import ParquetFiles
 from sqlbuffer.interchange.parquet.restored_steps import own_schema, restored_steps
 from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceIdentity, SourceState
-from sqlbuffer.storage.copies.import_target import ImportTarget
+from sqlbuffer.storage.copies.import_target import ImportTarget, check_may_restore
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.store import BufferStore
 
@@ -73,6 +74,7 @@ def import_parquet(
         FileImportError: There are no files, a file is damaged or missing, a column does not fit, or
             typed steps are of an episode of the buffer that has ended; the message names it.
         MissingExtraError: pyarrow is not installed.
+        StorageReadOnlyError: The role may not restore a buffer; the owner of its tables may.
 
     Example:
         >>> import tempfile
@@ -100,6 +102,8 @@ def import_parquet(
     buffer = found_buffer(url, name)
     settings: dict[str, Any] = {}
     if buffer is None and is_restorable:
+        with suppress(BufferNotFoundError, SchemaMissingError):
+            check_may_restore(url)
         settings["config"] = files.config
     elif buffer is None:
         settings["fields"] = (new_fields(files, columns) if fields is None else fields) or None
