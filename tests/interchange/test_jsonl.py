@@ -17,7 +17,6 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import ExportError, FieldError, FileImportError
 from sqlbuffer.interchange import export_jsonl, insert_jsonl
 from sqlbuffer.interchange.jsonl.line_source import lines_of
-from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.support.copied_buffers import comparable, json_rows, odd_steps, typed_steps
 
 LINE = '{"task_id": "t", "step": %d, "state": {"x": %d}, "reward": 0.5}'
@@ -184,7 +183,7 @@ def test_a_bad_line_is_named_and_only_those_before_it_in_a_pipe_are_stored(
     path = tmp_path / "steps.jsonl"
     path.write_text(text)
     piped(monkeypatch, text)
-    for source, name in [(path, "old"), (path, "new"), ("-", "new")]:
+    for source, name in [(path, "old"), ("-", "new")]:
         with pytest.raises((FileImportError, FieldError), match=message) as error:
             insert_jsonl(source, buffer_url, name)
         assert "steps stored before it: 0" in str(error.value)
@@ -192,50 +191,59 @@ def test_a_bad_line_is_named_and_only_those_before_it_in_a_pipe_are_stored(
     assert len(buffer) == 2
 
 
-@pytest.mark.parametrize(
-    ("values", "spec"),
-    [
-        ([[10], [11, 12]], "int64(-1,)"),
-        ([[1.5], [], [2]], "float64(-1,)"),
-        ([[], [True]], "bool(-1,)"),
-        ([[[1, 2]], [[3, 4], [5, 6]]], "int64(-1, 2)"),
-        ([[[1], [2]], [[3, 4], [5, 6]]], "int64(2, -1)"),
-        ([[[1, 2]], []], "int64(-1, 2)"),
-        ([[[], []], [[3], [5]]], "int64(2, -1)"),
-        ([[[1, 2]], [[3, 4.5]]], "float64(1, 2)"),
-        ([True, 3], "int64"),
-        ([3, None, 2**63], None),
-        ([3, 2**63], "uint64"),
-        ([-3, 2**63], None),
-        ([1, [1]], None),
-        ([[[1, 2]], [[3], [4]]], None),
-        ([[[1], [2, 3]]], None),
-        ([1, "one"], None),
-    ],
-)
+# Values of a key in the first lines, and the field that holds all of them; None: no field does.
+FIRST_VALUES: list[tuple[list[Any], str | None]] = [
+    ([[10], [11, 12]], "int64(-1,)"),
+    ([[1.5], [], [2]], "float64(-1,)"),
+    ([[], [True]], "bool(-1,)"),
+    ([[[1, 2]], [[3, 4], [5, 6]]], "int64(-1, 2)"),
+    ([[[1], [2]], [[3, 4], [5, 6]]], "int64(2, -1)"),
+    ([[[1, 2]], []], "int64(-1, 2)"),
+    ([[[], []], [[3], [5]]], "int64(2, -1)"),
+    ([[[1, 2]], [[3, 4.5]]], "float64(1, 2)"),
+    ([True, 3], "int64"),
+    ([3, None, 2**63], None),
+    ([3, 2**63], "uint64"),
+    ([-3, 2**63], None),
+    ([1, [1]], None),
+    ([[[1, 2]], [[3], [4]]], None),
+    ([[[1], [2, 3]]], None),
+    ([1, "one"], None),
+]
+
+
 def test_a_new_field_holds_the_values_of_all_first_lines(
-    make_database_url: MakeDatabaseUrl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    values: Any, spec: str | None,
-) -> None:  # fmt: skip
-    text = "".join(json.dumps({"x": value}) + "\n" for value in values)
-    (tmp_path / "steps.jsonl").write_text(text)
-    for kind in KINDS:
-        for source in (tmp_path / "steps.jsonl", "-"):
-            url = make_database_url(kind, schema=kind == "postgresql")
-            piped(monkeypatch, text)
-            if spec is None:
-                with pytest.raises((FileImportError, FieldError), match=r"line \d: .*'x'"):
-                    insert_jsonl(source, url, "new")
-                if kind == "sqlite":
-                    assert not Path(url.removeprefix("sqlite:///")).exists()
-                else:
-                    assert ReplayBuffer.list(url) == []
-            else:
-                assert insert_jsonl(source, url, "new").n_stored == len(values)
-                buffer = ReplayBuffer(url, "new", create=False)
-                assert str(buffer.fields["x"]) == spec
-                stored = [row.fields["x"].tolist() for row in buffer]
-                assert stored == values
+    buffer_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    made = []
+    for i, (values, spec) in enumerate(FIRST_VALUES):
+        text, name = "".join(json.dumps({"x": value}) + "\n" for value in values), f"case {i}"
+        path.write_text(text)
+        piped(monkeypatch, text)
+        source = "-" if buffer_url.startswith("sqlite") else path
+        if spec is None:
+            with pytest.raises((FileImportError, FieldError), match=r"line \d: .*'x'"):
+                insert_jsonl(source, buffer_url, name)
+            continue
+        assert insert_jsonl(source, buffer_url, name).n_stored == len(values)
+        with ReplayBuffer(buffer_url, name, create=False) as buffer:
+            assert str(buffer.fields["x"]) == spec
+            assert [row.fields["x"].tolist() for row in buffer] == values
+        made.append(name)
+    assert sorted(ReplayBuffer.list(buffer_url)) == sorted(made)
+
+
+@pytest.mark.parametrize(
+    "lines_of_file", ['{"x": [10]}\n{"x": [11', "{", '{"x": [10]}\n{"x": "text"}']
+)
+def test_a_file_that_is_refused_makes_no_database(
+    sqlite_url: str, tmp_path: Path, lines_of_file: str
+) -> None:
+    (tmp_path / "steps.jsonl").write_text(lines_of_file)
+    with pytest.raises((FileImportError, FieldError), match=r"line \d: "):
+        insert_jsonl(tmp_path / "steps.jsonl", sqlite_url, "new")
+    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 
 def test_lines_of_a_pipe_stay_in_a_new_buffer_after_the_first_ones(
