@@ -78,7 +78,7 @@ def verified_manifest(folder: Path) -> Manifest | None:
         return None
     with named_damage(path):
         tree = json.loads(path.read_text("utf-8"))
-        files = {name: (own["bytes"], own["sha256"]) for name, own in tree.pop("files").items()}
+        files = {name: (file["bytes"], file["sha256"]) for name, file in tree.pop("files").items()}
         version = tree.pop("format")
     if version != _FORMAT:
         raise FileImportError(

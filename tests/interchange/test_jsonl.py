@@ -282,6 +282,17 @@ def test_a_value_that_a_field_cannot_hold_names_its_line(
     assert len(buffer) == 1
 
 
+def test_typed_steps_of_an_episode_that_has_ended_are_named(
+    buffer_url: str, tmp_path: Path
+) -> None:
+    buffer = ReplayBuffer(buffer_url, "typed", fields={"x": "float32"})
+    buffer.store_episode({"x": [0.5]}, episode_id="e", task_id="t")
+    (tmp_path / "steps.jsonl").write_text('{"x": 1.5, "episode_id": "e", "task_id": "t"}\n')
+    with pytest.raises(FileImportError, match=r"lines 1 to 1: episode 'e' .* before them: 0"):
+        insert_jsonl(tmp_path / "steps.jsonl", buffer_url, "typed")
+    assert len(buffer) == 1
+
+
 def test_a_missing_file_is_named(sqlite_url: str, tmp_path: Path) -> None:
     with pytest.raises(FileImportError, match="there is no file"):
         insert_jsonl(tmp_path / "nothing", sqlite_url)

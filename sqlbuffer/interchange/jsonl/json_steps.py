@@ -233,13 +233,13 @@ def declared_fields(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         FileImportError: Values that no field can hold; the message names the key.
     """
-    found = {}
+    declarations = {}
     for key in trees[0]:
         name = _OTHER_NAMES.get(key, key)
         if name not in COLUMNS and name not in _IGNORED:
             values = [tree[key] for tree in trees if tree.get(key) is not None]
-            found[key] = _declaration(key, values or [None])
-    return found
+            declarations[key] = _declaration(key, values or [None])
+    return declarations
 
 
 def _declaration(key: str, values: Sequence[Any]) -> tuple[str, tuple[int, ...]]:
@@ -258,10 +258,10 @@ def _declaration(key: str, values: Sequence[Any]) -> tuple[str, tuple[int, ...]]
             f"key {key!r}: its values have the shapes {', '.join(map(str, sorted(shapes)))}, and a "
             f"field has one number of dimensions; put it into extra"
         )
-    lengths = [set(own) for own in zip(*shapes, strict=True)]
+    lengths = [set(of_axis) for of_axis in zip(*shapes, strict=True)]
     if lengths and any(array.shape == (0,) for array in arrays):
         lengths[0].add(0)
-    shape = tuple(own.pop() if len(own) == 1 and own != {0} else VARIABLE for own in lengths)
+    shape = tuple(n.pop() if len(n) == 1 and n != {0} else VARIABLE for n in lengths)
     kinds = {array.dtype.kind for array in arrays if array.size} or {"f"}
     if "f" in kinds:
         return "float64", shape

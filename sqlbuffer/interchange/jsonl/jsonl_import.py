@@ -64,6 +64,7 @@ def insert_jsonl(
 
     Raises:
         ArgumentError: An argument is invalid.
+        BufferConfigError: The name is not one of a buffer.
         FieldError: A value cannot be stored; the message names the line, and says how many steps
             are stored: none of a file, and those before it of standard input.
         FileImportError: There is no such file, a line is not a JSON object or has an unknown key,
@@ -264,11 +265,11 @@ class _Insertion:
                     rows, priority=priorities if has_all else None
                 )
             except FieldError as error:
-                found = _ROW.match(str(error))
-                if found is None:
+                named_row = _ROW.match(str(error))
+                if named_row is None:
                     raise FieldError(_of_lines(lines, error, self._counts)) from None
                 # The rows before it are checked again: another check may refuse one of them.
-                place = int(found[1])
+                place = int(named_row[1])
                 refused = error, lines[place].number
                 del rows[place:], priorities[place:]
             else:

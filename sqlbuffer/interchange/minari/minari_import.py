@@ -62,6 +62,7 @@ def import_minari(
 
     Raises:
         ArgumentError: An argument is invalid.
+        BufferConfigError: The name is not one of a buffer, or a setting is wrong.
         FieldError: A space has no fixed size, or the buffer has other fields.
         FileImportError: There is no such data set, or it is damaged or incomplete.
         InsufficientDataError: It has no episodes.

@@ -103,10 +103,10 @@ class ParquetFiles:
                         f"it; import it alone"
                     )
         steps = [file for file in files if file.name.startswith("steps-")]
-        found = steps or [file for file in files if file.name != "episodes.parquet"]
-        if not found:
+        paths = steps or [file for file in files if file.name != "episodes.parquet"]
+        if not paths:
             raise FileImportError(f"{self.path} has no files *.parquet; name another folder")
-        return found
+        return paths
 
     @property
     def episodes(self) -> Path | None:

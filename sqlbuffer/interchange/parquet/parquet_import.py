@@ -69,12 +69,13 @@ def import_parquet(
 
     Raises:
         ArgumentError: An argument is invalid.
-        CopyError: The buffer holds another unfinished copy.
+        BufferConfigError: The name is not one of a buffer.
         FieldError: A field cannot hold a value.
         FileImportError: There are no files, a file is damaged or missing, a column does not fit, or
             typed steps are of an episode of the buffer that has ended; the message names it.
         MissingExtraError: pyarrow is not installed.
-        StorageReadOnlyError: The role may not restore a buffer; the owner of its tables may.
+        StorageReadOnlyError: The buffer is another unfinished copy, or the role may not restore a
+            buffer: only the owner of the tables may.
 
     Example:
         >>> import tempfile
