@@ -462,10 +462,11 @@ class ReplayBuffer:
             "session_id": session_id,
             "priority": priority,
         }
-        return self._writer.store_episode(
+        episode = self._writer.encoded_episode(
             arrays, episode_id=episode_id, task_id=task_id, keys=keys, final=final,
             episode_reward=episode_reward, casting=casting, meta=meta,
         )  # fmt: skip
+        return self._writer.store(episode)
 
     def episode(
         self,
@@ -640,6 +641,7 @@ class ReplayBuffer:
         gamma: float = 0.99,
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
+        skip_single: bool = False,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Condition = None,
@@ -655,6 +657,10 @@ class ReplayBuffer:
         Steps whose successors are not stored are not drawn, for example those before a truncated
         end without a final observation. After a terminated end without one, `next_obs` is zeros.
 
+        A step without an episode has no successor. With a declared `next_obs` it is a transition of
+        one step, for every `n_step`. Otherwise it is never drawn, and the call raises unless
+        `skip_single` is True.
+
         Args:
             batch_size: Number of transitions.
             n_step: Largest number of steps that a transition spans.
@@ -664,6 +670,7 @@ class ReplayBuffer:
                 episode's start the first frame is repeated.
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
+            skip_single: True draws from the episodes alone; steps without an episode are left out.
             fields: Declared fields to read; all by default.
             sampler: Sampler that chooses the first steps; `RandomSampler(replace=True)` by default.
             condition: Condition that first steps must match.
@@ -679,7 +686,8 @@ class ReplayBuffer:
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
-                omitted.
+                omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
+                `skip_single` is False.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -694,7 +702,7 @@ class ReplayBuffer:
         info = self._store.info
         form = TransitionForm.of(
             info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
-            terminal_field=terminal_field,
+            terminal_field=terminal_field, skip_single=checked_flag(skip_single, "skip_single"),
         )  # fmt: skip
         reader = TransitionReader(form, info.config.payloads.compression)
         return self._sampler.arrays(reader, sampler, batch_size, self._conditions.node(condition))
@@ -973,6 +981,7 @@ class ReplayBuffer:
         sequence_fields: Sequence[str] = (),
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
+        skip_single: bool = False,
         include_partial: bool = False,
         shuffle: bool = True,
         seed: int | None = None,
@@ -1010,6 +1019,7 @@ class ReplayBuffer:
             sequence_fields: Fields whose value at each step is returned; mode `n_step`.
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
             terminal_field: Field that marks the end of an episode; modes `transition` and `n_step`.
+            skip_single: Leave out steps without an episode; modes `transition` and `n_step`.
             include_partial: Include open and clipped episodes; mode `trajectory`.
             shuffle: False gives passes in the order of `seq`, one after the other.
             seed: Seed that repeats the same batches over the same live rows.
@@ -1057,9 +1067,9 @@ class ReplayBuffer:
         options = LoaderOptions(
             mode=mode, batch_size=batch_size, n_step=n_step, gamma=gamma, length=length,
             burn_in=burn_in, stride=stride, sequence_fields=sequence_fields, stack=stack,
-            terminal_field=terminal_field, include_partial=include_partial, shuffle=shuffle,
-            seed=seed, drop_last=drop_last, replace=replace, sampler=sampler, condition=condition,
-            fields=fields, epochs=epochs, shard=shard, even=even,
+            terminal_field=terminal_field, skip_single=skip_single, include_partial=include_partial,
+            shuffle=shuffle, seed=seed, drop_last=drop_last, replace=replace, sampler=sampler,
+            condition=condition, fields=fields, epochs=epochs, shard=shard, even=even,
         )  # fmt: skip
         output = Output(fieldname_map, to_named_tuple, device)
         if mirror is not False:
@@ -1941,12 +1951,14 @@ def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
     return rebuilder(state_type, "state_type"), rebuilder(action_type, "action_type")
 
 
-def checked_buffer(buffer: Any, name: str) -> ReplayBuffer:
+def checked_buffer(buffer: Any, name: str = "buffer") -> ReplayBuffer:
     """Return an argument that is a buffer.
 
     Raises:
         ArgumentError: It is something else.
     """
     what = "a ReplayBuffer, such as ReplayBuffer(url, name)"
+    if isinstance(getattr(buffer, "sync", None), ReplayBuffer):
+        what += "; give its .sync"
     opened: ReplayBuffer = checked_instance(buffer, name, ReplayBuffer, what)
     return opened

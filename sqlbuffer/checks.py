@@ -298,7 +298,6 @@ def checked_names(
     if not isinstance(values, Collection):  # an iterator would be used up
         raise refused(values, name, what, error)
     names = checked_items(values, name, what, MAX_NAMES, error=error)
-    for item in names:
-        if not isinstance(item, str):
-            raise refused(item, f"each of {name}", f"a name; {name} is {what}", error)
+    if not all(isinstance(item, str) for item in names):
+        raise refused(values, name, what, error)
     return names

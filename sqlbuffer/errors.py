@@ -141,8 +141,8 @@ class ExportError(SQLBufferError):
 
 
 class FileImportError(SQLBufferError, ValueError):
-    """A file cannot be imported. The message names the file, the column or line, and the expected
-    content.
+    """A file cannot be imported, or an export is not complete. The message names the file, the
+    column or line, and the expected content.
     """
 
 

@@ -127,6 +127,7 @@ class Mixture:
         gamma: float = 0.99,
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
+        skip_single: bool = False,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
         condition: Any = None,
@@ -144,6 +145,7 @@ class Mixture:
             "gamma": gamma,
             "stack": stack,
             "terminal_field": terminal_field,
+            "skip_single": skip_single,
             "fields": fields,
             "condition": condition,
         }

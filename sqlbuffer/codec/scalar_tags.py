@@ -36,12 +36,20 @@ def hex_text(text: str) -> str:
     """Return fixed-width groups of hex digits: ordered as the characters are, searchable for
     substrings.
     """
-    return "".join(f"{ord(char):06x};" for char in text)
+    points = text.encode("utf-32-be", "surrogatepass")
+    groups = bytearray(len(points) // 4 * 3)
+    for byte in range(3):  # the first of four is always zero
+        groups[byte::3] = points[byte + 1 :: 4]
+    return groups.hex(";", 3) + ";" if groups else ""
 
 
 def unhex_text(groups: str) -> str:
     """Return the text that `hex_text` wrote."""
-    return "".join(chr(int(group, 16)) for group in groups.split(";")[:-1])
+    raw = bytes.fromhex(groups.replace(";", ""))
+    points = bytearray(len(raw) // 3 * 4)
+    for byte in range(3):
+        points[byte + 1 :: 4] = raw[byte::3]
+    return points.decode("utf-32-be", "surrogatepass")
 
 
 def tag_float(number: float) -> Any:

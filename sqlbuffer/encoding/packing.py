@@ -102,7 +102,7 @@ class Layout:
         """Return how many bytes of varying length follow each record; shape (n,)."""
         sizes = np.zeros(len(records), np.int64)
         for spec in self._variable:
-            sizes += records[spec.name].astype(np.int64) * _item_bytes(spec)
+            sizes += records[spec.name].astype(np.int64) * item_bytes(spec)
         return sizes
 
     def compress(self, rows: Sequence[Bytes | None]) -> list[Bytes | None]:
@@ -203,7 +203,7 @@ class Layout:
         found: dict[str, NDArray[Any]] = {}
         for spec in self._variable:
             own = lens[spec.name].astype(np.int64)
-            n_bytes = (own * _item_bytes(spec)).tolist()
+            n_bytes = (own * item_bytes(spec)).tolist()
             ends = [start + n for start, n in zip(starts, n_bytes, strict=True)]
             _check_sizes(rows, ends, seqs)
             if spec.name in wanted:
@@ -246,7 +246,7 @@ def _check_sizes(
             )
 
 
-def _item_bytes(spec: FieldSpec) -> int:
+def item_bytes(spec: FieldSpec) -> int:
     """Return the bytes of one item along the length that varies."""
     return spec.dtype.itemsize * math.prod(n for n in spec.shape if n != VARIABLE)
 

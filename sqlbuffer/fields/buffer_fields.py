@@ -139,6 +139,11 @@ class Fields(StrictModel, title="fields"):
         """Whether conditions can use each of them."""
         return {name: spec.column for name, spec in self.specs.items()}
 
+    @property
+    def has_next(self) -> bool:
+        """Whether the observation after a step is stored with it, in fields named `next_<name>`."""
+        return all(f"next_{name}" in self.specs for name in self.observations)
+
     def differences(self, stored: "Fields") -> list[str]:
         """Return how these fields differ from stored ones, a line each; parts that were not given
         are not compared.

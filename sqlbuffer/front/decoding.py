@@ -44,8 +44,8 @@ class RowDecoding:
         # A type takes a whole value.
         state = self._rebuild_state if wanted.is_whole("state") else None
         action = self._rebuild_action if wanted.is_whole("actions") else None
-        decoder = Decoder(state, action, layout, wanted.typed)
-        return self._source.payloads(wanted), decoder
+        payloads = self._source.payloads(wanted)
+        return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
 
 
 def rebuilder(type_: Any, name: str) -> Rebuild | None:

@@ -49,6 +49,9 @@ _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and the names in a step.
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
 MAX_STREAMS = 1_000
+_NOTHING = StoreResult(0, 0, 0)
+# Steps in the form in which they are stored.
+Batch = WriteBatch | ChunkBatch
 
 
 class _Stream(NamedTuple):
@@ -74,6 +77,9 @@ class StepWriter:
             pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
         )
         store.own_writes.add(self._queue)
+        fields = store.info.config.fields
+        # Steps without an episode are of use, or it was said that they are not.
+        self._may_be_single = fields.has_next or not fields.observations
         self._streams: dict[tuple[Any, ...], _Stream] = {}
         self._numbers: dict[tuple[str, str], StepNumbers] = {}
 
@@ -86,17 +92,28 @@ class StepWriter:
         ignore: frozenset[str] = frozenset(),
     ) -> StoreResult:
         """Store rows; fields to `ignore` make no conflict."""
+        return self.store(self.encoded_rows(rows, model_version, session_id, priority, ignore))
+
+    def encoded_rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None = None,
+        session_id: str | None = None,
+        priority: Any = None,
+        ignore: frozenset[str] = frozenset(),
+    ) -> Batch:
+        """Return rows in the form in which they are stored."""
         info = self._store.info
         if priority is not None:
             check_kept(info.config.priorities.enabled)
         if not rows:
-            return StoreResult(0, 0, 0)
+            return WriteBatch(())
         session = None if session_id is None else checked_session(session_id)
         if info.has_chunks:
             layout, limit = self._store.layout, row_limit(info.config)
             given = _in_session(columns_of_rows(layout, rows, model_version, priority), session)
             packed = pack_given(layout, given, max_row_bytes=limit)
-            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
+            return ChunkBatch(packed.chunks, packed.order)
         records = encode_rows(rows, model_version, priority)
         check_declared(rows, self._store.layout)
         if session is not None:
@@ -106,11 +123,19 @@ class StepWriter:
             ]
         if any(row.exp_meta.execute_time is None for row in rows):
             ignore |= MADE_TIME
-        return self._insert(WriteBatch(records, ignore))
+        return self._sized(WriteBatch(records, ignore))
 
     def add(self, given: dict[str, Any]) -> StoreResult | None:
         """Store one step given by its fields; return None if it waits for others."""
         specs = self._store.layout.specs
+        if specs and given.get("episode_id") is None and not self._may_be_single:
+            self._may_be_single = True
+            logger.warning(
+                "buffer %r: steps that add() stores without episode_id= have no successor, and "
+                "sample_transitions() does not draw them; use episode() or record(), or declare "
+                "the field next_obs",
+                self._store.info.name,
+            )
         if specs and not SINGLE.intersection(given):
             self._add_waiting(given)
             return None
@@ -169,15 +194,20 @@ class StepWriter:
         self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
     ) -> StoreResult:
         """Store steps given as columns."""
+        return self.store(self.encoded_columns(arrays, casting, keys))
+
+    def encoded_columns(
+        self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
+    ) -> Batch:
+        """Return steps given as columns in the form in which they are stored."""
         check_casting(casting)
         columns = self._checked(columns_of(arrays, keys))
         if self._store.info.has_chunks:
             packed = self._packed(columns, casting)
-            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
-        records = encode_columns(columns, casting=casting)
-        return self._insert(WriteBatch(records, MADE_TIME))
+            return ChunkBatch(packed.chunks, packed.order)
+        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
 
-    def store_episode(
+    def encoded_episode(
         self,
         arrays: Mapping[str, Any],
         *,
@@ -188,8 +218,10 @@ class StepWriter:
         episode_reward: float | None,
         casting: Casting,
         meta: Mapping[str, Any],
-    ) -> StoreResult:
-        """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
+    ) -> Batch:
+        """Return a whole episode given as columns in the form in which it is stored; see
+        `ReplayBuffer.store_episode`.
+        """
         check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
@@ -211,7 +243,7 @@ class StepWriter:
                 key, task, "complete", n_steps, sum_of_rewards(packed.chunks), f"{key}/0",
                 f"{key}/{n_steps - 1}", final_arrays, reward,
             )  # fmt: skip
-            return self._insert_chunks(ChunkBatch(packed.chunks, None, [ending], metas, whole))
+            return ChunkBatch(packed.chunks, None, [ending], metas, whole)
         records = encode_columns(columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
@@ -229,7 +261,13 @@ class StepWriter:
             final_arrays,
             reward,
         )
-        return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
+        return self._sized(WriteBatch(records, MADE_TIME, [ending], metas, whole))
+
+    def store(self, batch: Batch) -> StoreResult:
+        """Store steps that were encoded."""
+        if isinstance(batch, ChunkBatch):
+            return self._warned(self._store.chunk_writer.store(batch)) if batch.chunks else _NOTHING
+        return self._warned(self._store.writer.store(batch)) if batch.records else _NOTHING
 
     def episode(
         self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
@@ -305,17 +343,10 @@ class StepWriter:
             store.layout, columns, casting=casting, episode=episode, max_row_bytes=limit
         )
 
-    def _insert_chunks(self, batch: ChunkBatch) -> StoreResult:
-        if not batch.chunks:
-            return StoreResult(0, 0, 0)
-        return self._warned(self._store.chunk_writer.store(batch))
-
-    def _insert(self, batch: WriteBatch) -> StoreResult:
-        """Check the sizes of rows, compress them, and store them."""
-        if not batch.records:
-            return StoreResult(0, 0, 0)
+    def _sized(self, batch: WriteBatch) -> WriteBatch:
+        """Check the sizes of rows, and compress them."""
         check_row_sizes(batch.records, row_limit(self._store.info.config))
-        return self._warned(self._store.writer.store(self._prepared(batch)))
+        return self._prepared(batch)
 
     def _warned(self, result: StoreResult) -> StoreResult:
         if result.conflicts:

@@ -8,7 +8,7 @@ from sqlbuffer.buffer import checked_buffer
 from sqlbuffer.checks import checked_integer, checked_names
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import CopyError, FieldError
+from sqlbuffer.errors import ArgumentError, CopyError, FieldError
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.steps.column_batch import ColumnBatch
@@ -111,7 +111,7 @@ class BufferStream:
         fields: Typed fields to read; all by default.
 
     Raises:
-        ArgumentError: `buffer` is not a buffer.
+        ArgumentError: `buffer` is not a buffer, or `fields` not a list of names.
         ConditionError: The condition is malformed.
         CopyError: The buffer is one of `sqlbuffer.compat`.
         FieldError: A field is unknown.
@@ -136,8 +136,7 @@ class BufferStream:
         *,
         fields: Sequence[str] | None = None,
     ) -> None:
-        store = checked_buffer(buffer, "buffer")._store
-        node = buffer._conditions.node(condition)
+        store, node = checked_buffer(buffer)._store, buffer._conditions.node(condition)
         if store.info.layout is not None:
             raise CopyError(
                 f"buffer {store.info.name!r} in {store.shown_url} has the layout "
@@ -236,7 +235,7 @@ class BufferStream:
             n: Largest number.
 
         Raises:
-            ArgumentError: n is not an integer from 1 on.
+            ArgumentError: `n` is not an integer from 1 on.
             CopyError: The stream was not opened by `with`.
         """
         n = checked_integer(n, "n", 1)
@@ -263,28 +262,29 @@ class BufferStream:
 
 
 def chosen_columns(
-    fields: Sequence[str], columns: Sequence[str] | None, name: str = "columns"
+    fields: Sequence[str], columns: Sequence[str] | None, argument: str = "columns"
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the built-in columns and the typed fields that are chosen.
 
     Args:
         fields: The typed fields that the buffer has.
         columns: Names of both kinds; None: all.
-        name: Name of the argument.
+        argument: The argument that they are.
 
     Raises:
+        ArgumentError: They are not a list of names.
         FieldError: There is none of that name.
     """
     if columns is None:
         return BUILT_IN_COLUMNS, tuple(fields)
-    columns = checked_names(columns, name, "['obs', 'reward']")
+    columns = checked_names(columns, argument, "['obs', 'reward']", error=ArgumentError)
     known = (*fields, *BUILT_IN_COLUMNS)
-    for column in columns:
-        if column not in known:
-            nearest = near_name(column, known)
+    for name in columns:
+        if name not in known:
+            nearest = near_name(name, known)
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"{name}: there is no column {shown(column)}{hint}; choose from {', '.join(known)}"
+                f"there is no column {shown(name)}{hint}; choose from {', '.join(known)}"
             )
-    own = tuple(each for each in BUILT_IN_COLUMNS if each in columns and each not in fields)
-    return own, tuple(field for field in fields if field in columns)
+    own = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
+    return own, tuple(name for name in fields if name in columns)

@@ -31,8 +31,8 @@ Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
 # The options that not every mode takes.
 TAKES: dict[str, tuple[str, ...]] = {
     "step": (),
-    "transition": ("n_step", "gamma", "stack", "terminal_field"),
-    "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field"),
+    "transition": ("n_step", "gamma", "stack", "terminal_field", "skip_single"),
+    "n_step": ("n_step", "gamma", "sequence_fields", "stack", "terminal_field", "skip_single"),
     "window": ("length", "burn_in", "stride", "stack"),
     "trajectory": ("include_partial",),
 }
@@ -54,6 +54,7 @@ class LoaderSettings(TypedDict, total=False):
     sequence_fields: Sequence[str]
     stack: Mapping[str, int] | None
     terminal_field: str | None
+    skip_single: bool
     include_partial: bool
     shuffle: bool
     seed: int | None
@@ -86,6 +87,7 @@ class LoaderOptions:
     sequence_fields: Sequence[str] = ()
     stack: Mapping[str, int] | None = None
     terminal_field: str | None = None
+    skip_single: bool = False
     include_partial: bool = False
     shuffle: bool = True
     seed: int | None = None
@@ -103,7 +105,7 @@ class LoaderOptions:
         checked_integer(self.batch_size, "batch_size", 1)
         check_n_step(self.n_step, self.gamma)
         checked_seed(self.seed)
-        for name in ("include_partial", "shuffle", "drop_last", "replace", "even"):
+        for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
             checked_flag(getattr(self, name), name)
         if self.epochs is not None:
             checked_integer(self.epochs, "epochs", 1, more=", or None")
@@ -158,6 +160,7 @@ class LoaderOptions:
             stack=self.stack,
             terminal_field=self.terminal_field,
             sequence_fields=self.sequence_fields,
+            skip_single=bool(self.skip_single),
         )
         return TransitionReader(form, compression)
 

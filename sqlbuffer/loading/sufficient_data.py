@@ -8,12 +8,10 @@ from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.storage.inspect.undrawn_rows import undrawn_rows
 from sqlbuffer.storage.sampling.readers.base import BatchReader
-from sqlbuffer.storage.sampling.readers.single_steps import StepReader
 from sqlbuffer.storage.store import BufferStore
 
 _IN_NO_EPISODE = (
-    "in no episode (store_episode or episode() stores steps in one; or declare next_obs and use "
-    "sample_arrays)"
+    "in no episode (store_episode or episode() stores steps in one; or declare the field next_obs)"
 )
 
 
@@ -52,7 +50,7 @@ def undrawn(
     limits, causes = store.info.config.sampling, []
     # The draw was too small; raise that error even if the other rows cannot be counted.
     with suppress(StorageError):
-        of_episodes = reader is not None and not isinstance(reader, StepReader)
+        of_episodes = reader is not None and reader.needs_episodes
         rows = undrawn_rows(store.source, node, of_episodes=of_episodes)
         for n, cause in (
             (rows.in_no_episode, _IN_NO_EPISODE),

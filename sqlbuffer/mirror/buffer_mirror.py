@@ -188,6 +188,7 @@ class Mirror:
         gamma: float = 0.99,
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
+        skip_single: bool = False,
         condition: Condition = None,
         fields: Sequence[str] | None = None,
         sampler: Sampler | None = None,
@@ -200,6 +201,7 @@ class Mirror:
             gamma: Discount of one step.
             stack: Number of stacked frames, by field.
             terminal_field: Field that marks where an episode terminated.
+            skip_single: True draws from the episodes alone; steps without an episode are left out.
             condition: Condition that first steps must match; see `sample_arrays`. The later steps
                 may be any.
             fields: Declared fields to read; all by default.
@@ -214,11 +216,15 @@ class Mirror:
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
-                omitted.
+                omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
+                `skip_single` is False.
             SQLBufferError: The other errors of `sample_arrays`.
         """
         check_n_step(n_step, gamma)
-        form = self._draws.transition_form(int(n_step), float(gamma), fields, stack, terminal_field)
+        form = self._draws.transition_form(
+            int(n_step), float(gamma), fields, stack, terminal_field,
+            skip_single=checked_flag(skip_single, "skip_single"),
+        )  # fmt: skip
         reader = partial(TransitionReader, form)
         return self._draws.sample(form, batch_size, sampler, self._node(condition), reader)
 

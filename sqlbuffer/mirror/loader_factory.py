@@ -66,7 +66,7 @@ def _form_of(draws: MemoryDraws, options: LoaderOptions, reader: Any) -> Form:
         return draws.step_form(options.fields)
     return draws.transition_form(
         int(options.n_step), float(options.gamma), options.fields, options.stack,
-        options.terminal_field, options.sequence_fields,
+        options.terminal_field, options.sequence_fields, bool(options.skip_single),
     )  # fmt: skip
 
 

@@ -194,6 +194,7 @@ class MemoryDraws:
         stack: Mapping[str, int] | None,
         terminal_field: str | None,
         sequence_fields: Sequence[str] = (),
+        skip_single: bool = False,
     ) -> TransitionForm:
         """Return the form of transitions: the same one for the same arguments.
 
@@ -201,10 +202,11 @@ class MemoryDraws:
             FieldError: See `TransitionForm.of`.
         """
         return self._form_of(
-            (n_step, gamma, fields, stack, terminal_field, sequence_fields),
+            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single),
             lambda: TransitionForm.of(
                 self._settings.fields, n_step, gamma, names=fields, stack=stack,
                 terminal_field=terminal_field, sequence_fields=sequence_fields,
+                skip_single=skip_single,
             ),
         )  # fmt: skip
 
@@ -284,4 +286,5 @@ def _maker_of(memory: StepMemory, form: Any, store: BufferStore) -> BatchMaker:
         return WindowBatches(memory, form)
     if isinstance(form, TrajectoryForm):
         return TrajectoryBatches(memory, form, store.observation_layout)
-    return TransitionBatches(memory, form, store.observation_layout)
+    buffer = str(store.url), store.info.id
+    return TransitionBatches(memory, form, store.observation_layout, buffer)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlbuffer.checks import checked_dict, checked_instance, checked_iterable
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.codec.scalar_tags import escape_key, hex_text, unhex_text, untag_float
+from sqlbuffer.codec.scalar_tags import escape_key, unhex_text, untag_float
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
@@ -160,8 +160,7 @@ def _compare(op: str, value: Any, target: Any) -> bool:
     if is_number(target):
         return number is not None and _ORDER[op](number, target)
     text = _text(value)
-    # Hex groups order as the characters do, lone surrogates included.
-    return text is not None and _ORDER[op](hex_text(text), hex_text(target))
+    return text is not None and _ORDER[op](text, target)
 
 
 def _is_member(value: Any, target: Any) -> bool:

@@ -122,11 +122,11 @@ def test_stores_and_draws_arrays(database_url: str) -> None:
                 {"obs": obs, "reward": np.ones(4)}, final={"obs": obs[0]}
             )
             assert stored.inserted == 4
-            transitions = await buffer.sample_transitions(16, n_step=4, gamma=1.0)
+            transitions = await buffer.sample_transitions(16, n_step=4, gamma=1.0, skip_single=True)
             assert transitions.next_obs.shape == (16, 2)
             batches = [batch async for batch in buffer.loader("step", 3, epochs=1, shuffle=False)]
             assert [batch.n_rows for batch in batches] == [3, 3, 2]
-            async for batch in buffer.loader("transition", 4, prefetch=2):
+            async for batch in buffer.loader("transition", 4, prefetch=2, skip_single=True):
                 assert batch.n_rows == 4
                 break
             assert buffer.decode(obs[1].tobytes())["obs"].tolist() == [2.0, 3.0]

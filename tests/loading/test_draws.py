@@ -144,7 +144,7 @@ def test_transitions_are_the_default(buffer):
         ({"sampler": FifoSampler(), "seed": 1}, ValueError, "give seed to it"),
         ({"sampler": FifoSampler(), "replace": True}, ValueError, "give replace to it"),
         ({"fields": "obs"}, FieldError, "fields is a list of names such as .*, got 'obs'"),
-        ({"fields": [None]}, FieldError, "each of fields is a name; .* got None"),
+        ({"fields": [None]}, FieldError, r"fields is a list of names .* got \[None\]"),
         ({"fields": ["höhe"]}, FieldError, "unknown field 'höhe'"),
         ({"condition": 3}, ConditionError, "a condition is a dict"),
     ],

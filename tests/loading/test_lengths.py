@@ -8,9 +8,14 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 FIELDS = {"obs": ("float32", (2,)), "x": {"dtype": "int64", "column": True}}
 MODES = {
     "steps": {"mode": "step"},
-    "transitions": {"mode": "transition"},
-    "transitions of three steps": {"mode": "transition", "n_step": 3},
-    "sequences": {"mode": "n_step", "n_step": 3, "sequence_fields": ["obs"]},
+    "transitions": {"mode": "transition", "skip_single": True},
+    "transitions of three steps": {"mode": "transition", "n_step": 3, "skip_single": True},
+    "sequences": {
+        "mode": "n_step",
+        "n_step": 3,
+        "sequence_fields": ["obs"],
+        "skip_single": True,
+    },
     "windows": {"mode": "window", "length": 4, "stride": 3},
     "windows with a burn-in": {"mode": "window", "length": 3, "burn_in": 2},
     "episodes": {"mode": "trajectory"},

@@ -88,7 +88,7 @@ def test_arrays_that_torch_has_no_tensors_for_stay_arrays():
         (({"a": "x", "b": "x"},), "two fields the same name"),
         ((None, "obs"), "a list of"),
         ((None, ()), "a list of"),
-        ((None, ("obs", 3)), "each of to_named_tuple is a name; .* got 3"),
+        ((None, ("obs", 3)), "to_named_tuple is a list of names .* 3"),
         ((None, ("class",)), "'class' cannot be the name of a part"),
         ((None, ("_",)), "'_' cannot be the name of a part"),
         ((None, ("a b",)), "'a b' cannot be the name of a part"),

@@ -135,7 +135,10 @@ def test_stacks_after_terminal_and_final_observations_are_those_of_the_buffer(bu
         )
 
 
-@pytest.mark.parametrize(("mode", "options"), [("step", {}), ("transition", {}), *FORMS])
+STEPS = [("step", {}), ("transition", {"skip_single": True})]
+
+
+@pytest.mark.parametrize(("mode", "options"), [*STEPS, *FORMS])
 def test_a_seed_repeats_the_batches_of_another_mirror(buffer, mode, options):
     """Where steps are in memory, which differs, does not matter."""
     with buffer.mirror() as old:

@@ -4,13 +4,17 @@ import itertools
 import json
 import math
 import sqlite3
+import sys
 from contextlib import closing, suppress
 
 import numpy as np
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, QueryFilter, ReplayBuffer
+from sqlbuffer.codec.scalar_tags import hex_text, unhex_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.tree_checks import MAX_DEPTH
 
@@ -570,3 +574,37 @@ def test_text_is_ordered_by_bytes_whatever_the_locale(icu_database_url):
         buffer.store_batch(rows)
         episodes = [row.exp_meta.episode_id for row in buffer.get_by_task_id("same")]
         assert episodes == sorted(texts)
+
+
+class Calls:
+    """Counts the calls of this thread, those of C functions and of generators included."""
+
+    def __enter__(self):
+        self.n = 0
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _note(self, _frame, event, _argument):
+        self.n += event.endswith("call")
+
+
+@pytest.mark.parametrize("op", ["eq", "gt", "lte", "in", "like"])
+def test_a_long_text_is_compared_without_a_call_for_each_character(schema_url, op):
+    """One call for each of a million characters took 5 s."""
+    text = "é" * 200_000
+    with ReplayBuffer(schema_url) as buffer:
+        fill(buffer, {"x": text}, {"x": "short\0"})
+        tree = where(op, [text] if op == "in" else text)
+        found(buffer, tree)
+        with Calls() as calls:
+            assert found(buffer, tree) == {"gt": [], "lte": ["0", "1"]}.get(op, ["0"])
+    assert calls.n < len(text) / 2
+
+
+@given(st.text(st.characters()))
+def test_groups_of_hex_digits_have_the_order_of_the_characters(text):
+    assert hex_text(text) == "".join(f"{ord(char):06x};" for char in text)
+    assert unhex_text(hex_text(text)) == text

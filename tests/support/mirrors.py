@@ -40,6 +40,7 @@ def as_plain(value: Any) -> Any:
 def every_row(buffer: ReplayBuffer, mode: str, **options: Any) -> dict[int, Row]:
     """Return what the buffer itself makes of each step that can be drawn."""
     found: dict[int, Row] = {}
+    options = with_mode(mode, options)
     for batch in buffer.loader(mode, 64, shuffle=False, epochs=1, **options):
         found |= rows_of(batch)
     return found
@@ -48,7 +49,12 @@ def every_row(buffer: ReplayBuffer, mode: str, **options: Any) -> dict[int, Row]
 def drawn_rows(mirror: Mirror, mode: str, n: int, **options: Any) -> dict[int, Row]:
     """Return what a mirror makes of n steps that it draws."""
     draw: Any = mirror.sample_arrays if mode == "step" else mirror.sample_transitions
-    return rows_of(draw(n, **options))
+    return rows_of(draw(n, **with_mode(mode, options)))
+
+
+def with_mode(mode: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options; transitions are drawn next to steps that have no episode."""
+    return {**options, "skip_single": True} if mode in ("transition", "n_step") else options
 
 
 def assert_same_draws(buffer: ReplayBuffer, mirror: Mirror, mode: str, **options: Any) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
-from sqlbuffer.checks import checked_choice, checked_integer, checked_number
+from sqlbuffer.checks import checked_choice, checked_integer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import ArgumentError, MissingExtraError
 from sqlbuffer.extras import install
@@ -53,7 +53,7 @@ def to_hf(
         ConditionError: The condition is malformed.
         CopyError: The buffer is one of `sqlbuffer.compat`. In an iteration: steps have left,
             because the role may not hold them or the program that made the data set has ended.
-        FieldError: A column is unknown.
+        FieldError: A column is unknown. In an iteration over rollouts: as in `RolloutRows`.
         MissingExtraError: `datasets` is not installed.
         TypeError: The database is in memory, so no other process can open it.
 
@@ -66,10 +66,11 @@ def to_hf(
         >>> [float(example["x"]) for example in to_hf(buffer)]
         [0.5, 1.5]
     """
-    checked_buffer(buffer, "buffer")
+    checked_buffer(buffer)
     checked_choice(rows, "rows", ("steps", *ROLLOUT_FORMS))
-    n_shards = checked_integer(n_shards, "n_shards", 1)
-    min_margin = checked_number(min_margin, "min_margin")
+    checked_integer(n_shards, "n_shards", 1)
+    if rows != "steps" and (n_shards != 1 or columns is not None):
+        raise ArgumentError("n_shards and columns are for rows='steps': an episode is in one shard")
     try:
         from datasets import IterableDataset
     except ImportError:
@@ -79,8 +80,6 @@ def to_hf(
         held = HeldStream(buffer, condition, fields)
         kwargs = {"held": held, "columns": (*own, *fields), "shards": held.pieces(n_shards)}
         return IterableDataset.from_generator(_steps, gen_kwargs=kwargs)
-    if n_shards != 1 or columns is not None:
-        raise ArgumentError("n_shards and columns are for rows='steps': an episode is in one shard")
     own_rows = RolloutRows(buffer, rows, condition, min_margin)
     held = HeldStream(buffer, condition, ())
     kwargs = {"held": held, "rows": own_rows, "shards": held.pieces(1)}

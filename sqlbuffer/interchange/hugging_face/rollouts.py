@@ -13,7 +13,6 @@ from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
 from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
 from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
-from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.column_batch import ColumnBatch
 from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
@@ -67,11 +66,11 @@ class RolloutRows:
     n_steps: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        checked_buffer(self.buffer, "buffer")
+        checked_buffer(self.buffer)
         checked_choice(self.form, "form", ROLLOUT_FORMS)
-        check(self.condition, self.buffer._store.info.config.fields.comparable)
-        self.min_margin = checked_number(self.min_margin, "min_margin")
+        checked_number(self.min_margin, "min_margin", 0)
         self.on_progress = checked_progress(self.on_progress)
+        self.buffer._conditions.node(self.condition)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows; see `each`."""
@@ -82,7 +81,8 @@ class RolloutRows:
 
         Raises:
             CopyError: The buffer is one of `sqlbuffer.compat`, or steps left before they were read.
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
@@ -96,7 +96,8 @@ class RolloutRows:
             piece: The whole stream.
 
         Raises:
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
 
         :meta private:
         """

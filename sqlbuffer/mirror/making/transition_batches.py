@@ -21,6 +21,7 @@ from sqlbuffer.mirror.memory.step_record import (
     EPISODE,
     LAST,
     LIVE,
+    SEQ,
     TERMINATED,
     TOLD,
     TRUNCATED,
@@ -28,7 +29,13 @@ from sqlbuffer.mirror.memory.step_record import (
 )
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.n_step import n_step_returns
-from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
+from sqlbuffer.storage.sampling.readers.transition_form import (
+    ENDS_NOT_TOLD,
+    NEXT,
+    TransitionForm,
+    no_successor,
+    warn_of_single_steps,
+)
 from sqlbuffer.storage.sampling.readers.transitions import SEQUENCE
 
 Integers = NDArray[np.int64]
@@ -42,10 +49,19 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         memory: The steps.
         form: Fields and length of the transitions.
         observation: Layout of the bytes of final observations.
+        buffer: The URL of the database and the id of the buffer.
     """
 
-    def __init__(self, memory: StepMemory, form: TransitionForm, observation: Layout) -> None:
+    def __init__(
+        self,
+        memory: StepMemory,
+        form: TransitionForm,
+        observation: Layout,
+        buffer: tuple[str, int],
+    ) -> None:
         super().__init__(memory)
+        self._buffer = buffer
+        self._singles, self._n_changes = np.zeros(0, np.int64), -1
         check_kept(memory, form.own)
         self._memory = memory
         self._form, self._observation = form, observation
@@ -63,6 +79,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
             wanted: True for slots whose step may be the first; None: all that may be drawn.
         """
         memory, table = self._memory, self._table
+        if n:
+            self._check_single(wanted)
         if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
@@ -70,6 +88,29 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
                 chosen = chooser.choose(memory, self.keys(wanted), n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
         return super().draw(chooser, n, wanted)
+
+    def accepted(self, slots: Integers, wanted: Flags | None = None) -> Flags:
+        """Return of which slots a transition can be made that may be drawn; see `draw`."""
+        self._check_single(wanted)
+        return super().accepted(slots, wanted)
+
+    def _check_single(self, wanted: Flags | None) -> None:
+        """Raise if a step without an episode may be drawn and has no observation after it."""
+        if self._form.has_next or self._form.skip_single:
+            return
+        memory, changed = self._memory, self._memory.changed
+        if self._n_changes != changed.n:
+            slots = changed.since(self._n_changes) if self._n_changes >= 0 else None
+            if slots is None:
+                slots, kept = np.arange(memory.blocks.n_used), self._singles[:0]
+            else:
+                kept = np.setdiff1d(self._singles, slots)
+            new = slots[memory.links["episode"][slots] == NONE]
+            self._singles, self._n_changes = np.union1d(kept, new), changed.n
+        if len(self._singles):
+            drawable = self._singles[self.keys(wanted)[self._singles]]
+            if len(drawable):
+                raise no_successor(int(memory.records[SEQ][drawable].max()))
 
     def _n_steps(self, slots: Integers) -> int:
         return (self._form.n_step + 1) * (self._form.n_before + 1)
@@ -84,6 +125,7 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         following, steps = steps[:, n], steps[:, :n]
         is_known = (steps != NONE) & ((links["flags"] & LIVE) != 0)
         flags = np.where(is_known, links["flags"], np.uint8(0))
+        is_single = links["episode"][:, 0] == NONE
         if not is_known.all():
             steps = np.where(is_known, steps, NONE)
         first = links[:, 0]
@@ -92,7 +134,7 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         if form.terminal_field is not None:
             own = self._gather(steps, [form.terminal_field])[form.terminal_field]
             terminated |= (own != 0) & (steps != NONE)
-        ended = (flags & (TRUNCATED | LAST)) != 0
+        ended = ((flags & (TRUNCATED | LAST)) != 0) | is_single[:, None]
         rewards = np.where(is_known, links["reward"], np.nan)
         returns = n_step_returns(rewards, terminated, ended, is_known, form.gamma)
         last = steps[np.arange(b), returns.m - 1]
@@ -103,6 +145,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
             is_final = returns.ended & self._has_final(first, returns.m)
         is_zero = returns.terminated & ~is_final & (after == NONE) & (not form.has_next)
         accepted = returns.complete & (is_final | is_zero | (after != NONE))
+        if form.skip_single or not form.has_next:
+            accepted &= ~is_single
         frames = next_frames = np.zeros((b, 0), np.int64)
         if form.stack:
             frames = self._before(slots, form.n_before)
@@ -190,6 +234,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
     def _batch(self, plan: TransitionPlan, columns: Columns) -> Batch:
         memory, form, returns = self._memory, self._form, plan.returns
         rows = memory.gathered(plan.slots)
+        if form.n_step > 1 and form.has_next and (rows[EPISODE] == NONE).any():
+            warn_of_single_steps(*self._buffer, form.n_step)
         plain = [name for name in form.own if name not in form.stack]
         arrays = fields_of(memory, plan.slots, rows, plain)
         if form.stack:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, Text, column, func, select, table
+from sqlalchemy import Select, Text, column, func, null, select, table
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.storage.buffers.tables import experiences
@@ -24,6 +24,8 @@ windows = table(
     column("low_seq"),
     column("high_seq"),
 )
+
+_chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class SampledWindow:
         session: Number of the current session.
         has_labels: Rows may have been annotated.
         has_quarantine: Rows may be in quarantine.
+        newest_single: First number of the newest chunk without an episode; None if there is none.
     """
 
     low: int
@@ -63,6 +66,7 @@ class SampledWindow:
     session: int | None
     has_labels: bool
     has_quarantine: bool
+    newest_single: int | None
 
     @property
     def span(self) -> int:
@@ -75,7 +79,9 @@ def select_window(buffer_id: int) -> Select[Any]:
     return select(windows).where(windows.c.buffer_id == buffer_id)
 
 
-def select_sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
+def select_sampled_window(
+    buffer_id: int, evict_by: str, *, has_chunks: bool = False
+) -> Select[Any]:
     """Select the window of a buffer with the columns of `SampledWindow`.
 
     If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
@@ -83,7 +89,12 @@ def select_sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
     Args:
         buffer_id: The buffer.
         evict_by: Unit of eviction.
+        has_chunks: Its steps are in chunks; `newest_single` is read.
     """
+    single: ColumnElement[Any] = null()
+    if has_chunks:
+        of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
+        single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
         # Only the rows show where the oldest row is.
@@ -97,4 +108,6 @@ def select_sampled_window(buffer_id: int, evict_by: str) -> Select[Any]:
             "has_quarantine",
         )
     )  # fmt: skip
-    return select(low, *others).where(windows.c.buffer_id == buffer_id)
+    return select(low, *others, single.label("newest_single")).where(
+        windows.c.buffer_id == buffer_id
+    )

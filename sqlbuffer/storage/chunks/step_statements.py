@@ -13,6 +13,7 @@ from sqlalchemy import (
     Alias,
     BinaryExpression,
     Column,
+    ColumnClause,
     Executable,
     Select,
     UnaryExpression,
@@ -253,6 +254,12 @@ def _chunk_of(buffer_id: Any, number: Any) -> Any:
 
 
 def _is_one(steps: Any, number: Any) -> Any:
-    """Return the condition for a step to have a number."""
+    """Return the condition for a step to have a number.
+
+    Whichever side of a join is read first, the other one is looked up: steps by their chunk and
+    place, rows of another table by their number. Bounds alone leave SQLite only the lower one.
+    """
     first = steps.c.first_seq
-    return and_(steps.c.place == number - first, first <= number, first > number - MOST_STEPS)
+    is_in_chunk = and_(first <= number, first > number - MOST_STEPS)
+    is_there = and_(steps.c.place == number - first, is_in_chunk)
+    return and_(number == steps.c.seq, is_there) if isinstance(number, ColumnClause) else is_there

@@ -123,6 +123,14 @@ Index(
     sqlite_where=chunks.c.episode_id.is_not(None),
     postgresql_where=chunks.c.episode_id.is_not(None),
 )
+# For draws of transitions, which a step without an episode does not have.
+Index(
+    "ix_chunks_buffer_id_first_seq_no_episode",
+    chunks.c.buffer_id,
+    chunks.c.first_seq,
+    sqlite_where=chunks.c.episode_id.is_(None),
+    postgresql_where=chunks.c.episode_id.is_(None),
+)
 
 # A table without triggers: those of PostgreSQL copy whole rows.
 chunk_data = Table(

@@ -6,8 +6,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
+from sqlbuffer.config.connection import DEFAULT_CONNECTION
 from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
@@ -23,13 +24,19 @@ from sqlbuffer.storage.copies.copied_tables import (
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import few_pages
 from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.holds.hold import Hold
+from sqlbuffer.storage.migrations.schema_presence import with_schema
 
 _insert_chunks = by_database(
     sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
 )
+_INSERT_NOTHING = text("INSERT INTO copies SELECT * FROM copies WHERE false")
 _SET_USES = text(
     "UPDATE queue_items SET n_uses = :n_uses, used_up = :used_up "
     "WHERE buffer_id = :id AND seq = :seq"
@@ -65,6 +72,22 @@ class _Keyed(NamedTuple):
     model_version: int | None
     session_key: str | None
     task_id: str
+
+
+def check_may_restore(url: Database) -> None:
+    """Raise unless this role may restore a buffer, before one is made that it may not drop.
+
+    Raises:
+        BufferNotFoundError, SchemaMissingError: The database is still to be made.
+        StorageReadOnlyError: The role is not that of the owner.
+    """
+    resolved = resolve_url(url)
+
+    def insert_nothing(engine: Engine) -> None:
+        with translated(resolved), writing(engine) as connection:
+            connection.execute(_INSERT_NOTHING)
+
+    with_schema(url, resolved, DEFAULT_CONNECTION.retry_s, insert_nothing)
 
 
 class ImportTarget:

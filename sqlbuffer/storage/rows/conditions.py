@@ -171,6 +171,8 @@ def _comparison(field: Field, op: str, value: Any, table: Table) -> ColumnElemen
         return _compare_number(field, op, value, column)
     if field.kind == "json":
         plain = _compare_text(json_text(column, field.path), op, value)
+        if op == "eq" and is_storable_text(value):
+            return plain
         return or_(plain, _ORDER[op](json_hex_text(column, field.path), hex_text(value)))
     return _compare_text(column, op, value) if field.kind == "text" else false()
 

@@ -35,6 +35,7 @@ from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
+from sqlbuffer.storage.rows.step_parts import StepParts
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -158,7 +159,8 @@ class Payloads:
         wanted: Fields to read; None for all.
         only: Columns to read in addition to `seq`, for callers that decode them; the others are
             null.
-        has_chunks: The rows are steps of chunks, whose bytes are read whole.
+        has_chunks: The rows are steps of chunks.
+        may_replace: The bytes of stored steps may have been replaced.
 
     Attributes:
         columns: Columns to select: `statements.ROW_COLUMNS`; for steps with typed fields also the
@@ -173,12 +175,18 @@ class Payloads:
         only: frozenset[str] | None = None,
         *,
         has_chunks: bool = False,
+        may_replace: bool = False,
     ) -> None:
         self._buffer_id, self._layout = buffer_id, layout
         self._has_chunks = has_chunks
+        self._step_parts: StepParts | None = None
+        is_part = wanted is not None and 0 < len(wanted.typed) < len(layout.specs)
+        if is_part and has_chunks and not may_replace and layout.compression is None:
+            self._step_parts = StepParts(layout, wanted.typed if wanted else ())
         self._wanted, self._only = wanted, only
         own = map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS)
         has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
+        has_fields = has_fields and self._step_parts is None
         self.columns = (*own, *step_bytes.COLUMNS) if has_fields else tuple(own)
         self.reading = RowSelection(self.columns, complete=self.complete)
 
@@ -189,7 +197,7 @@ class Payloads:
             return column
         # `extra` also has numbers that their columns cannot hold.
         unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
-        if not self._has_chunks:
+        if not self._has_chunks or not self._wanted.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
         return null().label(name) if name in {*unwanted, "fields"} else column
 
@@ -223,6 +231,8 @@ class Payloads:
         """
         if self._are_whole(rows):
             return list(rows)
+        if self._step_parts is not None:
+            rows = self._with_typed(connection, self._step_parts, rows)
         plans = self._plans(rows, most_bytes)
         found = []
         for row, plan in zip(self._filled(connection, plans), plans, strict=True):
@@ -238,8 +248,25 @@ class Payloads:
         """Return rows as in `complete`, without those that left since they were read."""
         if self._are_whole(rows):
             return list(rows)
+        if self._step_parts is not None:
+            rows = self._with_typed(connection, self._step_parts, rows)
         plans = self._plans(rows, None)
         return [row for row in self._filled(connection, plans) if row is not None]
+
+    @property
+    def typed_layout(self) -> Layout:
+        """Layout of the bytes of typed fields in the rows."""
+        return self._layout if self._step_parts is None else self._step_parts.layout
+
+    def _with_typed(
+        self, connection: Connection, parts: StepParts, rows: Sequence[Row]
+    ) -> list[Row]:
+        """Return rows with the bytes of the wanted typed fields, and their place there, which is 0.
+
+        Of a page that will be cut to a number of bytes, all are read.
+        """
+        blocks = parts.read(connection, self._buffer_id, [row[0] for row in rows])
+        return [(*row, block, 0) for row, block in zip(rows, blocks, strict=True)]
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""

@@ -24,8 +24,12 @@ class Columns(NamedTuple):
     truncated: Sequence[bool | None]
 
 
+# Stands for `chunk_data.records` in place of a part; `seq` is then the first one of the chunk.
+RECORDS = -1
+
+
 class Piece(NamedTuple):
-    """Bytes in the database: of a part, or of the column `arrays` if the part is None."""
+    """Bytes in the database: of a part, of `RECORDS`, or of the column `arrays` if it is None."""
 
     seq: int
     part: int | None

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.binary_copy import HEADER, TRAILER
-from sqlbuffer.storage.rows.pieces import Piece
+from sqlbuffer.storage.rows.pieces import RECORDS, Piece
 
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
 _PART_HEAD = struct.Struct(">hiiiqiii")
@@ -27,6 +27,25 @@ _PARTS = _PIECES.format(
 _ARRAYS = _PIECES.format(
     "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
 )
+_RECORDS = _PIECES.format(
+    "SELECT records AS bytes FROM chunk_data WHERE buffer_id = %s AND first_seq = w.seq"
+)
+_BLOCKS = """
+SELECT seq, first_seq, start, CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps * d.place
+        ELSE d.offsets[d.place + 1]::integer END AS start,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps
+        ELSE (d.offsets[d.place + 2] - d.offsets[d.place + 1])::integer END AS size
+    FROM unnest(%(seqs)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+        SELECT (w.seq - c.first_seq)::integer AS place, c.* FROM chunk_data c
+        WHERE c.buffer_id = %(id)s AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256
+        ORDER BY c.first_seq DESC LIMIT 1
+    ) d
+    WHERE d.place < d.n_steps AND octet_length(d.records) > 0
+    OFFSET 0
+) s"""
 
 
 def remove_rows(
@@ -39,6 +58,21 @@ def remove_rows(
     statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[], false, %s::uuid)"
     ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs), origin))
     return int(n_removed)
+
+
+def read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+
+    Their bytes are not compressed. A block with more than `small_bytes` is None.
+    """
+    values = {"id": buffer_id, "seqs": list(seqs), "small": small_bytes}
+    with driver_of(connection).cursor(binary=True) as cursor:
+        blocks: list[tuple[int, int, int, bytes | None]] = cursor.execute(
+            _BLOCKS, values
+        ).fetchall()
+        return blocks
 
 
 def keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
@@ -65,10 +99,10 @@ def read_pieces(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, bytes) of the pieces that exist, once or more for each piece.
 
-    All of the pieces belong to parts, or all of them to `arrays`.
+    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
     """
     seqs, parts, starts, sizes = zip(*pieces, strict=True)
-    statement = _ARRAYS if parts[0] is None else _PARTS
+    statement = {None: _ARRAYS, RECORDS: _RECORDS}.get(parts[0], _PARTS)
     values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
     with driver_of(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
         for n, row in enumerate(copy):

@@ -12,7 +12,7 @@ from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely
-from sqlbuffer.storage.rows.pieces import Piece
+from sqlbuffer.storage.rows.pieces import RECORDS, Piece
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # Parts are read and written once: in the page cache they would replace hot pages, and need the
@@ -30,6 +30,21 @@ _BEGIN_DELETING = (
 )
 _END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
 _INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+_BLOCKS = f"""
+SELECT seq, first_seq, start, CASE WHEN size <= :small THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.value AS seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps * (w.value - d.first_seq)
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS start,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq + 1) || ']')
+            - json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS size
+    FROM json_each(:seqs) w CROSS JOIN chunk_data d ON d.key = (
+        SELECT k.key FROM chunk_data k
+        WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | w.value)
+        ORDER BY k.key DESC LIMIT 1)
+    WHERE w.value < d.first_seq + d.n_steps AND length(d.records) > 0
+)"""
 
 
 def remove_rows(
@@ -96,13 +111,26 @@ def read_pieces(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, bytes) of the pieces that exist, once or more for each piece.
 
-    All of the pieces belong to parts, or all of them to `arrays`.
+    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
     """
     driver = driver_of(connection)
     with small_cache(driver, READ_CACHE_KIB):
         for n, piece in enumerate(pieces):
             for raw in _read_blob(driver, buffer_id, piece):
                 yield n, raw
+
+
+def read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+
+    Their bytes are not compressed. A block with more than `small_bytes` is None.
+    """
+    values = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "small": small_bytes}
+    blocks: list[tuple[int, int, int, bytes | None]]
+    blocks = driver_of(connection).execute(_BLOCKS, values).fetchall()
+    return blocks
 
 
 @contextmanager
@@ -138,6 +166,8 @@ def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
     """Return the table, the column, the condition on the key, and the key of a piece's value."""
     if piece.part is None:
         return "experiences", "arrays", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
+    if piece.part == RECORDS:
+        return "chunk_data", "records", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
     return (
         "payload_parts",
         "bytes",

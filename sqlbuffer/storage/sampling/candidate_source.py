@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select
 
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.query.selected_fields import SelectedFields
@@ -75,6 +75,7 @@ class CandidateSource:
                     connection, now, server_epoch(buffer.engine), node, columns
                 )
             found.has_labels = bool(now.has_labels)
+            found.newest_single = now.newest_single
             if buffer.info.has_chunks:
                 found.chunks = buffer.layout
                 # Only layouts of compat replace steps.
@@ -88,13 +89,17 @@ class CandidateSource:
     ) -> Payloads:
         """Return the reader of rows, whole or in part."""
         info = self.buffer.info
-        return Payloads(info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks)
+        # Only layouts of compat replace steps.
+        may_replace = info.layout is not None
+        return Payloads(
+            info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks,
+            may_replace=may_replace,
+        )  # fmt: skip
 
     @cached_property
     def window_query(self) -> str:
         """The select of the window, as text that can be sent together with another statement."""
-        info = self.buffer.info
-        return self.buffer.text_of(select_sampled_window(info.id, info.config.retention.evict_by))
+        return self.buffer.text_of(self._select_window())
 
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:
         """Return the window that a select of it found.
@@ -108,6 +113,10 @@ class CandidateSource:
 
     def sampled_window(self, connection: Connection) -> SampledWindow:
         """Return the window of the rows that may be sampled now, in a transaction."""
+        return self.window_answered(connection.execute(self._select_window()).all())
+
+    def _select_window(self) -> Select[Any]:
         info = self.buffer.info
-        statement = select_sampled_window(info.id, info.config.retention.evict_by)
-        return self.window_answered(connection.execute(statement).all())
+        return select_sampled_window(
+            info.id, info.config.retention.evict_by, has_chunks=info.has_chunks
+        )

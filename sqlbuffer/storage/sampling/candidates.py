@@ -23,6 +23,7 @@ from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.batch_steps import as_rows
 from sqlbuffer.storage.chunks.chunk_slices import read_slices
 from sqlbuffer.storage.chunks.sliced_steps import Slice
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import late_rewards
@@ -96,6 +97,7 @@ class Candidates:
         self.has_read_keys = False  # every key
         self.clock: int | None = None  # if limits or the sample log need it
         self.has_labels = False  # rows may have annotated values
+        self.newest_single: int | None = None  # first number of a chunk without an episode
         self.chunks: Layout | None = None  # None if each step is a row
         self.reads_bytes = False  # they have all values of steps; none is ever replaced
         self.selective = statements.names_few_rows(node)
@@ -179,6 +181,18 @@ class Candidates:
     def in_window(self) -> ColumnElement[bool]:
         """The expression for rows that match."""
         return self._matching & (self._seq > self.low)
+
+    @cached_property
+    def step_without_episode(self) -> int | None:
+        """The newest matching step of a buffer with typed fields that has no episode.
+
+        :meta private:
+        """
+        if self.newest_single is None or self.newest_single <= self.window_low - MOST_STEPS:
+            return None
+        single = statements.seqs(self.in_window & experiences.c.episode_id.is_(None))
+        newest = self._scalars(single.order_by(self._seq.desc()).limit(1))
+        return newest[0] if newest else None
 
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""

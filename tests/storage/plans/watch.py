@@ -38,7 +38,7 @@ class Watch:
     Args:
         engine: The engine.
         tables: Those in which rows read are counted, on PostgreSQL.
-        noted: A pattern of statements whose plans are looked at.
+        noted: A pattern of statements whose plans are looked at; None to count the work alone.
     """
 
     def __init__(self, engine, tables=TABLES, noted=STATEMENTS):
@@ -70,7 +70,7 @@ class Watch:
         self.engine.dispose()
 
     def _note(self, _connection, _cursor, statement, parameters, _context, executemany):
-        if not executemany and re.search(self._noted, statement):
+        if self._noted and not executemany and re.search(self._noted, statement):
             self.statements.append((statement, parameters))
 
     def _is_cleaner(self):
@@ -93,7 +93,8 @@ class Watch:
     def _look_at(self, connection, _record, _proxy):
         """Note statements with their values in them, those that pass SQLAlchemy by as well."""
         connection.set_progress_handler(self._step, 100)
-        connection.set_trace_callback(self._note_text)
+        if self._noted:
+            connection.set_trace_callback(self._note_text)
 
     def _note_text(self, statement):
         if re.search(self._noted, statement):

@@ -18,29 +18,37 @@ from sqlbuffer import (
 )
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.rows import payload_parts
+from sqlbuffer.storage.rows import payload_parts, step_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import make_fragment
 from tests.support.statements import selects
 
 
 @contextmanager
-def pieces_read():
+def pieces_read(module=payload_parts):
     """Note what is read of parts and of `arrays`, piece by piece."""
-    original, noted = payload_parts.read_pieces, []
+    original, noted = module.read_pieces, []
 
     def read_pieces(connection, buffer_id, wanted):
         noted.extend(wanted)
         yield from original(connection, buffer_id, wanted)
 
-    payload_parts.read_pieces = read_pieces
+    module.read_pieces = read_pieces
     try:
         yield noted
     finally:
-        payload_parts.read_pieces = original
+        module.read_pieces = original
 
 
 SIZE = 5 * PART_BYTES
+TYPED = {
+    "image": ("uint8", (100, 1_000)),
+    "ids": ("int32", (-1,)),
+    "obs": ("float32", (4,)),
+    "text": "U6",
+    "audio": ("float32", (-1, 2)),
+    "masks": ("bool", (3, -1)),
+}
 
 
 def flat(tasks):
@@ -279,3 +287,55 @@ def test_asyncio_reads_in_part_as_well(buffer_url):
             assert [row async for row in buffer.get_all()] == [make_fragment(0, SIZE)]
 
     asyncio.run(read())
+
+
+def typed_steps(n, rng):
+    """Return columns of `TYPED` whose lengths differ; every third step is large in two fields."""
+    lengths = rng.integers(0, 9, n)
+    return {
+        "image": rng.integers(0, 255, (n, 100, 1_000), np.uint8),
+        "ids": [np.arange(k, dtype=np.int32) for k in lengths],
+        "obs": rng.random((n, 4), np.float32),
+        "text": [f"né{k}" for k in lengths],
+        "audio": [rng.random((90_000 if i % 3 == 0 else k, 2), np.float32)
+                  for i, k in enumerate(lengths)],
+        "masks": [np.ones((3, k), bool) for k in lengths],
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("packing", "small_block"), [(None, 0), (None, 2**16), ("zstd", 0)])
+@pytest.mark.parametrize("fields", [TYPED, {k: v for k, v in TYPED.items() if k != "image"}],
+                         ids=["large records", "small records"])  # fmt: skip
+def test_typed_fields_are_read_without_the_others(
+    buffer_url, fields, packing, small_block, monkeypatch
+):
+    monkeypatch.setattr(step_parts, "SMALL_BLOCK", small_block)
+    rng = np.random.default_rng(0)
+    with ReplayBuffer(buffer_url, fields=fields, compression=packing) as buffer:
+        columns = {name: v for name, v in typed_steps(5, rng).items() if name in fields}
+        states = [{"x": np.arange(i)} for i in range(5)]
+        buffer.extend({**columns, "state": states}, task_id=["t0", "t0", "t1", "t2", "t2"])
+        buffer.delete(QueryBuilder().eq("seq", 4))
+        whole = {row.seq: row for row in buffer.get_all()}
+        for names in (["ids"], ["audio", "obs"], ["text", "masks"], list(fields)[:1], []):
+            for read in READERS.values():
+                rows = read(buffer, [*names, "state", "reward"])
+                assert rows
+                for row in rows:
+                    own = whole[row.seq]
+                    assert list(row.fields) == [name for name in fields if name in names]
+                    assert all(equal(row.fields[n], own.fields[n], strict=True) for n in names)
+                    assert equal(row.exp_data.state, own.exp_data.state)
+
+
+def test_a_large_block_of_typed_fields_is_not_read_for_a_small_field(buffer_url):
+    with ReplayBuffer(buffer_url, fields=TYPED) as buffer:
+        buffer.extend(typed_steps(3, np.random.default_rng(0)))
+        with pieces_read(step_parts) as pieces:
+            (row,) = buffer.sample(1, fields=["ids", "obs"])
+        assert 0 < sum(piece.size for piece in pieces) < 200
+        assert list(row.fields) == ["ids", "obs"]
+        with pieces_read(step_parts) as pieces:
+            list(buffer.get_all(fields=["image"]))
+        assert sum(piece.size for piece in pieces) == 3 * 100_000

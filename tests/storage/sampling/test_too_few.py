@@ -10,7 +10,9 @@ FIELDS = {"obs": "float32"}
 CALLS = {
     "rows": lambda buffer, sampler: buffer.sample(4, sampler=sampler, strict=True),
     "arrays": lambda buffer, sampler: buffer.sample_arrays(4, sampler=sampler),
-    "transitions": lambda buffer, sampler: buffer.sample_transitions(4, sampler=sampler),
+    "transitions": lambda buffer, sampler: buffer.sample_transitions(
+        4, sampler=sampler, skip_single=True
+    ),
     "loader": lambda buffer, sampler: next(iter(buffer.loader("step", 4, sampler=sampler))),
 }
 
@@ -66,7 +68,7 @@ def test_the_error_of_transitions_counts_steps_in_no_episode(buffer_url):
         buffer.extend({"obs": np.zeros(5)})
         found = why(buffer, "transitions")
         assert found.startswith("5 in no episode (store_episode or episode() stores")
-        assert "declare next_obs" in found
+        assert "declare the field next_obs" in found
         with pytest.raises(InsufficientDataError, match=r"asked for 6, .*lower the batch size\n"):
             buffer.sample(6, strict=True)
 

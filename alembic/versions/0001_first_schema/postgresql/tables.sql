@@ -179,6 +179,7 @@ CREATE TABLE chunks (
     CONSTRAINT ck_chunks_n_steps_known CHECK (n_steps BETWEEN 1 AND 256)
 );
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_chunks_buffer_id_first_seq_no_episode ON chunks (buffer_id, first_seq) WHERE episode_id IS NULL;
 CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
 CREATE INDEX ix_chunks_buffer_id_xid ON chunks (buffer_id, xid);
 CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);

@@ -118,6 +118,7 @@ CREATE TABLE chunks (
 
 CREATE INDEX ix_chunks_buffer_id_episode_id_t ON chunks (buffer_id, episode_id, t) WHERE episode_id IS NOT NULL;
 CREATE INDEX ix_chunks_buffer_id_first_seq_n_steps ON chunks (buffer_id, first_seq, n_steps);
+CREATE INDEX ix_chunks_buffer_id_first_seq_no_episode ON chunks (buffer_id, first_seq) WHERE episode_id IS NULL;
 CREATE INDEX ix_chunks_buffer_id_task_id_agent_id ON chunks (buffer_id, task_id, agent_id);
 CREATE INDEX ix_chunks_buffer_id_xid ON chunks (buffer_id, xid) WHERE xid IS NOT NULL;
 CREATE UNIQUE INDEX uq_chunks_buffer_id_id ON chunks (buffer_id, id);

@@ -26,6 +26,10 @@ class BatchReader(Protocol):
     def tested_at_once(self) -> int:
         """Maximum number of keys in a call of `made`, which bounds its memory."""
 
+    @property
+    def needs_episodes(self) -> bool:
+        """True if no item is made of a step without an episode."""
+
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n items drawn by a sampler, or fewer if too few can be made."""
 

@@ -79,6 +79,7 @@ class PlanReader(Generic[P]):
     """Base of readers that must read a step to know if an item can be made of it."""
 
     tested_at_once = 4_096
+    needs_episodes = True
 
     def draw(self, candidates: Candidates, sampler: RowStrategy, n: int) -> Batch:
         """Return n items made of steps that a sampler draws, or fewer if too few can be made.

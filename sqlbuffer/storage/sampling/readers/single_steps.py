@@ -47,6 +47,7 @@ class StepReader:
 
     columns = _OWN_ROWS
     tested_at_once = 2**20
+    needs_episodes = False
 
     def __init__(
         self,

@@ -99,6 +99,7 @@ class TrajectoryReader:
     """
 
     tested_at_once = 64
+    needs_episodes = True
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """The form of transitions."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,9 @@ ENDS_NOT_TOLD = (
 )
 _BUILT_IN = ("reward", "discount", "terminated", "truncated")
 
+logger = logging.getLogger(__name__)
+_warned: set[tuple[str, int, int]] = set()
+
 
 @dataclass(frozen=True, eq=False)
 class TransitionForm:
@@ -39,6 +43,7 @@ class TransitionForm:
         own: The fields of the first step.
         following: The observations after, without their prefix.
         with_truncated: `truncated` is requested.
+        skip_single: Steps without an episode are left out instead of refused.
     """
 
     fields: Fields
@@ -50,11 +55,12 @@ class TransitionForm:
     own: Sequence[str]
     following: Sequence[str]
     with_truncated: bool
+    skip_single: bool
 
     @cached_property
     def has_next(self) -> bool:
         """True if the observations after steps are fields."""
-        return all(NEXT + name in self.fields.specs for name in self.fields.observations)
+        return self.fields.has_next
 
     @cached_property
     def n_before(self) -> int:
@@ -77,6 +83,7 @@ class TransitionForm:
         stack: Mapping[str, int] | None = None,
         terminal_field: str | None = None,
         sequence_fields: Sequence[str] = (),
+        skip_single: bool = False,
     ) -> "TransitionForm":
         """Return the form of transitions; see `ReplayBuffer.sample_transitions`.
 
@@ -88,6 +95,7 @@ class TransitionForm:
             stack: Number of stacked frames, by field.
             terminal_field: The field that marks a terminated episode.
             sequence_fields: The fields that are given for each step of a transition.
+            skip_single: Leave steps without an episode out instead of refusing them.
 
         Raises:
             FieldError: No observation field, one of varying length, or an unknown name.
@@ -98,7 +106,31 @@ class TransitionForm:
         sequences = checked_sequence_fields(fields, sequence_fields)
         own, following, with_truncated = _chosen(fields, names)
         return cls(
-            fields, n_step, gamma, stacked, terminal, sequences, own, following, with_truncated
+            fields, n_step, gamma, stacked, terminal, sequences, own, following, with_truncated,
+            skip_single,
+        )  # fmt: skip
+
+
+def no_successor(seq: int) -> FieldError:
+    """Return the error for a step without an episode where the observations after are not fields.
+
+    Drawing its terminal ones alone, which need no observation after, would bias the batches.
+    """
+    return FieldError(
+        f"step {seq} has no episode, so no step follows it: store steps in episodes "
+        f"(store_episode, episode(), record, or extend(.., episode_id=..)), declare the field "
+        f"next_obs, or pass skip_single=True to draw from the episodes alone"
+    )
+
+
+def warn_of_single_steps(database: str, buffer_id: int, n_step: int) -> None:
+    """Warn once that steps without an episode are transitions of one step."""
+    if n_step > 1 and (database, buffer_id, n_step) not in _warned:
+        _warned.add((database, buffer_id, n_step))
+        logger.warning(
+            "n_step=%d: steps without an episode are transitions of one step, with their own "
+            "next_obs; batch.info['n_steps'] shows them",
+            n_step,
         )
 
 

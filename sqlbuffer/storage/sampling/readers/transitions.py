@@ -35,7 +35,13 @@ from sqlbuffer.storage.sampling.readers.single_steps import (
     places_of,
     steps_of,
 )
-from sqlbuffer.storage.sampling.readers.transition_form import ENDS_NOT_TOLD, NEXT, TransitionForm
+from sqlbuffer.storage.sampling.readers.transition_form import (
+    ENDS_NOT_TOLD,
+    NEXT,
+    TransitionForm,
+    no_successor,
+    warn_of_single_steps,
+)
 
 SEQUENCE = "seq_"
 
@@ -112,18 +118,28 @@ class TransitionReader(PlanReader[Transitions]):
         observed = {name: fields.specs[name] for name in fields.observations}
         self._layout = Layout(fields.specs, compression)
         self._observation = Layout(observed, compression)
+        self.needs_episodes = form.skip_single or not form.has_next
         self.columns = _reading(form.n_step, form.has_next, form.n_before, form.needs_all_fields)
 
     def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Transitions:
         self._check_ends_are_told(rows)
+        if rows and not self._form.has_next and not self._form.skip_single:
+            single = candidates.step_without_episode
+            if single is not None:
+                raise no_successor(single)
         table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
         steps = table.find(places[:, None], ts[:, None] + np.arange(self._form.n_step))
-        returns = self._returns(table, steps, ts, lengths)
+        returns = self._returns(table, steps, places, ts, lengths)
         after, is_final = self._after(table, rows, places, ts, lengths, steps, returns)
         is_zero = returns.terminated & ~is_final & (after < 0) & (not self._form.has_next)
         frames, next_frames = self._frames(table, places, ts, steps, returns)
         accepted = returns.complete & (is_final | is_zero | (after >= 0))
+        if self.needs_episodes:
+            accepted &= places >= 0
+        elif (accepted & (places < 0)).any():
+            database = str(candidates.connection.engine.url)
+            warn_of_single_steps(database, candidates.buffer_id, self._form.n_step)
         if self._form.n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
         within = np.arange(self._form.n_step) < returns.m[:, None]
@@ -137,7 +153,12 @@ class TransitionReader(PlanReader[Transitions]):
         )
 
     def _returns(
-        self, table: EpisodeSteps, steps: Integers, ts: Integers, lengths: Integers
+        self,
+        table: EpisodeSteps,
+        steps: Integers,
+        places: Integers,
+        ts: Integers,
+        lengths: Integers,
     ) -> Returns:
         terminated = table.flags(table.terminated, steps)
         if self._form.terminal_field is not None:
@@ -147,6 +168,7 @@ class TransitionReader(PlanReader[Transitions]):
             terminated = terminated | (found[self._form.terminal_field] != 0)
         is_past = ts[:, None] + np.arange(1, self._form.n_step + 1) >= lengths[:, None]
         ended = table.flags(table.truncated, steps) | (is_past & (lengths >= 0)[:, None])
+        ended |= places[:, None] < 0  # a step without an episode is one of its own
         return n_step_returns(table.rewards(steps), terminated, ended, steps >= 0, self._form.gamma)
 
     def _after(
