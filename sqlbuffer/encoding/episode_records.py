@@ -11,7 +11,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.given_columns import PAYLOADS, check_step_names, flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
-from sqlbuffer.encoding.records import Record, encode_extra, encode_real
+from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
 
@@ -153,7 +153,7 @@ class StepEncoder:
             encoder = Encoder()
             state = encoder.json(step.get("state"), "state")
             actions = encoder.json(step.get("actions"), "actions")
-            messages = encoder.json(step.get("messages"), "messages")
+            messages = encode_messages(step.get("messages"), "messages", encoder)
             extra = encode_extra(step.get("extra"), tags, encoder)
             arrays = encoder.blob or None
         of, priority = self._beginning, step.get("priority")

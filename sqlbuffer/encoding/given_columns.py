@@ -147,6 +147,11 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
     for name, spec in layout.specs.items():
         if columns.get(name) is None and spec.default is None:
             raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
+        if name in PAYLOADS and not callable(getattr(values, "columns", print)):
+            raise FieldError(
+                f"{name}: expected a list with a value for each row, got a "
+                f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
+            )
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()
