@@ -177,6 +177,9 @@ def test_an_unknown_name_has_a_hint_at_the_nearest_one(buffer, name, near):
     with pytest.raises(FieldError, match=hint):
         buffer.extend({**{key: [value] for key, value in step(0).items()}, name: [1]})
     with pytest.raises(FieldError, match=rf"unknown field '{name}'; did you mean {near}\?"):
+        ("done", "terminated or truncated"),
+        ("timeout", "truncated"),
+        ("next_state", "next_obs"),
         buffer.add(**step(0), **{name: 1}, id="single")
 
 
