@@ -14,6 +14,7 @@ from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
+from sqlbuffer.steps.ids import uuid7
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class EpisodeEnd:
         status: complete or aborted.
         length: Its steps.
         return_: Sum of its rewards; None without rewards.
-        first: The id of its first step, or the number where it is known.
-        last: That of its last step.
+        first_t: Place of its first step in the episode.
+        last_t: Place of its last step.
         final_arrays: The observation after its last step, packed.
         reward: The episode's own reward.
+        first_seq: Number of its first step, if an earlier batch stored it.
+        last_seq: Number of its last step, if an earlier batch stored it.
     """
 
     key: str
@@ -58,10 +61,12 @@ class EpisodeEnd:
     status: str
     length: int
     return_: float | None
-    first: str | int | None
-    last: str | int | None
+    first_t: int
+    last_t: int
     final_arrays: bytes | None
     reward: float | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
 
 
 def encode_meta(
@@ -161,7 +166,7 @@ class StepEncoder:
             check_kept(self._has_priorities)
             priority = checked_priority(priority)
         return Record(
-            f"{of.key}/{t}", of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
+            uuid7(), of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
             of.session, state, actions, messages, extra, None, reward, None, None,
             flag_of(step.get("terminated"), "terminated"),
             flag_of(step.get("truncated"), "truncated"),

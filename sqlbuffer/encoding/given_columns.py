@@ -51,6 +51,7 @@ class GivenColumns:
         more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
         more_values: Other values of each step, lists of n; None means no value.
         encoded: Their payloads instead, encoded, None for none.
+        makes_steps: Whether the numbers of the steps were made, and not given.
     """
 
     n_steps: int
@@ -70,6 +71,7 @@ class GivenColumns:
     more_keys: Mapping[str, Any] = field(default_factory=dict)
     more_values: Mapping[str, list[Any]] = field(default_factory=dict)
     encoded: list[Any] | None = None
+    makes_steps: bool = False
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -125,6 +127,7 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {} if episode is None else {"episode_key": episode},
+        makes_steps=steps is None,
     )
 
 
@@ -144,14 +147,14 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
             name == "id" or name not in _KEYS
         ):
             raise FieldError(f"{name}: expected a column, a value for each row, got {values!r}")
-    for name, spec in layout.specs.items():
-        if columns.get(name) is None and spec.default is None:
-            raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
         if name in PAYLOADS and not callable(getattr(values, "columns", print)):
             raise FieldError(
                 f"{name}: expected a list with a value for each row, got a "
                 f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
             )
+    for name, spec in layout.specs.items():
+        if columns.get(name) is None and spec.default is None:
+            raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()

@@ -147,6 +147,15 @@ def test_columns_are_appended_to_their_episode(buffer, buffer_url):
         buffer_url, "SELECT e.key, s.t FROM chunk_steps s JOIN episodes e ON e.id = s.episode_id"
     )
     assert sorted(found) == [*(("e", t) for t in range(6)), *(("f", t) for t in range(3))]
+    # Steps without a number follow those of their episode.
+    ids = {"id": list("xy"), "task_id": "t", "episode_id": "e"}
+    assert buffer.extend(columns(range(9, 11)), **ids).inserted == 2
+    assert buffer.extend(columns(range(9, 11)), **ids).duplicates == 2
+    buffer.add(**step(11), task_id="t", episode_id="e")
+    buffer.add(**step(12), task_id="t", episode_id="e", step=20)
+    buffer.add(**step(13), task_id="t", episode_id="e")
+    steps = [r.exp_meta.step for r in buffer if r.exp_meta.episode_id == "e"]
+    assert steps == [*range(9), 20, 21]
     with buffer.episode(episode_id="g", task_id="t") as episode:
         episode.append(**step(1))
     with pytest.raises(EpisodeExistsError, match="'g' of task 't' is stored already"):
@@ -168,6 +177,9 @@ def test_a_buffer_without_fields_takes_the_episode_too(buffer_url):
         ("next_observation", "next_obs"),
         ("acton", "action"),
         ("act", "action"),
+        ("done", "terminated or truncated"),
+        ("timeout", "truncated"),
+        ("next_state", "next_obs"),
     ],
 )
 def test_an_unknown_name_has_a_hint_at_the_nearest_one(buffer, name, near):
@@ -177,9 +189,6 @@ def test_an_unknown_name_has_a_hint_at_the_nearest_one(buffer, name, near):
     with pytest.raises(FieldError, match=hint):
         buffer.extend({**{key: [value] for key, value in step(0).items()}, name: [1]})
     with pytest.raises(FieldError, match=rf"unknown field '{name}'; did you mean {near}\?"):
-        ("done", "terminated or truncated"),
-        ("timeout", "truncated"),
-        ("next_state", "next_obs"),
         buffer.add(**step(0), **{name: 1}, id="single")
 
 

@@ -127,8 +127,7 @@ def _common(place: str, time: str) -> dict[str, str]:
         "t": f"c.t + {place}",
         "id": (
             "coalesce((SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id "
-            f"AND i.seq = c.first_seq + {place}), (SELECT p.key FROM episodes p "
-            f"WHERE p.id = c.episode_id) || '/' || (c.t + {place}), c.id || '/' || {place})"
+            f"AND i.seq = c.first_seq + {place}), c.id || '/' || {place})"
         ),
         "execute_time": (
             f"CASE WHEN c.times IS NOT NULL THEN {time} WHEN {place} = 0 THEN c.first_time "

@@ -121,12 +121,7 @@ class _Columns:
             if steps is not None:
                 step[self._span(run)] = _listed(steps)
         batch.own["step"] = step
-        keys = batch.shared["episode_id"]
-        of_episode = [t is not None and key is not None for t, key in zip(ts, keys, strict=True)]
-        rows = zip(of_episode, keys, own["id"], strict=True)
-        prefixes = [key if is_one else str(id_) for is_one, key, id_ in rows]
-        numbers = np.where(np.array(of_episode, bool)[batch.run_of], t, places)
-        batch.own["id"] = StepIds(prefixes, batch.run_of, numbers, {})
+        batch.own["id"] = StepIds(list(map(str, own["id"])), batch.run_of, places, {})
 
     def add_times(self, own: Mapping[str, list[Any]]) -> None:
         """Add `execute_time`."""

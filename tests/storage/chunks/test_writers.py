@@ -40,8 +40,9 @@ def write_episodes(buffer, name):
             for own in obs(SIZES[turn % 3])["obs"]:
                 episode.append(obs=own)
         columns = obs(SIZES[turn % 3])
-        seqs = buffer.store_episode(columns, episode_id=f"{name}_whole_{turn}").seqs
-        numbers |= {f"{name}_whole_{turn}/{t}": seq for t, seq in enumerate(seqs)}
+        key = f"{name}_whole_{turn}"
+        seqs = buffer.store_episode(columns, episode_id=key).seqs
+        numbers |= {(key, t): seq for t, seq in enumerate(seqs)}
     return numbers
 
 
@@ -75,8 +76,10 @@ def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
         n_steps = sum(last - first + 1 for first, last in spans)
         of_writer = sum(SIZES[turn % 3] for turn in range(TURNS))
         assert n_steps == len(buffer) == 4 * of_writer + 3 * 2 * of_writer + 5 * TURNS
-        stored = {row.id: row.seq for row in buffer}
-        assert len(stored) == n_steps
+        rows = list(buffer)
+        assert len({row.id for row in rows}) == n_steps
+        stored = {row.id: row.seq for row in rows}
+        stored |= {(row.exp_meta.episode_id, row.exp_meta.step): row.seq for row in rows}
         assert {id_: stored[id_] for id_ in given} == given
         assert run(buffer_url, "SELECT count(*) FROM experiences") == [(0,)]
 
@@ -117,8 +120,8 @@ def test_a_collector_that_is_started_again_stores_each_step_once(buffer_url):
     first.flush()
     seqs = [row.seq for row in first]
     with ReplayBuffer(buffer_url) as second:
-        result = second.extend(obs(3), id=["e/0", "e/1", "e/299"], task_id="t", step=[0, 1, 299])
-        assert result.conflicts == 3  # no steps of the episode
+        result = second.store_batch(list(second))
+        assert (result.inserted, result.duplicates) == (0, 300)
         with pytest.raises(SQLBufferError):
             second.episode("t", episode_id="e")
     for own in columns[300:]:

@@ -117,7 +117,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(buffer_url, buffer,
         ({"task_id": "x"}, {"task_id": "t"}, "task_id"),
         ({"agent_id": ["a", "b"]}, {"agent_id": "default"}, "agent_id"),
         ({"model_version": 1}, {"model_version": 0}, "model_version"),
-        ({"id": ["a", "b"]}, {"episode_id": "e"}, "id"),
     ],
 )
 def test_what_an_episode_says_of_its_steps_is_not_given_as_a_column_too(
