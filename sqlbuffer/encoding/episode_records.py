@@ -14,7 +14,7 @@ from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps.ids import uuid7s
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,10 @@ def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: Casting
     return None if stored is None else bytes(stored)
 
 
+# To make several takes a third of the time of each alone.
+_IDS_AT_ONCE = 16
+
+
 class StepEncoder:
     """Makes the records of one episode without typed fields.
 
@@ -140,6 +144,7 @@ class StepEncoder:
 
     def __init__(self, beginning: EpisodeStart, has_priorities: bool = False) -> None:
         self._has_priorities, self._beginning = has_priorities, beginning
+        self._ids: list[str] = []
 
     def encode(self, t: int, step: Mapping[str, Any]) -> Record:
         """Return the record of step t; it holds copies.
@@ -165,8 +170,10 @@ class StepEncoder:
         if priority is not None:
             check_kept(self._has_priorities)
             priority = checked_priority(priority)
+        if not self._ids:
+            self._ids = uuid7s(_IDS_AT_ONCE)
         return Record(
-            uuid7(), of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
+            self._ids.pop(), of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
             of.session, state, actions, messages, extra, None, reward, None, None,
             flag_of(step.get("terminated"), "terminated"),
             flag_of(step.get("truncated"), "truncated"),

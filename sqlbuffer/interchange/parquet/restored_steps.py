@@ -20,7 +20,6 @@ from sqlbuffer.interchange.parquet.arrow_schema import StepSchema, load_pyarrow
 from sqlbuffer.interchange.parquet.arrow_values import (
     field_values,
     integers,
-    nulls,
     reals,
     texts,
     times,
@@ -76,13 +75,6 @@ class StepTable:
     def field(self, name: str) -> Any:
         """Return the values of a typed field; see `field_values`."""
         return field_values(self.specs[name], self._table[name])
-
-    def without_fields(self) -> NDArray[np.bool_]:
-        """Return which steps have no typed fields at all."""
-        names = list(self.specs)
-        if not names or not self._table[names[0]].null_count:
-            return np.zeros(self.n, bool)
-        return nulls(self._table[names[0]])
 
     def stored_reals(self, name: str, tags: list[dict[str, Any]] | None) -> NDArray[np.float64]:
         """Return numbers as their column holds them, NaN for none; see `encode_real`.
@@ -318,7 +310,6 @@ def _place_chunks(
     """Give chunks their ids, numbers, places in episodes and times."""
     ids, ts = runs.firsts(steps.column("id")), runs.firsts(steps.column("t"))
     inserted = runs.firsts(steps.column("inserted_at"))
-    lacks = steps.without_fields()[runs.held]
     spans = _spans(runs, times)
     placed = []
     for i, chunk in enumerate(chunks):
@@ -327,8 +318,6 @@ def _place_chunks(
         own, _, place = str(ids[i]).rpartition("/")
         if is_uuid(own) and place == str(offset):
             changes["id"] = own
-        if lacks[i]:
-            changes.update(records=b"", block_steps=1, offsets=None, fields=None)
         placed.append((int(runs.first_seq[i]), inserted[i], replace(chunk, **changes)))
     found.chunks = placed
     _add_ids(found, steps, runs)

@@ -39,13 +39,30 @@ class may_have_seqs(FunctionElement[bool]):
     _is_implicitly_boolean = True
 
 
+def pg_chunk_of(chunk: str, buffer_id: str, seq: str) -> str:
+    """Return the end of a query that finds the chunk of a step, from WHERE on.
+
+    It names a range of one buffer, in order: only the primary key gives that. For an equal buffer,
+    PostgreSQL expects one row, takes any index that begins with the buffer, and may read all of its
+    chunks: of 300 chunks, each step of a batch.
+
+    Args:
+        chunk: Name of the chunks in the query.
+        buffer_id: The buffer.
+        seq: Number of the step.
+    """
+    return f"""WHERE {chunk}.buffer_id >= {buffer_id} AND {chunk}.buffer_id <= {buffer_id}
+        AND {chunk}.first_seq <= {seq} AND {chunk}.first_seq > {seq} - {MOST_STEPS}
+        ORDER BY {chunk}.buffer_id DESC, {chunk}.first_seq DESC LIMIT 1"""
+
+
 @compiles(may_have_seqs, "postgresql")
 def _pg_may_have_seqs(element: may_have_seqs, compiler: Any, **kw: Any) -> str:
     first_seq, buffer_id, seqs = processed(element, compiler, kw)
     return f"""{first_seq} = ANY (ARRAY(
         SELECT k.first_seq FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
-            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id}
-            AND x.first_seq <= w.seq ORDER BY x.first_seq DESC LIMIT 1) AS k))"""
+            SELECT x.first_seq FROM chunks x {pg_chunk_of("x", buffer_id, "greatest(w.seq, 0)")}
+        ) AS k))"""
 
 
 @compiles(may_have_seqs, "sqlite")
@@ -68,9 +85,7 @@ def _pg_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
         SELECT f.first_seq FROM g CROSS JOIN LATERAL (
             SELECT i.seq FROM step_ids i WHERE i.buffer_id = {buffer_id} AND i.id = g.id LIMIT 1
         ) AS i CROSS JOIN LATERAL (
-            SELECT k.first_seq FROM chunks k WHERE k.buffer_id = {buffer_id}
-            AND k.first_seq <= i.seq AND k.first_seq > i.seq - {MOST_STEPS}
-            ORDER BY k.first_seq DESC LIMIT 1) AS f
+            SELECT k.first_seq FROM chunks k {pg_chunk_of("k", buffer_id, "i.seq")}) AS f
         UNION ALL
         SELECT k.first_seq FROM g CROSS JOIN LATERAL (
             SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id} AND x.id = CASE

@@ -144,8 +144,12 @@ class _Insertion:
             found[episode_id] = 0 if row is None else row.next_t
         self._newest = {episode_id: self._held.newest_step(episode_id) for episode_id in own}
         if self._late_step() is not None:
-            # Another writer may have stored the same steps since their ids were compared.
+            # Another writer may have stored the same steps since their ids were compared, and the
+            # newest step may have been deleted.
             self._settle_ids()
+            self._newest = {
+                episode_id: self._held.newest_step(episode_id, is_held=True) for episode_id in own
+            }
             late = self._late_step()
             if late is not None:
                 raise late

@@ -92,17 +92,24 @@ class HeldSteps:
         held = self._held(step.seq for step in found.values())
         return {t: step for t, step in found.items() if first_t <= t < after_t and step.seq in held}
 
-    def newest_step(self, episode_id: int) -> int | None:
-        """Return the step number of the newest step of an episode; None if no step is held."""
+    def newest_step(self, episode_id: int, *, is_held: bool = False) -> int | None:
+        """Return the step number of the newest step of an episode; None if it has no step.
+
+        Args:
+            episode_id: The episode.
+            is_held: The newest one that is inside the window, and was not deleted.
+        """
         newest = self._connection.execute(
             _NEWEST, {"of_buffer": self._buffer_id, "of_episode": episode_id}
         ).one_or_none()
         if newest is None:
             return None
-        held = self._held(range(newest.first_seq, newest.first_seq + newest.n_steps))
-        if not held:
+        last = newest.first_seq + newest.n_steps - 1
+        if is_held:
+            last = max(self._held(range(newest.first_seq, last + 1)), default=-1)
+        place, steps = last - newest.first_seq, listed(newest.steps)
+        if place < 0:
             return None
-        place, steps = max(held) - newest.first_seq, listed(newest.steps)
         return int(newest.step + place if steps is None else steps[place])
 
     def _held(self, seqs: Iterable[int]) -> set[int]:

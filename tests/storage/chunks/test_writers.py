@@ -9,7 +9,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
-from tests.support.sql import buffer_id, run
+from tests.support.sql import run
 
 FIELDS = {"obs": ("float32", (2,))}
 TURNS, N_WRITERS = 3, 8
@@ -46,15 +46,14 @@ def write_episodes(buffer, name):
     return numbers
 
 
-def insert_by_hand(url):
-    for turn in range(TURNS):
-        for step in range(5):
-            run(
-                url,
-                "INSERT INTO new_experiences (buffer_id, id, task_id, agent_id, step) "
-                f"VALUES ({buffer_id(url)}, 'sql_{turn}_{step}', 'sql', 'a', {step})",
-            )
-    return {}
+def add(buffer):
+    """Store steps one at a time; return the number of each id."""
+    ids = [f"single_{turn}_{step}" for turn in range(TURNS) for step in range(5)]
+    return {id_: int(buffer.add(**step_of(i), id=id_).seqs[0]) for i, id_ in enumerate(ids)}
+
+
+def step_of(i):
+    return {"obs": obs(1, i)["obs"][0], "task_id": "single", "step": i}
 
 
 def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
@@ -64,7 +63,7 @@ def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
         with ReplayBuffer(buffer_url) as own:
             barrier.wait(60)
             if not number:
-                return insert_by_hand(buffer_url)
+                return add(own)
             return (extend if number % 2 else write_episodes)(own, f"w{number}")
 
     with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=1_000.0) as buffer:
