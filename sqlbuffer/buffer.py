@@ -294,6 +294,8 @@ class ReplayBuffer:
 
         Raises:
             FieldError: `data` is not a `DataRow`, or a value cannot be stored; nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
 
         Example:
             >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -329,6 +331,8 @@ class ReplayBuffer:
         Raises:
             ArgumentError: `data_batch` is not a list, or another iterable.
             FieldError: A value cannot be stored; nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
 
         Example:
             >>> source = ReplayBuffer("sqlite://", "source")
@@ -349,9 +353,10 @@ class ReplayBuffer:
         fields stores it together with others, within `flush_s`, and returns None; `flush` stores
         the pending steps immediately.
 
-        In a buffer with typed fields, a step without a number gets the next number of its task and
-        agent in this process. Some arguments have the step stored immediately, after the pending
-        ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`, `adv_t` and `v_t`.
+        In a buffer with typed fields, a step without a number gets the next number of its episode,
+        or of its task and agent in this process. Some arguments have the step stored immediately,
+        after the pending ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`,
+        `adv_t` and `v_t`.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
@@ -362,6 +367,8 @@ class ReplayBuffer:
 
         Raises:
             FieldError: A field is unknown or missing, or a value cannot be stored; nothing is
+                written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
                 written.
             SQLBufferError: Earlier steps could not be stored; they stay pending.
 
@@ -390,11 +397,15 @@ class ReplayBuffer:
                 of range, finite floats to infinite ones. `unsafe` casts as numpy does.
             **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
                 values, or one for all rows. `id`: n values. `priority`: see `store_batch`. Steps
-                with an `episode_id` are appended to that episode.
+                with an `episode_id` are appended to that episode; typed steps come in the order of
+                their `step`, and without one they are numbered on.
 
         Raises:
             FieldError: A field is unknown or missing, has another shape, or cannot hold a value;
                 nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
+            EpisodeExistsError: Typed steps name an episode that has ended; nothing is written.
 
         Example:
             >>> fields = {"obs": ("float32", (2,)), "action": "int64"}
@@ -449,6 +460,7 @@ class ReplayBuffer:
             FieldError: As in `extend`; or the final observation has other fields, meta cannot be
                 stored as JSON, there are no steps, or the reward is not a finite number. Nothing is
                 written.
+            OutOfOrderError: A typed step comes after one with a higher `step`; nothing is written.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -484,8 +496,8 @@ class ReplayBuffer:
 
         Steps are stored in batches: when there are enough pending steps of all open episodes, and
         at the latest `flush_s` after the first of them. `end` stores the end of the episode before
-        it returns. A process that dies loses the steps of its last `flush_s`, and leaves the
-        episode open.
+        it returns. A process that dies loses its pending steps, and leaves the episode open: those
+        of its last `flush_s`, and more while the database or a rate limiter holds them back.
 
         Reads in this process include its pending steps: `len` and reads of rows include all of
         them. Random draws may miss the newest ones, at most 1 for 64 stored steps.

@@ -118,6 +118,12 @@ class EpisodeExistsError(SQLBufferError, ValueError):
     """The buffer already has an episode with this id. Use another id, or leave the id out."""
 
 
+class OutOfOrderError(SQLBufferError, ValueError):
+    """A typed step comes after a later one of its episode. Send the steps of an episode in their
+    order. The message names the episode and the steps.
+    """
+
+
 class BufferNotFoundError(SQLBufferError, KeyError):
     """The database has no buffer with this name."""
 

@@ -12,7 +12,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.given_columns import FLAGS, check_columns
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
-from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
+from sqlbuffer.encoding.records import Record, decode_reals, encode_extra, encode_messages
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.batches import Batch
@@ -98,7 +98,7 @@ def _payloads(
                 (
                     encoder.json(state, "state"),
                     encoder.json(actions, "actions"),
-                    encoder.json(messages, "messages"),
+                    encode_messages(messages, "messages", encoder),
                     encode_extra(extra, tag or {}, encoder),
                 )
             )

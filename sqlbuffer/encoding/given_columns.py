@@ -52,6 +52,7 @@ class GivenColumns:
         more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
         more_values: Other values of each step, lists of n; None means no value.
         encoded: Their payloads instead, encoded, None for none.
+        makes_steps: Whether the numbers of the steps were made, and not given.
     """
 
     n_steps: int
@@ -71,6 +72,7 @@ class GivenColumns:
     more_keys: Mapping[str, Any] = field(default_factory=dict)
     more_values: Mapping[str, list[Any]] = field(default_factory=dict)
     encoded: list[Any] | None = None
+    makes_steps: bool = False
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -126,6 +128,7 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {} if episode is None else {"episode_key": episode},
+        makes_steps=steps is None,
     )
 
 
@@ -146,6 +149,11 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
         ):
             raise FieldError(
                 f"{name}: expected a column, a value for each row, got {shown(values)}"
+            )
+        if name in PAYLOADS and not callable(getattr(values, "columns", print)):
+            raise FieldError(
+                f"{name}: expected a list with a value for each row, got a "
+                f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
             )
     for name, spec in layout.specs.items():
         if columns.get(name) is None and spec.default is None:

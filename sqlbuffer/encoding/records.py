@@ -1,5 +1,6 @@
 """A row as the columns of `experiences`, and back."""
 
+import dataclasses
 import math
 import operator
 import time
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from orjson import loads
+from pydantic import BaseModel
 
 from sqlbuffer.codec.decoder import Blob, decode, untag
 from sqlbuffer.codec.encoder import Encoder
@@ -124,7 +126,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         None if session is None else encode_key(session, "exp_meta.session_id"),
         encoder.json(data.state, "exp_data.state"),
         encoder.json(data.actions, "exp_data.actions"),
-        encoder.json(data.messages, "exp_data.messages"),
+        encode_messages(data.messages, "exp_data.messages", encoder),
         encode_extra(data.extra, tags, encoder),
         None,
         reward_t,
@@ -207,6 +209,17 @@ def encode_extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | No
         return encoder.json(extra, "exp_data.extra")
     tree = {"$none": True} if extra is None else encoder.tree(extra, "exp_data.extra")
     return dumps({**tree, "$reals": tags})
+
+
+def encode_messages(messages: Any, path: str, encoder: Encoder) -> str | None:
+    """Return the JSON of a conversation; refuse a single message, which readers take for a list."""
+    is_one = isinstance(messages, (Mapping, BaseModel)) or dataclasses.is_dataclass(messages)
+    if is_one:
+        raise FieldError(
+            f"{path}: expected a list of messages, got one {type(messages).__name__}; give "
+            f"messages=[message]"
+        )
+    return encoder.json(messages, path)
 
 
 Rebuild = Callable[[Any], Any]

@@ -32,6 +32,11 @@ def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
     if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
         specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
     elif isinstance(given, Mapping):
+        if "observation_fields" in given and isinstance(given.get("fields"), Mapping):
+            raise FieldError(
+                "fields got the arguments that fields_from_env() returns; write "
+                "ReplayBuffer(url, **fields_from_env(env))"
+            )
         specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
     else:
         raise refused(given, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)

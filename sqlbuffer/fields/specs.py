@@ -90,7 +90,7 @@ class FieldSpec:
         default = parts.get("default")
         if default is None:
             return spec
-        value = np.asarray(spec.cast(default), spec.dtype)  # a text of numpy has lost its padding
+        value = spec.cast(default)
         return replace(spec, default=(value.shape, value.tobytes()))
 
     @property
@@ -152,8 +152,8 @@ class FieldSpec:
         if self.is_variable and isinstance(value, (list, tuple)) and not value:
             # numpy would take it for a float of shape (0,).
             return np.empty([0 if n == VARIABLE else n for n in self.shape], self.dtype)
-        cast: NDArray[Any] = self.cast_rows([value], casting=casting)[0]
-        return cast
+        rows = self.cast_rows([value], casting=casting)
+        return rows.reshape(rows.shape[1:])  # an item of text would lose its padding
 
     def cast_rows(
         self, values: Any, *, casting: Casting = "same_kind", copy: bool = True

@@ -90,9 +90,17 @@ class StepWriter:
         session_id: str | None = None,
         priority: Any = None,
         ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
     ) -> StoreResult:
-        """Store rows; fields to `ignore` make no conflict."""
-        return self.store(self.encoded_rows(rows, model_version, session_id, priority, ignore))
+        """Store rows; fields to `ignore` make no conflict.
+
+        With `makes_steps`, the step numbers were not given: they follow those of their episodes.
+        """
+        batch = self.encoded_rows(
+            rows, model_version, session_id, priority, ignore, makes_steps=makes_steps
+        )
+        return self.store(batch)
 
     def encoded_rows(
         self,
@@ -101,8 +109,10 @@ class StepWriter:
         session_id: str | None = None,
         priority: Any = None,
         ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
     ) -> Batch:
-        """Return rows in the form in which they are stored."""
+        """Return rows in the form in which they are stored; see `add_rows`."""
         info = self._store.info
         if priority is not None:
             check_kept(info.config.priorities.enabled)
@@ -111,7 +121,10 @@ class StepWriter:
         session = None if session_id is None else checked_session(session_id)
         if info.has_chunks:
             layout, limit = self._store.layout, row_limit(info.config)
-            given = _in_session(columns_of_rows(layout, rows, model_version, priority), session)
+            columns = columns_of_rows(
+                layout, rows, model_version, priority, makes_steps=makes_steps
+            )
+            given = _in_session(columns, session)
             packed = pack_given(layout, given, max_row_bytes=limit)
             return ChunkBatch(packed.chunks, packed.order)
         records = encode_rows(rows, model_version, priority)
@@ -143,8 +156,8 @@ class StepWriter:
             self.flush()  # in their order
         ignore = frozenset() if "execute_time" in given else MADE_TIME
         priority = given.pop("priority", None)
-        row = row_of(given, specs)
-        return self.store_rows([row], priority=priority, ignore=ignore)
+        makes_steps, row = given.get("step") is None, row_of(given, specs)
+        return self.store_rows([row], priority=priority, ignore=ignore, makes_steps=makes_steps)
 
     def _add_waiting(self, given: dict[str, Any]) -> None:
         """Take a step that waits for others of the same task and agent."""
@@ -225,9 +238,15 @@ class StepWriter:
         check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
-        # Those of its steps are made of its own.
-        own_ids = ("episode_id",) if episode_id is None else ("episode_id", "id")
-        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, own_ids))
+        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, ("episode_id",)))
+        if episode_id is not None and columns.get("id") is not None:
+            raise FieldError(
+                "an episode with an episode_id is stored once by that id; leave out `id` of its "
+                "steps, or episode_id"
+            )
+        made = {"task_id": task_id, "episode_key": episode_id, "episode_id": episode_id}
+        # Keys that the library makes are not content: they never make a conflict.
+        ignore = frozenset(name for name, value in made.items() if value is None)
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}
@@ -240,28 +259,20 @@ class StepWriter:
             if not n_steps:
                 raise FieldError("an episode has at least one step")
             ending = EpisodeEnd(
-                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), f"{key}/0",
-                f"{key}/{n_steps - 1}", final_arrays, reward,
+                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), 0, n_steps - 1,
+                final_arrays, reward,
             )  # fmt: skip
-            return ChunkBatch(packed.chunks, None, [ending], metas, whole)
+            return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
         records = encode_columns(columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
-        if episode_id is not None:
-            records = [record._replace(id=f"{key}/{record.t}") for record in records]
         rewards = [record.reward_t for record in records if record.reward_t is not None]
+        n_steps = len(records)
         ending = EpisodeEnd(
-            key,
-            task,
-            "complete",
-            len(records),
-            sum(rewards) if rewards else None,
-            records[0].id,
-            records[-1].id,
-            final_arrays,
-            reward,
-        )
-        return self._sized(WriteBatch(records, MADE_TIME, [ending], metas, whole))
+            key, task, "complete", n_steps, sum(rewards) if rewards else None, 0, n_steps - 1,
+            final_arrays, reward,
+        )  # fmt: skip
+        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
 
     def store(self, batch: Batch) -> StoreResult:
         """Store steps that were encoded."""

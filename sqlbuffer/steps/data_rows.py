@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.encoder import Encoder
@@ -30,17 +31,35 @@ def _plain_scalar(value: Any) -> Any:
         return value
 
 
-def _plain_key(value: Any) -> Any:
-    plain = _plain_scalar(value)
-    if isinstance(plain, int) and plain.bit_length() > LONGEST_KEY_BITS:
+def _scalar_but(refused: tuple[type, ...], error: str) -> BeforeValidator:
+    """Return what refuses types from which pydantic would make a value, with one of its errors."""
+
+    def check(value: Any) -> Any:
+        value = _plain_scalar(value)
+        if isinstance(value, refused):
+            raise PydanticCustomError(error, "another type")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _short_number(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > LONGEST_KEY_BITS:
         raise ValueError("expected text, or a number of fewer digits")
-    return plain
+    return value
 
 
-Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_key)]
-Integer = Annotated[int, BeforeValidator(_plain_scalar)]
-Real = Annotated[float, BeforeValidator(_plain_scalar)]
-Flag = Annotated[bool, BeforeValidator(_plain_scalar)]
+_BYTES = (bytes, bytearray)
+_TEXT = (str, *_BYTES)
+Key = Annotated[
+    str,
+    Field(coerce_numbers_to_str=True),
+    BeforeValidator(_short_number),
+    _scalar_but(_BYTES, "string_type"),
+]
+Integer = Annotated[int, _scalar_but(_TEXT, "int_type")]
+Real = Annotated[float, _scalar_but(_TEXT, "float_type")]
+Flag = Annotated[bool, _scalar_but(_TEXT, "bool_type")]
 
 
 def _equal_by_content(self: Any, other: Any) -> Any:
@@ -127,7 +146,7 @@ class Experience:
         reward_t: Reward of the step.
         adv_t: Advantage.
         v_t: Value estimate.
-        messages: Conversation of an LLM agent.
+        messages: Conversation of an LLM agent: a list of messages.
         terminated: True if the step ended the episode in a terminal state.
         truncated: True if the episode was cut after the step.
         extra: Any other value.
@@ -204,7 +223,7 @@ class DataRow:
     exp_meta: ExpMeta
     exp_data: Experience
     id: Key = field(default_factory=uuid7)
-    seq: int | None = field(default=None, compare=False, kw_only=True)
+    seq: Integer | None = field(default=None, compare=False, kw_only=True)
     fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     __eq__ = _equal_by_content

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, event
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import (
     CopyError,
     FieldError,
@@ -77,6 +77,27 @@ def test_an_export_restores_what_the_views_show(
     assert (copy.clock, copy.session_id, copy.config) == (
         source.clock, source.session_id, source.config,
     )  # fmt: skip
+
+
+def test_steps_keep_the_ids_that_the_library_made(urls: tuple[str, str], tmp_path: Path) -> None:
+    source = ReplayBuffer(urls[0], fields={"x": "int64"})
+    source.store_episode({"x": range(6)}, episode_id="e", task_id="t")
+    source.extend({"x": range(4)}, task_id="t")
+    again = [row for row in source if row.seq in (1, 3, 7)]
+    seqs = QueryBuilder().in_("seq", [row.seq for row in again]).build()
+    # Stored again, they have the ids of a chunk that is still there.
+    assert source.delete(seqs) == 3
+    assert [source.store(row).inserted for row in again if row.exp_meta.episode_id is None] == [1]
+    export_parquet(source, tmp_path / "out")
+    import_parquet(tmp_path / "out", urls[1], "copy")
+    copy = ReplayBuffer(urls[1], "copy", create=False)
+    ids = [row.id for row in source]
+    assert [row.id for row in copy] == ids
+    assert len(set(ids)) == 8
+    for sent, buffer in ((copy, source), (source, copy)):
+        assert buffer.store_batch(list(sent)).duplicates == 8
+    one = QueryBuilder().eq("id", again[2].id).build()
+    assert [row.seq for row in copy.get_all(one)] == [11]
 
 
 @pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])

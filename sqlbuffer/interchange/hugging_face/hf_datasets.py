@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_choice, checked_integer
@@ -108,9 +106,7 @@ def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
     """Return the value of each step of a batch: fields as arrays, JSON as the stored values."""
     if name in batch.fields:
         arrays = batch.fields[name]
-        missing = batch.is_null.get(name, batch.is_null.get("fields", ()))
-        gone = set(np.flatnonzero(missing).tolist())
-        return [None if i in gone else arrays[i] for i in range(len(batch))]
+        return [arrays[i] for i in range(len(batch))]
     if name not in PAYLOAD_COLUMNS:
         return optional_values(batch, name)
     pairs = zip(batch.column(name), batch.column("arrays"), strict=True)

@@ -67,11 +67,8 @@ def _lines(
         if own in names and shown not in specs
     }
     columns.update((name, _field_list(spec, batch.fields[name])) for name, spec in specs.items())
-    no_fields = batch.is_null.get("fields")
-    for i, values in enumerate(zip(*columns.values(), strict=True)):
+    for values in zip(*columns.values(), strict=True):
         step = {name: v for name, v in zip(columns, values, strict=True) if v is not None}
-        if no_fields is not None and no_fields[i]:
-            step = {name: value for name, value in step.items() if name not in specs}
         yield orjson.dumps(step, option=_OPTIONS)
 
 

@@ -23,8 +23,7 @@ _COLUMNS: dict[str, Any] = {
     "block": LargeBinary(),
     "block_place": Integer(),
 }
-_REWARD, _NO_END = struct.Struct(">d"), b"\0"
-_NO_REWARD = _REWARD.pack(float("nan"))
+_NO_REWARD, _NO_END = struct.pack(">d", float("nan")), b"\0"
 
 
 class batch_steps(FunctionElement[Any]):
@@ -53,9 +52,7 @@ def as_rows(layout: Layout, found: Sequence[Any]) -> list[tuple[Any, ...]]:
     if not found:
         return []
     seqs, tasks, agents, steps, rewards, ends, blocks, places = zip(*found, strict=True)
-    values = [_NO_REWARD if reward is None else reward for reward in rewards]
-    # SQLite cannot pack the number of a step that plain SQL has written.
-    packed = [_REWARD.pack(value) if isinstance(value, float) else value for value in values]
+    packed = [_NO_REWARD if reward is None else reward for reward in rewards]
     flags = np.frombuffer(b"".join([end or _NO_END for end in ends]), np.uint8)
     # Without compression a block is a single step.
     own = blocks if layout.compression is None else rows_of_blocks(layout, blocks, places, seqs)
@@ -88,9 +85,7 @@ def _sqlite_batch_steps(element: batch_steps, compiler: Any, **kw: Any) -> str:
     return f"""(SELECT w.seq, d.task_id, d.agent_id,
         CASE WHEN d.steps IS NULL THEN d.step + {place}
         ELSE json_extract(d.steps, '$[' || {place} || ']') END AS step,
-        CASE WHEN length(d.records) = 0 THEN (
-            SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = d.key
-        ) ELSE substr(d.rewards, {place} * 8 + 1, 8) END AS reward,
+        substr(d.rewards, {place} * 8 + 1, 8) AS reward,
         substr(d.ends, {place} + 1, 1) AS ends,
         CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size})
         ELSE substr(d.records, {start} + 1, {end} - {start}) END AS block,

@@ -17,8 +17,7 @@ from sqlbuffer.storage.chunks.sliced_steps import Slice
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.schema.column_types import listed
 
-_REWARD, _NO_END = struct.Struct(">d"), b"\0"
-_NO_REWARD = _REWARD.pack(float("nan"))
+_NO_REWARD, _NO_END = struct.pack(">d", float("nan")), b"\0"
 
 read_slices = by_database(sqlite=sqlite.read_slices, postgresql=postgresql.read_slices)
 
@@ -120,18 +119,8 @@ def _replaced(
 
 
 def _all_rewards(slices: Sequence[Slice]) -> NDArray[Any]:
-    found = [each.rewards for each in slices]
-    if set(map(type, found)) != {bytes}:
-        found = [_reward_bytes(each) for each in slices]
+    found = [_NO_REWARD * each.n if each.rewards is None else each.rewards for each in slices]
     return np.frombuffer(b"".join(found), ">f8")
-
-
-def _reward_bytes(found: Slice) -> bytes:
-    if found.rewards is None:
-        return _NO_REWARD * found.n
-    # On SQLite a step that plain SQL has written has the number itself.
-    is_number = isinstance(found.rewards, float)
-    return _REWARD.pack(found.rewards) if is_number else found.rewards
 
 
 def _all_ends(slices: Sequence[Slice]) -> NDArray[np.uint8]:

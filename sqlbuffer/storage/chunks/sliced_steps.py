@@ -18,8 +18,7 @@ class Slice(NamedTuple):
         t: Step of the first one in the episode.
         place: Place of the first one in the chunk.
         n: Number of steps.
-        rewards: Their bytes of `chunk_data.rewards`; on SQLite the number itself for a step that
-            plain SQL has written.
+        rewards: Their bytes of `chunk_data.rewards`.
         ends: Their bytes of `chunk_data.ends`.
         block_steps: Steps in a block.
         offsets: Offsets of all blocks of the chunk: a list, its JSON, or None.
@@ -83,9 +82,7 @@ def sqlite_slice(buffer_id: str) -> str:
         f"json_extract(s.offsets, '$[' || ({place} / s.block_steps + {more}) || ']')"
         for place, more in (("s.place", 0), ("(s.place + s.n - 1)", 1))
     )
-    return f"""CASE WHEN length(s.records) = 0 THEN (
-            SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = s.key
-        ) ELSE substr(s.rewards, s.place * 8 + 1, s.n * 8) END AS rewards,
+    return f"""substr(s.rewards, s.place * 8 + 1, s.n * 8) AS rewards,
         substr(s.ends, s.place + 1, s.n) AS ends, s.block_steps, s.offsets,
         CASE WHEN s.n = s.n_steps THEN s.records
         WHEN s.offsets IS NULL THEN substr(s.records, s.place * {size} + 1, s.n * {size})

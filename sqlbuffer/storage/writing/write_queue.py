@@ -41,8 +41,8 @@ class QueuedStep(Protocol):
         """The task."""
 
     @property
-    def id(self) -> str:
-        """Its id."""
+    def t(self) -> int | None:
+        """Its place in the episode."""
 
     @property
     def n_bytes(self) -> int:
@@ -110,8 +110,8 @@ class WriteQueue(Generic[S, B]):
         self._steps: list[S] = []
         self._endings: list[EpisodeEnd] = []
         self._metas: dict[EpisodeKey, str] = {}
-        # The first and the last step of each open episode that are stored.
-        self._spans: dict[EpisodeKey, dict[str, int]] = {}
+        # Of each open episode, the number of the first and of the last step stored, by their place.
+        self._spans: dict[EpisodeKey, dict[int | None, int]] = {}
         self._frozen: _Frozen[S, B] | None = None
         self._size_bytes = self._frozen_bytes = 0
         self._due, self._not_before = float("inf"), 0.0
@@ -190,8 +190,8 @@ class WriteQueue(Generic[S, B]):
 
         Raises:
             SQLBufferError: The steps could not be stored, and still wait.
-            EpisodeExistsError: Another writer has stored steps under the same ids; the steps of
-                this one are dropped.
+            EpisodeExistsError: Another writer has stored other steps in their places in the
+                episode; the steps of this one are dropped.
         """
         with held(self._writing):
             self._flush(admit or self._admit)
@@ -238,8 +238,8 @@ class WriteQueue(Generic[S, B]):
             raise
         if conflicts:
             raise EpisodeExistsError(
-                f"{len(conflicts)} steps are not stored, as the buffer holds others under their "
-                f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
+                f"{len(conflicts)} steps are not stored, as the buffer holds others in their "
+                f"places: {', '.join(conflicts[:3])}; another writer has the same episode"
             )
 
     def _admitted(self, admit: Admit, n: int) -> int:
@@ -271,7 +271,7 @@ class WriteQueue(Generic[S, B]):
             known = self._spans.get(key)
             if known is None:
                 self._metas.pop(key, None)
-            numbers = [(frozen.steps[i].id, seqs[i]) for i in places]
+            numbers = [(frozen.steps[i].t, seqs[i]) for i in places]
             self._spans[key] = dict([next(iter((known or dict(numbers)).items())), numbers[1]])
         for ending in frozen.endings:
             self._spans.pop((ending.key, ending.task_id), None)
@@ -282,8 +282,8 @@ class WriteQueue(Generic[S, B]):
     def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
         """Fill in the numbers of steps that were stored in earlier batches."""
         known = self._spans.get((ending.key, ending.task_id), {})
-        first, last = (known.get(str(step), step) for step in (ending.first, ending.last))
-        return replace(ending, first=first, last=last)
+        first, last = (known.get(t) for t in (ending.first_t, ending.last_t))
+        return replace(ending, first_seq=first, last_seq=last)
 
     def _ensure_thread(self) -> None:
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""

@@ -34,7 +34,7 @@ from sqlbuffer.storage.sampling.readers.trajectories import TrajectoryReader
 from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.transitions import TransitionReader
 from sqlbuffer.storage.sampling.readers.windows import WindowReader
-from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read
+from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read, wait_for_cleaner
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
 
@@ -725,3 +725,34 @@ def test_a_session_that_began_on_an_empty_table_goes_on_looking_ids_up(
         with Watch(buffer._store.engine) as watch:
             assert buffer.store_batch(make_rows(range(64), prefix="new")).inserted == 64
         assert watch.rows_fetched + watch.rows_scanned < 1_000
+
+
+@pytest.mark.parametrize("rows_between_looks", [1, 10**9], ids=["analyzed", "no statistics"])
+def test_few_chunks_are_looked_up_by_their_numbers(
+    make_database_url, monkeypatch, rows_between_looks
+):
+    """Any index that begins with the buffer seems as good for them, and may return all of them."""
+    monkeypatch.setattr(vacuum, "ROWS_BETWEEN_LOOKS", rows_between_looks)
+    monkeypatch.setattr(vacuum, "SECONDS_BETWEEN_LOOKS", 1e9)
+    url = make_database_url("postgresql", schema=True)
+    for table in ("chunks", "chunk_data"):
+        run(url, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    numbers = QueryBuilder().in_("seq", list(range(1, 600, 10))).build()
+    reads = [
+        lambda buffer: buffer.sample(64),
+        lambda buffer: buffer.sample_arrays(64),
+        lambda buffer: list(buffer.get_all(numbers)),
+        lambda buffer: buffer.update_priorities(list(range(1, 65)), 2.0),
+    ]
+    with ReplayBuffer(url, fields={"obs": "float32"}, priorities=True) as buffer:
+        for n_chunks in (100, 200, 300, 600):
+            n_new = n_chunks - scalar(url, "SELECT count(*) FROM chunks")
+            tasks = [f"t{i}" for i in range(n_new)]
+            buffer.extend({"obs": np.zeros(40 * n_new, np.float32)}, task_id=np.repeat(tasks, 40))
+            wait_for_cleaner(buffer)
+            for read in reads:
+                with Watch(buffer._store.engine) as watch:
+                    read(buffer)
+                assert watch.rows_fetched < 3_000, n_chunks
+                # A few pages are scanned as fast as they are searched.
+                assert n_chunks <= 200 or watch.rows_scanned < 3_000, n_chunks

@@ -9,7 +9,7 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from tests.support.processes import FRESH, run_at_once
-from tests.support.sql import STEPS, run, scalar
+from tests.support.sql import STEPS, scalar
 from tests.support.stepped_rows import make_row
 
 FIELDS = {
@@ -159,17 +159,6 @@ def test_one_row_is_decoded_from_what_plain_sql_returns(buffer_url, buffer):
     assert found["name"] == "ä3"
     with pytest.raises(FieldError, match="too short"):
         buffer.decode(b"ab")
-
-
-def test_a_row_of_plain_sql_without_arrays_is_named_rather_than_made_up(buffer_url, buffer):
-    number = scalar(buffer_url, "SELECT id FROM buffers")
-    run(
-        buffer_url,
-        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
-        f"VALUES ({number}, 'typed', 'a', 1)",
-    )
-    with pytest.raises(FieldError, match="the row with seq 1 holds no arrays"):
-        buffer.sample_arrays(1)
 
 
 def test_rows_without_arrays_are_refused_where_fields_are_declared(buffer):

@@ -12,7 +12,6 @@ SELECT b.name, s.id, s.clock, s.sampler, s.seed, s.sampled_at, r.key + 1, r.valu
     json_extract(s.probabilities, '$[' || r.key || ']'),
     coalesce(
         (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = r.value),
-        p.key || '/' || (c.t + r.value - c.first_seq),
         c.id || '/' || (r.value - c.first_seq)
     ),
     c.task_id, p.key,
