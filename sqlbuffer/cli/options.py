@@ -51,8 +51,8 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Count rows and tasks exactly. By default, the rows of large databases are the size "
-        "of the window.",
+        help="Count tasks in large databases too, and rows that only plain SQL has written; by "
+        "default those are estimated (≈).",
     ),
 ]
 Json = Annotated[
