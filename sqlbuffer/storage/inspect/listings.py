@@ -14,7 +14,8 @@ from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
+from sqlbuffer.storage.database.guarding.statement_process import Stream
+from sqlbuffer.storage.database.readonly import Answer, query, stream
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
