@@ -37,10 +37,10 @@ def info(
         ),
     ] = False,
 ) -> None:
-    """Show a database, and all its buffers in full with their typed fields.
+    """Show a database and all its buffers in full.
 
-    Times are UTC. In a file or a pipe, tables are not cut. `sqlbuffer ls` shows less, and is
-    quicker.
+    A second table has their typed fields. Times are UTC. In a file or a pipe, tables are not cut.
+    `sqlbuffer ls` shows less, and is quicker.
     """
     if config:
         if json or csv or ndjson or exact:
