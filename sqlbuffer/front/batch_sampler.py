@@ -10,7 +10,7 @@ from sqlbuffer.arguments import (
 from sqlbuffer.config.setting_checks import MAX_LIMIT
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.loading.sufficient_data import check_sufficient, shortage
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
@@ -49,7 +49,7 @@ class BatchSampler:
             batch.n_rows,
             batch_size,
             True,
-            lambda: undrawn(self._store.drawing, node, sampler, reader),
+            lambda: shortage(self._store.drawing, node, sampler, reader),
         )
         if n:
             sampler.handed_out()
@@ -79,7 +79,7 @@ class BatchSampler:
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
         check_sufficient(
-            len(rows), batch_size, strict, lambda: undrawn(self._store.drawing, node, sampler)
+            len(rows), batch_size, strict, lambda: shortage(self._store.drawing, node, sampler)
         )
         if rows:
             sampler.handed_out()
@@ -107,7 +107,9 @@ class BatchSampler:
         drawn, number = self._store.drawing.draws.sample_tasks(
             node, sampler, most, most if strict else 0, payloads
         )
-        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
+        check_sufficient(
+            len(drawn), n, strict, lambda: shortage(self._store.drawing, node, sampler)
+        )
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:

@@ -138,6 +138,8 @@ def _show(watcher: _Watcher, columns: tuple[str, ...], every: float, once: bool)
     if not out.is_terminal:
         _repeat(lambda: _print_lines(columns, watcher.look()), every, once)
         return
+    # In two lines: one would be wider than most terminals.
+    columns = tuple(name.replace(" ", "\n") for name in columns)
     if once:
         out.print(table(columns, map(_cells, watcher.look())))
         return
