@@ -1,11 +1,9 @@
 """Every error that the library raises, named after the action that solves it.
 
-A traceback shows a last line with the place of the error in `docs/reference/errors.md`.
+A traceback shows a last line with the command that explains the error.
 """
 
 from typing import Any
-
-REFERENCE = "docs/reference/errors.md"
 
 
 class SQLBufferError(Exception):
@@ -14,18 +12,18 @@ class SQLBufferError(Exception):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Unpickling sets the notes that were pickled in the place of this one.
-        self.add_note(f"See {place_of(type(self))}")
+        self.add_note(f"See {explained_by(type(self))}")
 
 
-def place_of(error: type[SQLBufferError]) -> str:
-    """Return where the docs explain an error: by the class, or its nearest public base class.
+def explained_by(error: type[SQLBufferError]) -> str:
+    """Return the command that explains an error: by the class, or its nearest public base class.
 
     Example:
-        >>> place_of(StorageFullError)
-        'docs/reference/errors.md#storagefullerror'
+        >>> explained_by(StorageFullError)
+        '`sqlbuffer errors StorageFullError`'
     """
     public = next(kind for kind in error.__mro__ if kind.__module__ == __name__)
-    return f"{REFERENCE}#{public.__name__.lower()}"
+    return f"`sqlbuffer errors {public.__name__}`"
 
 
 class StorageError(SQLBufferError):

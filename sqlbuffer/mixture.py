@@ -273,8 +273,7 @@ class _MixedSource:
             for i in empty:
                 weights[i] = 0.0
             if not any(weights):
-                names = ", ".join(self.weights)
-                raise InsufficientDataError(f"none of {names} has anything to draw; wait for data")
+                raise InsufficientDataError(self._nothing_to_draw())
 
     def _draw_each(
         self, samplers: Sequence[Sampler], counts: Sequence[int], path: Sequence[int] | None
@@ -298,11 +297,20 @@ class _MixedSource:
     def _check_full(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
         for i, (label, batch) in enumerate(zip(self.weights, batches, strict=True)):
             if batch.n_rows < counts[i]:
+                of = self.sources[i].shortage()
                 raise InsufficientDataError(
-                    f"{label}: asked for {counts[i]}, and {batch.n_rows} match; wait for more "
-                    f"data, lower the batch size or its weight, or, where a source may be empty, "
-                    f"mix(..., on_empty='redistribute'){self.sources[i].undrawn()}"
+                    f"{label}: asked for {counts[i]}, and {batch.n_rows} match{of.reason}; wait "
+                    f"for more data, lower the batch size or its weight, or, where a source may be "
+                    f"empty, mix(..., on_empty='redistribute'){of.causes}"
                 )
+
+    def _nothing_to_draw(self) -> str:
+        parts = [f"none of {', '.join(self.weights)} has anything to draw; wait for data"]
+        for label, source in zip(self.weights, self.sources, strict=True):
+            of = source.shortage()
+            if text := of.reason or of.causes:
+                parts.append(f"{label}: {text[2:]}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)

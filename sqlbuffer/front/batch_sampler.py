@@ -7,7 +7,7 @@ from sqlbuffer.arguments import checked_sampler, checked_task_sampler
 from sqlbuffer.checks import checked_callable, checked_count, checked_flag, checked_integer, refused
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.loading.sufficient_data import check_sufficient, shortage
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
@@ -43,7 +43,7 @@ class BatchSampler:
             batch.n_rows,
             n,
             True,
-            lambda: undrawn(self._store.drawing, node, sampler, reader),
+            lambda: shortage(self._store.drawing, node, sampler, reader),
         )
         if n:
             sampler.handed_out()
@@ -98,7 +98,7 @@ class BatchSampler:
             node, sampler, n, n if strict else 0, payloads
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
-        check_sufficient(len(rows), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
+        check_sufficient(len(rows), n, strict, lambda: shortage(self._store.drawing, node, sampler))
         if rows:
             sampler.handed_out()
         return rows
@@ -120,7 +120,9 @@ class BatchSampler:
         drawn, number = self._store.drawing.draws.sample_tasks(
             node, sampler, n, n if strict else 0, payloads
         )
-        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
+        check_sufficient(
+            len(drawn), n, strict, lambda: shortage(self._store.drawing, node, sampler)
+        )
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:

@@ -16,6 +16,7 @@ from sqlbuffer.loading.source import (
     Place,
     SourceWindow,
 )
+from sqlbuffer.loading.sufficient_data import Shortage
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.step_record import SEQ
 from sqlbuffer.mirror.memory_draws import BatchMaker, Flags, Form, MemoryDraws
@@ -69,9 +70,9 @@ class MirrorSource:
         )
         return batch
 
-    def undrawn(self, sampler: Sampler | None = None) -> str:
-        """Return which rows are not drawn, as the end of a message."""
-        return self._draws.undrawn(self._node, sampler, self._reader)
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
+        return self._draws.shortage(self._node, sampler, self._reader)
 
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.checks import checked_integer
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient, shortage
 from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.choosing.uniform import UniformChooser
@@ -30,6 +30,7 @@ from sqlbuffer.storage.sampling.readers.checks import checked_step_names
 from sqlbuffer.storage.sampling.readers.trajectory_form import TrajectoryForm
 from sqlbuffer.storage.sampling.readers.transition_form import TransitionForm
 from sqlbuffer.storage.sampling.readers.window_form import WindowForm
+from sqlbuffer.storage.sampling.restrictions import below_min_size
 from sqlbuffer.storage.store import BufferStore
 
 Integers = NDArray[np.int64]
@@ -161,16 +162,16 @@ class MemoryDraws:
             batch, head, clock = self.read(form, node, drawn)
             n_found = batch.n_rows
             if n_found < n:
-                check_sufficient(n_found, n, True, lambda: self.undrawn(node, sampler, reader()))
+                check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, reader()))
             self.accounts.log(batch, clock, sampler)
             n_drawn = n_found
         finally:
             self.accounts.end(n_counted, n_drawn)
         return batch, head
 
-    def undrawn(self, node: Node, sampler: Sampler | None, reader: BatchReader) -> str:
-        """Return which rows are not drawn though they match, as the end of a message."""
-        return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, reader)
+    def shortage(self, node: Node, sampler: Sampler | None, reader: BatchReader) -> Shortage:
+        """Return why too few rows are drawn."""
+        return shortage(self._store, Group("all", (self._settings.node, node)), sampler, reader)
 
     def step_form(self, fields: Sequence[str] | None) -> StepForm:
         """Return the form of single steps with some fields, all by default; the same object for the
@@ -260,10 +261,8 @@ class MemoryDraws:
         if n < needed and self._selects:
             n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
         if n < needed:
-            raise InsufficientDataError(
-                f"buffer {name!r} holds {n} rows, and is sampled from {needed} on "
-                f"(min_size); wait for more data"
-            )
+            why_none = "" if n else shortage(self._store, EVERYTHING, None).why_none
+            raise InsufficientDataError(below_min_size(name, n, needed, why_none))
 
 
 def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -192,12 +192,18 @@ class QueryBuilder:
                 "Mismatch between condition and operator counts: the condition is empty; add one, "
                 "such as .eq('task_id', 't1'), or give none where all rows are meant"
             )
-        if len(self._operators) != len(self._conditions) - 1:
+        n_missing = len(self._conditions) - 1 - len(self._operators)
+        if n_missing:
+            remedy = (
+                f"write .and_() or .or_() between each two conditions, {n_missing} more: "
+                ".eq('task_id', 't1').and_().gt('step', 3)"
+                if n_missing > 0
+                else f"each and_() or or_() joins two conditions: leave out {-n_missing}, or add "
+                "the conditions"
+            )
             raise ConditionError(
-                f"Mismatch between condition and operator counts: {len(self._conditions)} "
-                f"conditions need "
-                f"{len(self._conditions) - 1} of and_() / or_() between them, got "
-                f"{len(self._operators)}"
+                "Mismatch between condition and operator counts: conditions: "
+                f"{len(self._conditions)}, operators: {len(self._operators)}; {remedy}"
             )
         tree = self._conditions[0]
         for operator, condition in zip(self._operators, self._conditions[1:], strict=True):

@@ -106,7 +106,9 @@ def is_database(word: str) -> bool:
         return False
     if word.startswith("//") and "@" in word:  # a URL that lost its scheme, with a password
         return False
-    if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and not _OF_SERVERS.search(word)):
+    if word in (".", "..") or word.startswith(_FOLDERS):
+        return True
+    if word.endswith((*_SUFFIXES, "/")) and not _OF_SERVERS.search(word):
         return True
     try:
         return Path(word).is_file()
@@ -152,6 +154,16 @@ def with_options_of_sqlite(url: URL) -> URL:
     if url.query.get("mode", "rw") not in _MODES:
         raise URLError(f"the mode of a SQLite URL is one of {', '.join(_MODES)}")
     return url.set(database=f"file:{quote(name)}").update_query_dict({"uri": "true"})
+
+
+def folder_of(url: URL) -> str | None:
+    """Return a message for a SQLite URL that names a folder; None if it does not."""
+    folder = sqlite_path(url).absolute()
+    if not folder.is_dir():
+        return None
+    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+    found = next((name for name in names if name.endswith(_SUFFIXES)), "replay.db")
+    return f"{folder} is a folder; name a database in it, such as {folder / found}"
 
 
 def shown_url(url: URL) -> str:
