@@ -114,13 +114,18 @@ class BatchSampler:
         """Draw without limits, and count nothing."""
         check_batch_size(n)
         sampler = RandomSampler() if sampler is None else sampler
-        decoder, n = self._decoding.whole, min(int(n), MAX_LIMIT)
-        with self._store.reading.source.candidates(node) as candidates:
-            if not isinstance(sampler, TaskSampler):
-                return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
-            chosen = sampler.choose_tasks(candidates, n) if n else []
-        tasks = self._store.reading.rows.tasks(chosen)
-        return [decoder.rows(rows) for rows in tasks.values() if rows]
+        store, decoder, n = self._store.reading, self._decoding.whole, min(int(n), MAX_LIMIT)
+
+        def chosen() -> list[Any]:
+            with store.source.candidates(node) as candidates:
+                if isinstance(sampler, TaskSampler):
+                    return list(sampler.choose_tasks(candidates, n))
+                return candidates.rows(sampler.choose(candidates, n))
+
+        found = store.with_retries(chosen) if n else []
+        if not isinstance(sampler, TaskSampler):
+            return decoder.rows(found)
+        return [decoder.rows(rows) for rows in store.rows.tasks(found).values() if rows]
 
 
 def converted(converter: AnyConverter | None, value: Any) -> Any:

@@ -33,6 +33,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
@@ -169,23 +170,22 @@ class OpenBuffer:
         durability = durability or self.options.durability
         return self.with_retries(lambda: once.run(self.engine, durability, work))
 
-    def window(self) -> BufferWindow:
-        """Return the current window."""
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work` on a connection that reads, also after lost connections."""
 
-        def look() -> BufferWindow:
-            with translated(self.url), self.engine.connect() as connection:
-                return self.window_in(connection)
+        def look() -> T:
+            with translated(self.url), reading(self.engine) as connection:
+                return work(connection)
 
         return self.with_retries(look)
+
+    def window(self) -> BufferWindow:
+        """Return the current window."""
+        return self.read(self.window_in)
 
     def current_config(self) -> BufferConfig:
         """Return the configuration that is stored now."""
-
-        def look() -> BufferConfig:
-            with translated(self.url), self.engine.connect() as connection:
-                return read_config(connection, self.info.id)
-
-        return self.with_retries(look)
+        return self.read(lambda connection: read_config(connection, self.info.id))
 
     def window_in(self, connection: Connection) -> BufferWindow:
         """Return the window in a transaction.

@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, li
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import COUNT, ClaimRequest, Scope, claimable, is_free
@@ -130,7 +131,7 @@ class Look:
 
     def _look(self) -> bool:
         leases = self._leases
-        with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+        with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
                 now = leases.source.window_answered([] if row is None else [row[1:]])
@@ -178,7 +179,7 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
 
 def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return a message for people that names what is missing."""
-    with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+    with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
         window = select_sampled_window(
             leases.buffer.info.id, leases.buffer.info.config.retention.evict_by
         )
