@@ -150,7 +150,8 @@ class MemoryDraws:
         n = int(n)
         if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)
-        self._store.own_writes.store_before_draw(n, self.n_steps)
+        if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
+            self._store.own_writes.store_before_draw(n, self.n_steps)
 
         def drawn(maker: BatchMaker, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
@@ -247,7 +248,8 @@ class MemoryDraws:
         """Return what makes batches of a form; it remembers what earlier draws found out."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
-            if len(self._makers) >= MOST_FORMS:
+            # One of another memory would keep all of its steps.
+            if known is not None or len(self._makers) >= MOST_FORMS:
                 self._makers.clear()
             known = self._makers[form] = _maker_of(memory, form, self._store)
         return known
