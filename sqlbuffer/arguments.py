@@ -18,6 +18,7 @@ from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.flow.limiters import HISTORY_S
+from sqlbuffer.storage.sampling.readers.checks import MOST_STEPS
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.
@@ -36,6 +37,7 @@ class Same(Enum):
 SAME = Same.SAME
 
 MAX_NAME = 200
+MOST_REPLACED = 10_000_000
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -149,12 +151,26 @@ def checked_reason(reason: Any) -> str | None:
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise unless it is an integer from 0 on."""
+def check_batch_size(batch_size: int, sampler: Any = None, *, replace: bool = False) -> None:
+    """Raise unless it is an integer from 0 on.
+
+    Args:
+        batch_size: Number of rows or tasks.
+        sampler: What draws them. If it returns a row several times, there are always enough, so
+            the number has a limit.
+        replace: Without a sampler they are drawn with replacement.
+    """
     if integer_of(batch_size) is None:
         raise TypeError(f"a batch size is an integer, got {batch_size!r}")
     if batch_size < 0:
         raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
+    if sampler is not None:
+        replace = bool(getattr(sampler, "replace", False))
+    if replace and batch_size > MOST_REPLACED:
+        raise ValueError(
+            f"a batch that is drawn with replacement holds at most {MOST_REPLACED} rows, got "
+            f"batch_size={batch_size}; draw without replacement, or several batches"
+        )
 
 
 def check_name(name: str) -> None:
@@ -223,10 +239,10 @@ def check_rate_window(window_s: Any) -> None:
 
 
 def check_n_step(n_step: int, gamma: float) -> None:
-    """Raise unless these are a number of steps from 1 on and a discount from 0 to 1."""
+    """Raise unless these are a number of steps and a discount from 0 to 1."""
     steps = integer_of(n_step)
-    if steps is None or steps < 1:
-        raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
+    if steps is None or not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"n_step is an integer from 1 to {MOST_STEPS}, got {n_step!r}")
     if real_of(gamma) is None:
         raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
     if not 0 <= gamma <= 1:

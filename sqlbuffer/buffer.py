@@ -595,7 +595,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows.
+            batch_size: Number of rows; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
                 all by default.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -608,6 +608,7 @@ class ReplayBuffer:
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
+            ValueError: `batch_size` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
@@ -645,12 +646,12 @@ class ReplayBuffer:
         end without a final observation. After a terminated end without one, `next_obs` is zeros.
 
         Args:
-            batch_size: Number of transitions.
-            n_step: Largest number of steps that a transition spans.
+            batch_size: Number of transitions; with replacement, at most 10,000,000.
+            n_step: Largest number of steps that a transition spans, from 1 to 1,000,000.
             gamma: Discount of one step.
-            stack: Frames to stack for each observation field. `{"obs": 4}` gives each observation
-                as its last 4 frames, of shape (batch_size, 4, *shape), the oldest first. At an
-                episode's start the first frame is repeated.
+            stack: Frames to stack for each observation field, up to 1,000. `{"obs": 4}` gives each
+                observation as its last 4 frames, of shape (batch_size, 4, *shape), the oldest
+                first. At an episode's start the first frame is repeated.
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             fields: Declared fields to read; all by default.
@@ -667,7 +668,8 @@ class ReplayBuffer:
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
-                omitted.
+                omitted. Or `stack` has a number of frames out of its range.
+            ValueError: `batch_size` or `n_step` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -994,8 +996,8 @@ class ReplayBuffer:
             n_step: Largest number of steps that a transition spans; modes `transition` and
                 `n_step`.
             gamma: Discount of one step; modes `transition` and `n_step`.
-            length: Number of steps of a window; mode `window`.
-            burn_in: Number of steps before a window; mode `window`.
+            length: Number of steps of a window, up to 1,000,000; mode `window`.
+            burn_in: Number of steps before a window, up to 1,000,000; mode `window`.
             stride: Number of steps from the start of one window to the next; mode `window`.
             sequence_fields: Fields whose value at each step is returned; mode `n_step`.
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.

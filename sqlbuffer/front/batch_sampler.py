@@ -42,7 +42,7 @@ class BatchSampler:
         sampler = RandomSampler(replace=True) if sampler is None else sampler
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
-        check_batch_size(batch_size)
+        check_batch_size(batch_size, sampler)
         n = min(int(batch_size), MAX_LIMIT)
         batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
         check_sufficient(
@@ -69,7 +69,7 @@ class BatchSampler:
             return self.tasks(sampler, batch_size, node, strict, fields)
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
-        check_batch_size(batch_size)
+        check_batch_size(batch_size, sampler)
         payloads, decoder = self._decoding.of(fields)
         if batch_size == 0 and not sampler.reads_priorities:
             return RowList()

@@ -98,7 +98,7 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         _check_mode(self)
-        check_batch_size(self.batch_size)
+        check_batch_size(self.batch_size, self.sampler, replace=bool(self.replace))
         if self.batch_size == 0:
             raise ValueError("a loader's batches hold 1 row or more, got batch_size=0")
         check_n_step(self.n_step, self.gamma)

@@ -146,7 +146,7 @@ class MemoryDraws:
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
-        check_batch_size(n)
+        check_batch_size(n, sampler, replace=True)
         n = int(n)
         if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)

@@ -8,14 +8,16 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.declarations import BUILT_IN
 
+# The arrays of a batch have a place for each of them.
 MOST_STEPS = 1_000_000
+MOST_FRAMES = 1_000
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
     """Return the number of stacked frames, by field.
 
     Raises:
-        FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
+        FieldError: Not a dict of fields of fixed shape and numbers from 1 to `MOST_FRAMES`.
     """
     if stack is None:
         return {}
@@ -23,8 +25,11 @@ def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, 
         raise FieldError(f"stack is given as a dict such as {{'obs': 4}}, got {stack!r}")
     for name, k in stack.items():
         _check_fixed(fields, name, "stack")
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise FieldError(f"stack: field {name!r} needs a number of frames from 1 on, got {k!r}")
+        is_integer = isinstance(k, (int, np.integer)) and not isinstance(k, bool)
+        if not is_integer or not 1 <= k <= MOST_FRAMES:
+            raise FieldError(
+                f"stack: field {name!r} needs a number of frames from 1 to {MOST_FRAMES}, got {k!r}"
+            )
     return {name: int(k) for name, k in stack.items()}
 
 
