@@ -1407,7 +1407,8 @@ class ReplayBuffer:
             reward: Other name of `reward_t`.
 
         Returns:
-            The number of annotated rows. Rows that the buffer does not hold are skipped.
+            The number of annotated rows. Rows that the buffer does not hold are skipped, and a
+            warning in the log names them.
 
         Raises:
             ConditionError: The condition is malformed or empty.
