@@ -473,9 +473,9 @@ class ReplayBuffer:
         """Begin an episode that is written step by step.
 
         Steps are stored in batches: when there are enough pending steps of all open episodes, and
-        at the latest `flush_s` after the first of them. `end` stores the end of the episode before
-        it returns. A process that dies loses the steps of its last `flush_s`, and leaves the
-        episode open.
+        at the latest `flush_s` after the first of them, unless the database or the rate limiter
+        holds them up. `end` stores the end of the episode before it returns. A process that dies
+        loses its pending steps, at most `max_pending`, and leaves the episode open.
 
         Reads in this process include its pending steps: `len` and reads of rows include all of
         them. Random draws may miss the newest ones, at most 1 for 64 stored steps.
@@ -546,8 +546,11 @@ class ReplayBuffer:
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
                 stored. From `step`: a field cannot hold a value; the episodes are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
-            StorageError: From `step`: earlier steps could not be stored; they stay pending, and the
-                episodes are aborted. From `close`: the same, and the environment is closed.
+            FlowControlError: From `step`: too many steps are pending, and the rate limiter allowed
+                none in time. The environment did not take the step.
+            StorageError: From `step`: earlier steps could not be stored; they stay pending. If the
+                environment has taken the step, its episodes are aborted. From `close`: earlier
+                steps could not be stored, and the environment is closed.
 
         Example:
             >>> import gymnasium
@@ -567,7 +570,7 @@ class ReplayBuffer:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
         self._writer.beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, model_version, session_id)
+        return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
 
     def flush(self) -> None:
         """Store the pending steps now.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 from pydantic import BeforeValidator, Field
 
 from sqlbuffer.config.setting_checks import (
+    checked_capacity,
     checked_choice,
     checked_exponent,
     checked_retry,
@@ -45,7 +46,11 @@ class Connection(StrictModel):
             role and a missing database always raise immediately.
         wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
-        flush_s: Longest time in seconds until a pending step of `episode()` is stored.
+        flush_s: Longest time in seconds until a pending step of `episode()` is stored, unless the
+            rate limiter or the database holds it up.
+        max_pending: Largest number of pending steps of `episode()`, `record()` and `add`; a call
+            that would exceed it waits. A process that is killed loses them. None: 1,024 if the
+            buffer has a rate limiter, else 10,000.
         read_url: URL of a standby of the database. Reads, draws that are not counted, mirrors,
             copies and exports use it; they see what this process has written. Writes, leases, and
             the draws of a buffer with `max_use`, `track_samples` or a rate limiter use the primary.
@@ -70,6 +75,9 @@ class Connection(StrictModel):
     flush_s: Annotated[float, BeforeValidator(lambda value: checked_seconds("flush_s", value))] = (
         1.0
     )
+    max_pending: Annotated[
+        int | None, BeforeValidator(lambda value: checked_capacity(value, "max_pending"))
+    ] = None
     read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
     max_lag_s: Annotated[
         float | None,
@@ -91,5 +99,6 @@ class ConnectionSettings(TypedDict, total=False):
     retry_s: float
     wait_s: float
     flush_s: float
+    max_pending: int | None
     read_url: str | None
     max_lag_s: float | None

@@ -72,8 +72,9 @@ class StepWriter:
         write: Any = self._write_chunks if store.info.has_chunks else self._write_rows
         pacer = store.pacer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
-            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
-        )
+            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
+            lambda: pacer.is_limited, store.options.max_pending,
+        )  # fmt: skip
         store.own_writes.add(self._queue)
         self._streams: dict[tuple[Any, ...], _Stream] = {}
         self._numbers: dict[tuple[str, str], StepNumbers] = {}
@@ -130,12 +131,10 @@ class StepWriter:
             return
         number = stream.numbers.take()
         try:
-            is_full = self._queue.take(stream.packer.encode(number, given))
+            self._queue.add(stream.packer.encode(number, given))
         except BaseException:
             stream.numbers.give_back(number)
             raise
-        if is_full:
-            self.flush()
 
     def _stream_of(self, given: dict[str, Any]) -> _Stream:
         """Return where a step belongs; its arguments get the names that a step has."""
@@ -284,6 +283,10 @@ class StepWriter:
     def flush(self) -> None:
         """Store the steps of open episodes that wait."""
         self._queue.flush()
+
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""
+        self._queue.wait_for_room(n)
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns with the keys of sessions checked; raise if they have priorities and the
