@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.checks import (
+    checked_count,
     checked_duration,
     checked_instance,
     checked_integer,
@@ -29,6 +30,7 @@ from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.flow.limiters import HISTORY_S
+from sqlbuffer.storage.sampling.readers.checks import MOST_STEPS
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.
@@ -48,6 +50,7 @@ SAME = Same.SAME
 
 MAX_NAME = 200
 MAX_TASKS = 2**20  # in one call
+MOST_REPLACED = 10_000_000
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -161,6 +164,29 @@ def checked_reason(reason: Any) -> str | None:
         FieldError: The reason is not text, or cannot be stored.
     """
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
+
+
+def checked_batch_size(
+    batch_size: Any, sampler: Any = None, least: int = 0, *, replace: bool = False
+) -> int:
+    """Return a number of rows to draw; one of more than 64 bits means all of them.
+
+    Args:
+        batch_size: The argument.
+        sampler: What draws them. If it returns a row several times, there are always enough, so
+            the number has a limit.
+        least: Smallest number.
+        replace: Without a sampler they are drawn with replacement.
+
+    Raises:
+        ArgumentError: Anything but such a number.
+    """
+    if sampler is not None:
+        replace = bool(getattr(sampler, "replace", False))
+    if replace:
+        more = ", in a batch that is drawn with replacement"
+        return checked_integer(batch_size, "batch_size", least, MOST_REPLACED, more=more)
+    return checked_count(batch_size, "batch_size", least)
 
 
 def checked_sampler(value: Any) -> Sampler:
@@ -304,10 +330,10 @@ def checked_window(window_s: Any) -> float:
 
 
 def check_n_step(n_step: Any, gamma: Any) -> None:
-    """Raise unless these are a number of steps from 1 on and a discount from 0 to 1.
+    """Raise unless these are a number of steps and a discount from 0 to 1.
 
     Raises:
         ArgumentError: They are not.
     """
-    checked_integer(n_step, "n_step", 1)
+    checked_integer(n_step, "n_step", 1, MOST_STEPS)
     checked_number(gamma, "gamma", 0, 1)

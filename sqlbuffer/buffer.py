@@ -495,9 +495,9 @@ class ReplayBuffer:
         """Begin an episode that is written step by step.
 
         Steps are stored in batches: when there are enough pending steps of all open episodes, and
-        at the latest `flush_s` after the first of them. `end` stores the end of the episode before
-        it returns. A process that dies loses its pending steps, and leaves the episode open: those
-        of its last `flush_s`, and more while the database or a rate limiter holds them back.
+        at the latest `flush_s` after the first of them, unless the database or the rate limiter
+        holds them up. `end` stores the end of the episode before it returns. A process that dies
+        loses its pending steps, at most `max_pending`, and leaves the episode open.
 
         Reads in this process include its pending steps: `len` and reads of rows include all of
         them. Random draws may miss the newest ones, at most 1 for 64 stored steps.
@@ -569,8 +569,11 @@ class ReplayBuffer:
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
                 stored. From `step`: a field cannot hold a value; the episodes are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
-            StorageError: From `step`: earlier steps could not be stored; they stay pending, and the
-                episodes are aborted. From `close`: the same, and the environment is closed.
+            FlowControlError: From `step`: too many steps are pending, and the rate limiter allowed
+                none in time. The environment did not take the step.
+            StorageError: From `step`: earlier steps could not be stored; they stay pending. If the
+                environment has taken the step, its episodes are aborted. From `close`: earlier
+                steps could not be stored, and the environment is closed.
 
         Example:
             >>> import gymnasium
@@ -590,7 +593,7 @@ class ReplayBuffer:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
         self._writer.beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, model_version, session_id)
+        return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
 
     def flush(self) -> None:
         """Store the pending steps now.
@@ -618,7 +621,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows.
+            batch_size: Number of rows; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
                 all by default.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -632,6 +635,7 @@ class ReplayBuffer:
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
+            ValueError: `batch_size` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
@@ -674,12 +678,12 @@ class ReplayBuffer:
         `skip_single` is True.
 
         Args:
-            batch_size: Number of transitions.
-            n_step: Largest number of steps that a transition spans.
+            batch_size: Number of transitions; with replacement, at most 10,000,000.
+            n_step: Largest number of steps that a transition spans, from 1 to 1,000,000.
             gamma: Discount of one step.
-            stack: Frames to stack for each observation field. `{"obs": 4}` gives each observation
-                as its last 4 frames, of shape (batch_size, 4, *shape), the oldest first. At an
-                episode's start the first frame is repeated.
+            stack: Frames to stack for each observation field, up to 1,000. `{"obs": 4}` gives each
+                observation as its last 4 frames, of shape (batch_size, 4, *shape), the oldest
+                first. At an episode's start the first frame is repeated.
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
@@ -699,7 +703,8 @@ class ReplayBuffer:
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
                 omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
-                `skip_single` is False.
+                `skip_single` is False; or `stack` has a number of frames out of its range.
+            ArgumentError: `batch_size` or `n_step` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -1025,8 +1030,8 @@ class ReplayBuffer:
             n_step: Largest number of steps that a transition spans; modes `transition` and
                 `n_step`.
             gamma: Discount of one step; modes `transition` and `n_step`.
-            length: Number of steps of a window; mode `window`.
-            burn_in: Number of steps before a window; mode `window`.
+            length: Number of steps of a window, up to 1,000,000; mode `window`.
+            burn_in: Number of steps before a window, up to 1,000,000; mode `window`.
             stride: Number of steps from the start of one window to the next; mode `window`.
             sequence_fields: Fields whose value at each step is returned; mode `n_step`.
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
@@ -1449,7 +1454,8 @@ class ReplayBuffer:
             reward: Other name of `reward_t`.
 
         Returns:
-            The number of annotated rows. Rows that the buffer does not hold are skipped.
+            The number of annotated rows. Rows that the buffer does not hold are skipped, and a
+            warning in the log names them.
 
         Raises:
             ConditionError: The condition is malformed or empty.

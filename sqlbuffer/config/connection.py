@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from pydantic import BeforeValidator, Field
 
-from sqlbuffer.checks import checked_choice, checked_duration, checked_number, checked_seconds
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_duration,
+    checked_integer,
+    checked_number,
+    checked_seconds,
+)
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.strict_models import StrictModel, setting
 
@@ -34,7 +40,11 @@ class Connection(StrictModel):
             role and a missing database always raise immediately.
         wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
-        flush_s: Longest time in seconds until a pending step of `episode()` is stored.
+        flush_s: Longest time in seconds until a pending step of `episode()` is stored, unless the
+            rate limiter or the database holds it up.
+        max_pending: Largest number of pending steps of `episode()`, `record()` and `add`; a call
+            that would exceed it waits. A process that is killed loses them. None: 1,024 if the
+            buffer has a rate limiter, else 10,000.
         read_url: URL of a standby of the database. Reads, draws that are not counted, mirrors,
             copies and exports use it; they see what this process has written. Writes, leases, and
             the draws of a buffer with `max_use`, `track_samples` or a rate limiter use the primary.
@@ -58,6 +68,7 @@ class Connection(StrictModel):
     retry_s: Annotated[float, setting(checked_seconds)] = RETRY_S
     wait_s: Annotated[float, setting(checked_seconds)] = 300.0
     flush_s: Annotated[float, setting(checked_duration)] = 1.0
+    max_pending: Annotated[int | None, setting(checked_integer, 1, or_none=True)] = None
     read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
     max_lag_s: Annotated[float | None, setting(checked_seconds, or_none=True)] = None
     alpha: Annotated[float | None, setting(checked_number, 0, 1, or_none=True)] = None
@@ -73,5 +84,6 @@ class ConnectionSettings(TypedDict, total=False):
     retry_s: float
     wait_s: float
     flush_s: float
+    max_pending: int | None
     read_url: str | None
     max_lag_s: float | None

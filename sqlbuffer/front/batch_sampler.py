@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlbuffer.arguments import checked_sampler, checked_task_sampler
-from sqlbuffer.checks import checked_callable, checked_count, checked_flag, checked_integer, refused
+from sqlbuffer.arguments import checked_batch_size, checked_sampler, checked_task_sampler
+from sqlbuffer.checks import checked_callable, checked_count, checked_flag, refused
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.loading.sufficient_data import check_sufficient, shortage
@@ -37,7 +37,7 @@ class BatchSampler:
     ) -> Batch:
         """Draw a batch of arrays."""
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        sampler, n = checked_sampler(sampler), checked_integer(batch_size, "batch_size", 0)
+        sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
         batch = self._store.drawing.draws.sample_batch(node, reader, sampler, n)
         check_sufficient(
             batch.n_rows,
@@ -89,7 +89,7 @@ class BatchSampler:
         sampler = RandomSampler() if sampler is None else sampler
         if isinstance(sampler, TaskSampler):
             return self._tasks(sampler, batch_size, node, strict, fields, "batch_size")
-        sampler, n = checked_sampler(sampler), checked_count(batch_size, "batch_size")
+        sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
         strict = checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
         if n == 0 and not sampler.reads_priorities:
@@ -131,12 +131,18 @@ class BatchSampler:
         sampler = RandomSampler() if sampler is None else sampler
         if not isinstance(sampler, TaskSampler):
             sampler = checked_sampler(sampler)
-        with self._store.reading.source.candidates(node) as candidates:
-            if not isinstance(sampler, TaskSampler):
-                return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
-            chosen = sampler.choose_tasks(candidates, n) if n else []
-        tasks = self._store.reading.rows.tasks(chosen)
-        return [decoder.rows(rows) for rows in tasks.values() if rows]
+        reading = self._store.reading
+
+        def chosen() -> list[Any]:
+            with reading.source.candidates(node) as candidates:
+                if isinstance(sampler, TaskSampler):
+                    return list(sampler.choose_tasks(candidates, n))
+                return candidates.rows(sampler.choose(candidates, n))
+
+        rows = reading.with_retries(chosen) if n else []
+        if not isinstance(sampler, TaskSampler):
+            return decoder.rows(rows)
+        return [decoder.rows(of_task) for of_task in reading.rows.tasks(rows).values() if of_task]
 
 
 def checked_converter(converter: Any) -> AnyConverter | None:

@@ -74,8 +74,9 @@ class StepWriter:
         write: Any = self._write_chunks if store.info.has_chunks else self._write_rows
         pacer = store.pacer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
-            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
-        )
+            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
+            lambda: pacer.is_limited, store.options.max_pending,
+        )  # fmt: skip
         store.own_writes.add(self._queue)
         fields = store.info.config.fields
         # Steps without an episode are of use, or it was said that they are not.
@@ -167,12 +168,10 @@ class StepWriter:
             return
         number = stream.numbers.take()
         try:
-            is_full = self._queue.take(stream.packer.encode(number, given))
+            self._queue.add(stream.packer.encode(number, given))
         except BaseException:
             stream.numbers.give_back(number)
             raise
-        if is_full:
-            self.flush()
 
     def _stream_of(self, given: dict[str, Any]) -> _Stream:
         """Return where a step belongs; its arguments get the names that a step has."""
@@ -334,6 +333,10 @@ class StepWriter:
     def flush(self) -> None:
         """Store the steps of open episodes that wait."""
         self._queue.flush()
+
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""
+        self._queue.wait_for_room(n)
 
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns with the keys of sessions checked; raise if they have priorities and the

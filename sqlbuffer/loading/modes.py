@@ -8,7 +8,12 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from sqlbuffer.arguments import Condition, check_n_step, checked_sampler
+from sqlbuffer.arguments import (
+    Condition,
+    check_n_step,
+    checked_batch_size,
+    checked_sampler,
+)
 from sqlbuffer.checks import checked_choice, checked_flag, checked_integer
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ArgumentError, BufferConfigError
@@ -103,6 +108,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         _check_mode(self)
         checked_integer(self.batch_size, "batch_size", 1)
+        checked_batch_size(self.batch_size, self.sampler, 1, replace=bool(self.replace))
         check_n_step(self.n_step, self.gamma)
         checked_seed(self.seed)
         for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):

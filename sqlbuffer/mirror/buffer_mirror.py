@@ -197,7 +197,7 @@ class Mirror:
 
         Args:
             batch_size: Number of transitions.
-            n_step: Largest number of steps that a transition spans.
+            n_step: Largest number of steps that a transition spans, from 1 to 1,000,000.
             gamma: Discount of one step.
             stack: Number of stacked frames, by field.
             terminal_field: Field that marks where an episode terminated.

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_integer
+from sqlbuffer.arguments import checked_batch_size
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient, shortage
 from sqlbuffer.mirror.choosing.choosers import chooser_of
@@ -147,11 +147,11 @@ class MemoryDraws:
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
-        n = checked_integer(n, "batch_size", 0)
-        n = int(n)
+        n = checked_batch_size(n, sampler, replace=True)
         if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)
-        self._store.own_writes.store_before_draw(n, self.n_steps)
+        if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
+            self._store.own_writes.store_before_draw(n, self.n_steps)
 
         def drawn(maker: BatchMaker, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
@@ -250,7 +250,8 @@ class MemoryDraws:
         """Return what makes batches of a form; it remembers what earlier draws found out."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
-            if len(self._makers) >= MOST_FORMS:
+            # One of another memory would keep all of its steps.
+            if known is not None or len(self._makers) >= MOST_FORMS:
                 self._makers.clear()
             known = self._makers[form] = _maker_of(memory, form, self._store)
         return known

@@ -21,6 +21,7 @@ def recorded(
     env: Any,
     buffer: StepTarget,
     begin: Begin,
+    wait: Callable[[int], None],
     model_version: int | None,
     session_id: str | None,
 ) -> Any:
@@ -30,7 +31,8 @@ def recorded(
         raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
     form = form_of(env, buffer.fields, buffer.observation_fields)
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
-    recorder = Recorder(begin, buffer.flush, form, env.num_envs if is_vector else 1, autoreset)
+    n_envs = env.num_envs if is_vector else 1
+    recorder = Recorder(begin, buffer.flush, wait, form, n_envs, autoreset)
     made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, form)
     made.model_version, made.session_id = model_version, session_id
     return made
@@ -105,6 +107,7 @@ class _Records:
     def step(self, action: Any) -> Any:
         """Take a step and store it."""
         self._check_open()
+        self._recorder.wait()  # while nothing is lost
         with self._recorder.aborting():
             given = deepcopy(action)  # an environment may change it
             result = self.env.step(action)

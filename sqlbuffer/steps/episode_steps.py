@@ -83,6 +83,11 @@ class EpisodeSteps:
     def __len__(self) -> int:
         return len(self._codes)
 
+    @property
+    def span(self) -> int:
+        """Limit of the number of steps that follow each other."""
+        return self._width if len(self) else 0
+
     def find(self, episode: Any, t: Any) -> Integers:
         """Return the index of each step, -1 where it is missing; the arguments are broadcast."""
         episode, t = np.broadcast_arrays(
@@ -149,6 +154,19 @@ def _are_new(codes: Integers) -> Flags:
     """Return which of the codes are not the one before."""
     found = np.ones(len(codes), bool)
     found[1:] = codes[1:] != codes[:-1]
+    return found
+
+
+def with_zeros(values: NDArray[Any], n: int, before: int = 0) -> NDArray[Any]:
+    """Return values with zeros before and after them on axis 1, n in all.
+
+    Zeros that are not written to take no memory.
+    """
+    own = values.shape[1]
+    if own == n:
+        return values
+    found = np.zeros((len(values), n, *values.shape[2:]), values.dtype)
+    found[:, before : before + own] = values
     return found
 
 

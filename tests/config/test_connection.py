@@ -35,6 +35,7 @@ def test_json_and_pickle_bring_it_back():
         ({"retry_s": None}, "retry_s is a number of seconds"),
         ({"wait_s": float("inf")}, "wait_s is a number of seconds"),
         ({"flush_s": 0}, "flush_s is a number of seconds above 0 .*, got 0"),
+        ({"max_pending": 0}, "max_pending is an integer from 1 on, got 0"),
         ({"alpha": -1}, "alpha is a number from 0 to 1, got -1"),
         ({"timeout": 1}, "Connection has no 'timeout'; it has durability, retry_s"),
     ],

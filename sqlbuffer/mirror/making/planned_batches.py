@@ -14,6 +14,8 @@ Flags = NDArray[np.bool_]
 
 # Largest number of steps that one plan covers: it takes about 100 bytes for each.
 _MOST_STEPS = 2**20
+# An open episode may have more; only the memory that a plan takes depends on it.
+LIKELY_STEPS = 1_024
 
 
 class MadePlan(Protocol):
@@ -99,6 +101,13 @@ class PlannedBatches(Generic[P]):
     def _n_steps(self, slots: Integers) -> int:
         """Return how many steps a thing of these slots has at most."""
         raise NotImplementedError
+
+    def _longest(self, slots: Integers) -> int:
+        """Return how many steps the episodes of some steps are likely to have at most."""
+        length = self.memory.episodes.length
+        own = self.memory.gathered_links(slots)["episode"]
+        known = int(length[own].max(initial=0)) if len(length) else 0
+        return max(known, LIKELY_STEPS)
 
     def _plan(self, slots: Integers) -> P:
         raise NotImplementedError

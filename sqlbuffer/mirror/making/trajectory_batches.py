@@ -23,9 +23,6 @@ from sqlbuffer.storage.sampling.readers.trajectory_form import FINAL_PREFIX, Tra
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# An open episode may have more; only the memory that a plan takes depends on it.
-_LIKELY_STEPS = 1_024
-
 
 @dataclass(frozen=True)
 class TrajectoryPlan:
@@ -100,14 +97,11 @@ class TrajectoryBatches(PlannedBatches[TrajectoryPlan]):
         return np.union1d(slots, after[after != NONE])
 
     def _n_steps(self, slots: Integers) -> int:
-        length = self.memory.episodes.length
-        own = self.memory.gathered_links(slots)["episode"]
-        known = int(length[own].max(initial=0)) if len(length) else 0
-        return max(known, _LIKELY_STEPS)
+        return self._longest(slots)
 
     def _plan(self, slots: Integers) -> TrajectoryPlan:
         memory, form = self.memory, self._form
-        steps = chains(memory, slots, None)
+        steps = chains(memory, slots)
         lens = (steps != NONE).sum(axis=1)
         episodes, first = memory.episodes, memory.gathered_links(slots)
         own = first["episode"]

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.mirror.choosing.chosen import Chooser, Columns
-from sqlbuffer.mirror.making.planned_batches import PlannedBatches
+from sqlbuffer.mirror.making.planned_batches import LIKELY_STEPS, PlannedBatches
 from sqlbuffer.mirror.making.step_batches import episode_info, fields_of, info_of
 from sqlbuffer.mirror.making.steps_at import StepsAt, check_kept
 from sqlbuffer.mirror.making.transition_plan import TransitionPlan
 from sqlbuffer.mirror.making.transition_table import TransitionTable
 from sqlbuffer.mirror.memory.block_map import NONE
 from sqlbuffer.mirror.memory.episode_table import ABORTED
+from sqlbuffer.mirror.memory.step_chains import MOST_AHEAD, chains
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.memory.step_record import (
     EPISODE,
@@ -28,6 +29,7 @@ from sqlbuffer.mirror.memory.step_record import (
     as_float32,
 )
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.episode_steps import with_zeros
 from sqlbuffer.steps.n_step import n_step_returns
 from sqlbuffer.storage.sampling.readers.transition_form import (
     ENDS_NOT_TOLD,
@@ -68,7 +70,7 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         self._checks_ends = form.terminal_field is None and "done" in form.fields.specs
         self._table: TransitionTable | None = None
         if not (form.stack or form.sequence_fields or self._checks_ends):
-            self._table = TransitionTable(memory, form.n_step, self._plan)
+            self._table = TransitionTable(memory, form.n_step, self._plan, self._n_at_once)
 
     def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
         """Return n transitions, or fewer if fewer can be made.
@@ -113,15 +115,16 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
                 raise no_successor(int(memory.records[SEQ][drawable].max()))
 
     def _n_steps(self, slots: Integers) -> int:
-        return (self._form.n_step + 1) * (self._form.n_before + 1)
+        n = self._form.n_step + 1
+        return (n if n <= LIKELY_STEPS else min(n, self._longest(slots))) + self._form.n_before
 
     def _taken(self, plan: TransitionPlan, at: Integers) -> TransitionPlan:
         return plan.taken(at)
 
     def _plan(self, slots: Integers) -> TransitionPlan:
         memory, form = self._memory, self._form
-        b, n = len(slots), form.n_step
         steps, links = self._chains(slots)
+        b, n = links.shape
         following, steps = steps[:, n], steps[:, :n]
         is_known = (steps != NONE) & ((links["flags"] & LIVE) != 0)
         flags = np.where(is_known, links["flags"], np.uint8(0))
@@ -170,8 +173,17 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
     def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
         """Return the slots of steps and of the n steps after each, shape (b, n + 1), -1 where one
         is missing; and the links of all but the last, shape (b, n).
+
+        If fewer steps follow each other, n is less: an episode that goes on has a missing step.
         """
         memory, b, n = self._memory, len(slots), self._form.n_step
+        if n > MOST_AHEAD:
+            steps = chains(memory, slots, n + 1)
+            n = min(n, steps.shape[1] + 1)
+            steps = np.pad(steps, ((0, 0), (0, n + 1 - steps.shape[1])), constant_values=NONE)
+            steps[:, 0] = slots
+            links = memory.gathered_links(np.maximum(steps[:, :n], 0).reshape(-1))
+            return steps, links.reshape(b, n)
         # Mostly steps that follow each other are next to each other.
         steps = np.minimum(slots[:, None] + np.arange(n + 1), memory.n_slots - 1)
         links = memory.gathered_links(steps[:, :n].reshape(-1)).reshape(b, n)
@@ -297,8 +309,8 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
         return np.concatenate([self._gather(slots, [name])[name], newest[:, None]], axis=1)
 
     def _sequences(self, plan: TransitionPlan) -> dict[str, NDArray[Any]]:
-        """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""
-        within = np.arange(self._form.n_step) < plan.returns.m[:, None]
+        """Return fields of each step, of shape (b, n_step, *shape), zeros behind the last."""
+        within = np.arange(plan.steps.shape[1]) < plan.returns.m[:, None]
         slots = np.where(within, plan.steps, NONE)
         found = {}
         for name in self._form.sequence_fields:
@@ -307,5 +319,5 @@ class TransitionBatches(PlannedBatches[TransitionPlan]):
                 own = as_float32(np.where(within, rewards.reshape(slots.shape), 0.0))
             else:
                 own = self._gather(slots, [name])[name]
-            found[SEQUENCE + name] = own
+            found[SEQUENCE + name] = with_zeros(own, self._form.n_step)
         return found

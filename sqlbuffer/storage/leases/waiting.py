@@ -15,6 +15,7 @@ from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_info import why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
@@ -141,7 +142,7 @@ class Look:
 
     def _look(self) -> bool:
         leases = self._leases
-        with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+        with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
                 now = leases.source.window_answered([] if row is None else [row[1:]])
@@ -190,7 +191,7 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
 def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return a message for people that names what is missing."""
     info = leases.buffer.info
-    with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+    with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
         window = select_sampled_window(info.id, info.config.retention.evict_by)
         now = SampledWindow(*connection.execute(window).one())
         limits = leases.restrictions.limits_of_leases(now)

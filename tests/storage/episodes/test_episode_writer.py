@@ -311,25 +311,26 @@ def test_the_timer_stores_steps_without_another_call(buffer_url):
         wait_until(lambda: stored(buffer_url) == 4, "another thread goes on")
 
 
-def test_many_steps_are_stored_before_their_time(buffer_url, buffer, monkeypatch):
+def test_many_steps_are_stored_before_their_time(buffer_url, monkeypatch):
     monkeypatch.setattr(write_queue, "FLUSH_ROWS", 10)
-    episode = buffer.episode()
-    for t in range(10):
-        episode.append(**step(t))
-    wait_until(lambda: stored(buffer_url) == 10, "a full batch is stored")
-    monkeypatch.setattr(write_queue, "FLUSH_BYTES", 16)
-    episode.append(**step(10))
-    episode.append(**step(11))
-    wait_until(lambda: stored(buffer_url) == 12, "large steps are stored")
+    with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=NEVER_S) as buffer:
+        episode = buffer.episode()
+        for t in range(10):
+            episode.append(**step(t))
+        wait_until(lambda: stored(buffer_url) == 10, "a full batch is stored")
+        monkeypatch.setattr(write_queue, "FLUSH_BYTES", 16)
+        episode.append(**step(10))
+        episode.append(**step(11))
+        wait_until(lambda: stored(buffer_url) == 12, "large steps are stored")
 
 
-def test_what_waits_is_bounded(buffer_url, buffer, monkeypatch):
-    monkeypatch.setattr(write_queue, "MAX_ROWS", 5)
-    episode = buffer.episode()
-    for t in range(23):
-        episode.append(**step(t))
-        assert (t + 1) - stored(buffer_url) < 5
-    assert stored(buffer_url) == 20
+def test_what_waits_is_bounded(buffer_url):
+    options = {"flush_s": NEVER_S, "max_pending": 5}
+    with ReplayBuffer(buffer_url, fields=FIELDS, **options) as buffer:
+        episode = buffer.episode()
+        for t in range(23):
+            episode.append(**step(t))
+            assert (t + 1) - stored(buffer_url) <= 5
 
 
 def test_steps_wait_while_the_database_refuses_them(buffer_url):

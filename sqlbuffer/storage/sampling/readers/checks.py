@@ -10,23 +10,27 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.declarations import BUILT_IN
 
+# The arrays of a batch have a place for each of them.
 MOST_STEPS = 1_000_000
 FIELDS_EXAMPLE = "['obs', 'reward']"
+MOST_FRAMES = 1_000
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
     """Return the number of stacked frames, by field.
 
     Raises:
-        FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
+        FieldError: Not a dict of fields of fixed shape and numbers from 1 to `MOST_FRAMES`.
     """
     if stack is None:
         return {}
     for name, k in checked_dict(stack, "stack", "{'obs': 4}", error=FieldError).items():
         _check_fixed(fields, name, "stack")
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+        is_integer = isinstance(k, (int, np.integer)) and not isinstance(k, bool)
+        if not is_integer or not 1 <= k <= MOST_FRAMES:
             raise FieldError(
-                f"stack: field {shown(name)} needs a number of frames from 1 on, got {shown(k)}"
+                f"stack: field {shown(name)} needs a number of frames from 1 to {MOST_FRAMES}, "
+                f"got {shown(k)}"
             )
     return {name: int(k) for name, k in stack.items()}
 

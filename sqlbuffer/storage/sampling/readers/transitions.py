@@ -11,7 +11,7 @@ from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times
+from sqlbuffer.steps.episode_steps import EpisodeSteps, frame_times, with_zeros
 from sqlbuffer.steps.n_step import Returns, n_step_returns
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.row_selection import (
@@ -84,7 +84,8 @@ class Transitions(DrawPlan):
         table: The steps.
         ts: Step of each first step in its episode.
         places: Number of its episode.
-        steps: Index of each step, shape (b, n), -1 if it is missing.
+        steps: Index of each step, shape (b, n), -1 if it is missing. Here n is at most one more
+            than the number of steps that follow each other.
         returns: Their returns.
         after: Index of the step that has the observation after each; -1 for the final observation
             of the episode, or zeros.
@@ -129,7 +130,9 @@ class TransitionReader(PlanReader[Transitions]):
                 raise no_successor(single)
         table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
-        steps = table.find(places[:, None], ts[:, None] + np.arange(self._form.n_step))
+        # One more than there are: an episode that goes on has a missing step then.
+        n = min(self._form.n_step, table.span + 1)
+        steps = table.find(places[:, None], ts[:, None] + np.arange(n))
         returns = self._returns(table, steps, places, ts, lengths)
         after, is_final = self._after(table, rows, places, ts, lengths, steps, returns)
         is_zero = returns.terminated & ~is_final & (after < 0) & (not self._form.has_next)
@@ -142,7 +145,7 @@ class TransitionReader(PlanReader[Transitions]):
             warn_of_single_steps(database, candidates.buffer_id, self._form.n_step)
         if self._form.n_before:
             accepted &= (frames >= 0).all(axis=1) & (is_zero | (next_frames >= 0).all(axis=1))
-        within = np.arange(self._form.n_step) < returns.m[:, None]
+        within = np.arange(n) < returns.m[:, None]
         if candidates.limits:
             needed = [np.where(within, steps, -1), after[:, None], frames, next_frames]
             accepted &= table.are_eligible(np.concatenate(needed, axis=1))
@@ -166,7 +169,7 @@ class TransitionReader(PlanReader[Transitions]):
                 table, self._layout, table.with_arrays(steps), [self._form.terminal_field]
             )
             terminated = terminated | (found[self._form.terminal_field] != 0)
-        is_past = ts[:, None] + np.arange(1, self._form.n_step + 1) >= lengths[:, None]
+        is_past = ts[:, None] + np.arange(1, steps.shape[1] + 1) >= lengths[:, None]
         ended = table.flags(table.truncated, steps) | (is_past & (lengths >= 0)[:, None])
         ended |= places[:, None] < 0  # a step without an episode is one of its own
         return n_step_returns(table.rewards(steps), terminated, ended, steps >= 0, self._form.gamma)
@@ -271,16 +274,16 @@ class TransitionReader(PlanReader[Transitions]):
         return np.concatenate([older, newest[:, None]], axis=1)
 
     def _sequenced(self, plan: Transitions, chosen: Integers) -> dict[str, NDArray[Any]]:
-        """Return fields of each step, of shape (b, n, *shape), zeros after the last."""
-        within = np.arange(self._form.n_step) < plan.returns.m[chosen][:, None]
+        """Return fields of each step, of shape (b, n_step, *shape), zeros after the last."""
+        within = np.arange(plan.steps.shape[1]) < plan.returns.m[chosen][:, None]
         index = np.where(within, plan.steps[chosen], -1)
         found = {}
         for name in self._form.sequence_fields:
             if name == "reward":
-                rewards = as_float32(np.where(within, plan.table.rewards(index), 0.0))
-                found[SEQUENCE + name] = rewards
+                own = as_float32(np.where(within, plan.table.rewards(index), 0.0))
             else:
-                found[SEQUENCE + name] = gather(plan.table, self._layout, index, [name])[name]
+                own = gather(plan.table, self._layout, index, [name])[name]
+            found[SEQUENCE + name] = with_zeros(own, self._form.n_step)
         return found
 
 

@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
 
 from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.steps.episode_steps import with_zeros
 from sqlbuffer.storage.sampling.readers.checks import (
     check_window,
     checked_stack,
@@ -41,6 +45,16 @@ class WindowForm:
     def n_before(self) -> int:
         """Number of steps that are needed before the first one to learn from."""
         return self.burn_in + self.n_frames - 1
+
+    def padded(self, arrays: Mapping[str, NDArray[Any]], burn_in: int) -> dict[str, NDArray[Any]]:
+        """Return arrays of fewer steps as those of windows, with zeros at the others.
+
+        Args:
+            arrays: Arrays of shape (b, n, *shape); also lengths of values, of shape (b, n).
+            burn_in: Number of their steps before the one at which a window is placed.
+        """
+        n, before = self.burn_in + self.length, self.burn_in - burn_in
+        return {name: with_zeros(values, n, before) for name, values in arrays.items()}
 
     @classmethod
     def of(

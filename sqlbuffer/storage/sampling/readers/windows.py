@@ -51,7 +51,8 @@ class Windows(DrawPlan):
         table: The steps.
         places: Number of the episode of each.
         ts: Step in the episode at which it is placed.
-        index: Index of each step, of shape (b, burn_in + length); -1 if there is none.
+        index: Index of each step, of shape (b, n); -1 if there is none. Here n is burn_in + length
+            or, if fewer steps follow each other, less.
     """
 
     table: EpisodeSteps
@@ -103,21 +104,28 @@ class WindowReader(PlanReader[Windows]):
     def _plan(self, candidates: Candidates, rows: Sequence[Row]) -> Windows:
         table = steps_of(candidates, rows)
         places, ts, lengths = places_of(rows)
-        offsets = np.arange(-self.form.burn_in, self.form.length)
+        offsets = self._offsets(table)
+        burn_in = int(-offsets[0])
         index = table.find(places[:, None], ts[:, None] + offsets)
         ends_here = table.flags(table.terminated | table.truncated, index) | (
             ts[:, None] + offsets + 1 == lengths[:, None]
         )
         usable = (index >= 0) & self._has_frames(table, places, ts[:, None] + offsets)
-        learnt = usable[:, self.form.burn_in :]
+        learnt = usable[:, burn_in:]
         # A burn-in reaches back to the nearest gap, or to an end inside the episode.
-        before: Flags = (usable & ~ends_here)[:, : self.form.burn_in]
+        before: Flags = (usable & ~ends_here)[:, :burn_in]
         before &= _up_to_first(~before[:, ::-1])[:, ::-1]
-        wanted = _up_to_first(ends_here[:, self.form.burn_in :])
+        wanted = _up_to_first(ends_here[:, burn_in:])
         accepted = (places >= 0) & (learnt | ~wanted).all(axis=1)
         index = np.where(np.concatenate([before, wanted], axis=1), index, -1)
         accepted &= table.are_eligible(index) & self._frames_are_free(table, places, ts, index)
         return Windows(rows, accepted, table, places, ts, index)
+
+    def _offsets(self, table: EpisodeSteps) -> Integers:
+        """Return the places of the steps that a window can have, relative to its key."""
+        # One more than there are: an episode that goes on has a missing step then.
+        length = min(self.form.length, table.span + 1)
+        return np.arange(-min(self.form.burn_in, table.span), length)
 
     def _has_frames(self, table: EpisodeSteps, places: Integers, ts: Integers) -> Flags:
         if self.form.n_frames == 1:
@@ -131,9 +139,7 @@ class WindowReader(PlanReader[Windows]):
     ) -> Flags:
         if self.form.n_frames == 1:
             return np.ones(len(ts), bool)
-        times = frame_times(
-            ts[:, None] + np.arange(-self.form.burn_in, self.form.length), self.form.n_frames
-        )
+        times = frame_times(ts[:, None] + self._offsets(table), self.form.n_frames)
         frames = table.find(places[:, None, None], times)
         return table.are_eligible(np.where((index >= 0)[..., None], frames, -1))
 
@@ -146,6 +152,7 @@ class WindowReader(PlanReader[Windows]):
         arrays |= self._stacked(plan, chosen, index)
         arrays |= step_arrays(plan.table, index, self.form.built_in)
         arrays["mask"] = index >= 0
+        arrays = self.form.padded(arrays, int(-self._offsets(plan.table)[0]))
         first = decode_columns(self._layout, [row[:N_OWN] for row in rows], [])
         info = {
             **first.info,
@@ -156,7 +163,7 @@ class WindowReader(PlanReader[Windows]):
         return Batch(arrays, info)
 
     def _stacked(self, plan: Windows, chosen: Integers, index: Integers) -> dict[str, NDArray[Any]]:
-        ts = plan.ts[chosen][:, None] + np.arange(-self.form.burn_in, self.form.length)
+        ts = plan.ts[chosen][:, None] + self._offsets(plan.table)
         found = {}
         for name, k in self.form.stack.items():
             frames = plan.table.find(plan.places[chosen][:, None, None], frame_times(ts, k))
