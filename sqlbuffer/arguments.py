@@ -8,14 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.batches.forms import MOST_STEPS
+from sqlbuffer.checks import (
+    checked_count,
+    checked_duration,
+    checked_instance,
+    checked_integer,
+    checked_items,
+    checked_iterable,
+    checked_number,
+    integer_of,
+    real_of,
+    refused,
+)
 from sqlbuffer.codec.scalar_tags import is_storable_text
-from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
-from sqlbuffer.errors import BufferConfigError, FieldError
+from sqlbuffer.errors import ArgumentError, FieldError
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.scalars import integer_of, real_of
+from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.flow.limiters import HISTORY_S
 
@@ -36,6 +49,8 @@ class Same(Enum):
 SAME = Same.SAME
 
 MAX_NAME = 200
+MAX_TASKS = 2**20  # in one call
+MOST_REPLACED = 10_000_000
 _META_FIELDS: dict[str, Any] = {
     "task_id": "default",
     "task_name": None,
@@ -75,7 +90,7 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
     if unknown:
         nearest = near_name(unknown[0], [*known, *declared, "reward"])
         hint = f"did you mean {nearest}?" if nearest else "put it into extra={...}"
-        raise FieldError(f"unknown field {unknown[0]!r}; {hint}")
+        raise FieldError(f"unknown field {shown(unknown[0])}; {hint}")
     if given.get("session_id") is not None:
         given["session_id"] = checked_session(given["session_id"])
     meta = {
@@ -105,18 +120,18 @@ def columns_of(
         also: Other names that the arguments stand for.
     """
     if not hasattr(arrays, "keys"):  # a table of pandas will do
-        raise FieldError(f"arrays are given as a dict {{field: values}}, got {arrays!r:.100}")
+        raise FieldError(f"arrays are given as a dict {{field: values}}, got {shown(arrays)}")
     given = {name: value for name, value in keys.items() if value is not None}
     double = set(arrays) & {*given, *also}
     if double:
-        raise FieldError(f"{min(double)!r} is given twice")
+        raise FieldError(f"{shown(min(double))} is given twice")
     return {**arrays, **given}
 
 
 def one_condition(condition: Condition, query_condition: Condition) -> Condition:
     """Return the condition, given by either of its two names."""
     if condition is not None and query_condition is not None:
-        raise TypeError("give condition=... or query_condition=..., not both")
+        raise ArgumentError("give condition=... or query_condition=..., not both")
     return query_condition if condition is None else condition
 
 
@@ -131,12 +146,14 @@ def checked_numbers(rows: Rows, call: str) -> list[int]:
     Raises:
         FieldError: Something else.
     """
-    if isinstance(rows, (set, frozenset, range)):
+    if isinstance(rows, (set, frozenset)):
         rows = list(rows)
     try:
         numbers: list[int] = np.unique(checked_seqs(rows)).tolist()
     except FieldError as error:
-        raise FieldError(f"{call}() takes a condition or the numbers of rows; {error}") from None
+        raise FieldError(
+            f"condition_or_seqs: {call}() takes a condition or the numbers of rows; {error}"
+        ) from None
     return numbers
 
 
@@ -149,36 +166,131 @@ def checked_reason(reason: Any) -> str | None:
     return None if reason is None else encode_key(reason, "reason", MAX_NAME_BYTES)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise unless it is an integer from 0 on."""
-    if integer_of(batch_size) is None:
-        raise TypeError(f"a batch size is an integer, got {batch_size!r}")
-    if batch_size < 0:
-        raise ValueError(f"a batch holds 0 rows or more, got batch_size={batch_size}")
+def checked_batch_size(
+    batch_size: Any, sampler: Any = None, least: int = 0, *, replace: bool = False
+) -> int:
+    """Return a number of rows to draw; one of more than 64 bits means all of them.
 
-
-def check_name(name: str) -> None:
-    """Raise unless it is text that can name a buffer."""
-    if not isinstance(name, str) or not name or not is_storable_text(name) or len(name) > MAX_NAME:
-        raise BufferConfigError(
-            f"a buffer's name is text of 1 to {MAX_NAME} characters without U+0000, got {name!r}"
-        )
-
-
-def checked_clock(clock: Any, name: str = "the clock") -> int:
-    """Return the clock, or another integer of its kind.
+    Args:
+        batch_size: The argument.
+        sampler: What draws them. If it returns a row several times, there are always enough, so
+            the number has a limit.
+        least: Smallest number.
+        replace: Without a sampler they are drawn with replacement.
 
     Raises:
-        TypeError: No integer.
-        ValueError: More than 64 bits.
+        ArgumentError: Anything but such a number.
     """
-    integer = integer_of(clock)
-    if integer is None:
-        also = ", the learner's iteration or model version" if name == "the clock" else ""
-        raise TypeError(f"{name} is an integer{also}, got {clock!r}")
-    if not -MAX_LIMIT - 1 <= integer <= MAX_LIMIT:
-        raise ValueError(f"{name} is an integer of 64 bits, got {clock}")
-    return integer
+    if sampler is not None:
+        replace = bool(getattr(sampler, "replace", False))
+    if replace:
+        more = ", in a batch that is drawn with replacement"
+        return checked_integer(batch_size, "batch_size", least, MOST_REPLACED, more=more)
+    return checked_count(batch_size, "batch_size", least)
+
+
+def checked_sampler(value: Any) -> Sampler:
+    """Return a sampler of rows.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    what = "a Sampler of rows, such as RandomSampler()"
+    if isinstance(value, TaskSampler):
+        what += "; sample_tasks() takes a TaskSampler"
+    sampler: Sampler = checked_instance(value, "sampler", Sampler, what)
+    return sampler
+
+
+def checked_task_sampler(value: Any) -> TaskSampler:
+    """Return a sampler of tasks.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    what = "a TaskSampler, such as RandomTaskSample()"
+    if isinstance(value, Sampler):
+        what += "; sample() takes a Sampler of rows"
+    sampler: TaskSampler = checked_instance(value, "sampler", TaskSampler, what)
+    return sampler
+
+
+def checked_buffer_name(name: Any) -> str:
+    """Return the name of a buffer.
+
+    Raises:
+        ArgumentError: Anything but text that a buffer can be named with.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not is_storable_text(name):
+        what = f"text of 1 to {MAX_NAME} characters without U+0000, the name of a buffer"
+        raise refused(name, "name", what)
+    return name
+
+
+def checked_clock(clock: Any, name: str) -> int:
+    """Return the clock or a version of a model.
+
+    Raises:
+        ArgumentError: Anything but an integer of 64 bits.
+    """
+    return checked_integer(clock, name, more=", the learner's iteration or model version")
+
+
+def checked_rows(rows: Any, name: str) -> list[DataRow]:
+    """Return rows to store.
+
+    Args:
+        rows: The argument.
+        name: Its name.
+
+    Raises:
+        ArgumentError: It is not a list or another iterable.
+        FieldError: An item is not a `DataRow`.
+    """
+    checked = []
+    for i, row in enumerate(checked_iterable(rows, name, "a list of DataRows, or a buffer")):
+        if not isinstance(row, DataRow):
+            raise FieldError(
+                f"{name}: row {i}: expected a DataRow, got {shown(row)}; or use "
+                f"buffer.add(state=..., ...)"
+            )
+        checked.append(row)
+    return checked
+
+
+def checked_task_ids(task_ids: Any) -> dict[Any, str]:
+    """Return the texts of tasks by the given ids, which may be numbers.
+
+    Raises:
+        ArgumentError: Something else than a list of ids.
+    """
+    what = "a list of ids such as ['t1', 't2']"
+    return {
+        task_id: checked_task_id(task_id, "each of task_ids")
+        for task_id in checked_items(task_ids, "task_ids", what, MAX_TASKS)
+    }
+
+
+def checked_task_id(task_id: Any, name: str = "task_id") -> str:
+    """Return the id of a task as text; numbers become text, as those of rows do.
+
+    Raises:
+        ArgumentError: Neither text nor a number.
+    """
+    text = key_text(task_id)
+    if text is None:
+        raise refused(task_id, name, "text or a number, the id of a task")
+    return text
+
+
+def key_text(key: Any) -> str | None:
+    """Return the text of a key; None if it is neither text nor a number of at most 308 digits."""
+    if isinstance(key, str):
+        return key
+    integer, real = integer_of(key), real_of(key)
+    if real is None or not math.isfinite(real):
+        return None
+    return str(real if integer is None else integer)
 
 
 def checked_session(session_id: Any) -> str:
@@ -189,10 +301,8 @@ def checked_session(session_id: Any) -> str:
     """
     if isinstance(session_id, str) and not session_id:
         raise FieldError("session_id: expected text, got ''; leave it out to have one made")
-    integer, real = integer_of(session_id), real_of(session_id)
-    if real is not None and math.isfinite(real):
-        session_id = str(real if integer is None else integer)
-    return encode_key(session_id, "session_id")
+    text = key_text(session_id)
+    return encode_key(session_id if text is None else text, "session_id")
 
 
 def checked_sessions(given: Any) -> Any:
@@ -210,38 +320,20 @@ def checked_sessions(given: Any) -> Any:
     return [None if each is None else checked_session(each) for each in given]
 
 
-def check_rate_window(window_s: Any) -> None:
-    """Raise unless rates over that many seconds are known.
+def checked_window(window_s: Any) -> float:
+    """Return a number of seconds over which rates are known.
 
     Raises:
-        BufferConfigError: They are not.
+        ArgumentError: Anything but a number of seconds, up to an hour.
     """
-    if checked_seconds("window_s", window_s) > HISTORY_S:
-        raise BufferConfigError(
-            f"window_s is at most {HISTORY_S}: samples are known for an hour, got {window_s!r}"
-        )
+    return checked_duration(window_s, "window_s", HISTORY_S)
 
 
-def check_n_step(n_step: int, gamma: float) -> None:
-    """Raise unless these are a number of steps from 1 on and a discount from 0 to 1."""
-    steps = integer_of(n_step)
-    if steps is None or steps < 1:
-        raise ValueError(f"n_step is an integer from 1 on, got {n_step!r}")
-    if real_of(gamma) is None:
-        raise TypeError(f"gamma is a number from 0 to 1, got {gamma!r}")
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma is a number from 0 to 1, got {gamma!r}")
+def check_n_step(n_step: Any, gamma: Any) -> None:
+    """Raise unless these are a number of steps and a discount from 0 to 1.
 
-
-def checked_flag(name: str, value: Any) -> bool:
-    """Return True or False, given as a bool of Python or numpy."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is True or False, got {value!r}")
-    return bool(value)
-
-
-def described(sampler: Any) -> str:
-    """Return the error for a value that is not a sampler."""
-    if isinstance(sampler, type):
-        return f"the class {sampler.__name__}; make one: {sampler.__name__}()"
-    return type(sampler).__name__
+    Raises:
+        ArgumentError: They are not.
+    """
+    checked_integer(n_step, "n_step", 1, MOST_STEPS)
+    checked_number(gamma, "gamma", 0, 1)

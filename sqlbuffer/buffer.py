@@ -12,40 +12,41 @@ from sqlbuffer.arguments import (
     Rows,
     Same,
     check_n_step,
-    check_name,
-    check_rate_window,
+    checked_buffer_name,
     checked_clock,
-    checked_flag,
+    checked_rows,
     checked_session,
+    checked_task_id,
+    checked_window,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.checks import (
+    checked_flag,
+    checked_instance,
+    checked_integer,
+    checked_seconds,
+)
+from sqlbuffer.config.buffer_config import BufferConfig, check_fits, check_reached
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
-from sqlbuffer.config.setting_checks import (
-    check_fits,
-    check_reached,
-    checked_capacity,
-    checked_retry,
-)
-from sqlbuffer.config.setting_groups import Compression, EvictUnit
-from sqlbuffer.copying.buffer_copy import OnProgress, copy_buffer
+from sqlbuffer.config.setting_groups import UNLIMITED, Compression, EvictUnit
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress, copy_buffer
 from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
+from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
-from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields.specs import Casting, FieldSpec
 from sqlbuffer.front.batch_sampler import (
     AnyConverter,
     BatchConverter,
     BatchSampler,
     TaskConverter,
-    converted,
 )
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.front.decoding import RowDecoding
+from sqlbuffer.front.decoding import RowDecoding, rebuilder
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.row_reader import RowReader
@@ -77,6 +78,7 @@ from sqlbuffer.storage.store import BufferStore
 __all__ = ["ReplayBuffer", "StoreResult"]
 
 T = TypeVar("T")
+Rebuilders = tuple[Rebuild | None, Rebuild | None]
 
 
 class ReplayBuffer:
@@ -103,8 +105,10 @@ class ReplayBuffer:
             one.
 
     Raises:
+        ArgumentError: An argument is invalid, or a setting is unknown.
         BufferConfigError: The buffer is stored with other settings, and the message lists each
             difference; or a value is invalid; or no row could ever be sampled with these settings.
+        BufferNotFoundError: There is no such buffer, and `create` is False.
         FieldError: A field is malformed, or the buffer is stored with other fields.
         MissingExtraError: The buffer is compressed, and the package for that compression is not
             installed.
@@ -113,6 +117,7 @@ class ReplayBuffer:
         SchemaTooNewError: The schema is of a later release.
         StorageUnreachableError: The database does not answer. Its subclasses name a wrong password,
             a missing role and a missing database.
+        URLError: The URL cannot be used.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://", max_capacity=100)
@@ -134,20 +139,24 @@ class ReplayBuffer:
         action_type: Any = None,
         **settings: Unpack[OpenerSettings],
     ) -> None:
-        check_name(name)
+        checked_buffer_name(name)
+        if create is not None:
+            create = checked_flag(create, "create", more=", or None")
+        rebuilders = _rebuilders(state_type, action_type)
         config, connection = with_settings(config, connection, settings)
         store = BufferStore.open(url, name, config, create=create, options=connection)
-        self._compose(store, (state_type, action_type))
+        self._types = (state_type, action_type)
+        self._compose(store, rebuilders)
 
-    def _compose(self, store: BufferStore, types: tuple[Any, Any]) -> None:
-        self._store, self._types = store, types
+    def _compose(self, store: BufferStore, rebuilders: Rebuilders) -> None:
+        self._store = store
         # The session that this object started, here or in the process that it was pickled in.
         self._own_session: str | None = None
         self._conditions = Conditions(store.info)
-        decoding = RowDecoding(store.source, *types)
+        decoding = RowDecoding(store.source, *rebuilders)
         self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
-        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *types))
+        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *rebuilders))
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
 
@@ -155,7 +164,8 @@ class ReplayBuffer:
         return {"store": self._store, "types": self._types, "session": self._own_session}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._compose(state["store"], state["types"])
+        self._types = state["types"]
+        self._compose(state["store"], _rebuilders(*self._types))
         self._own_session = state["session"]
 
     def __repr__(self) -> str:
@@ -281,8 +291,9 @@ class ReplayBuffer:
             priority: Its priority; see `store_batch`.
 
         Raises:
-            ValueError: `data` is None.
-            FieldError: A value cannot be stored; nothing is written.
+            FieldError: `data` is not a `DataRow`, or a value cannot be stored; nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
 
         Example:
             >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -292,9 +303,7 @@ class ReplayBuffer:
             >>> ReplayBuffer("sqlite://").store(row).inserted
             1
         """
-        if not data:
-            raise ValueError("Data is required")
-        return self._writer.store_rows([data], priority=priority)
+        return self._writer.store_rows(checked_rows([data], "data"), priority=priority)
 
     def store_batch(
         self,
@@ -318,7 +327,10 @@ class ReplayBuffer:
                 any was set.
 
         Raises:
+            ArgumentError: `data_batch` is not a list, or another iterable.
             FieldError: A value cannot be stored; nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
 
         Example:
             >>> source = ReplayBuffer("sqlite://", "source")
@@ -328,7 +340,7 @@ class ReplayBuffer:
             >>> copy.store_batch(source).inserted
             1
         """
-        rows = list(data_batch or ())
+        rows = checked_rows(data_batch, "data_batch")
         return self._writer.store_rows(rows, model_version, session_id, priority)
 
     @takes(whole_step)
@@ -339,9 +351,10 @@ class ReplayBuffer:
         fields stores it together with others, within `flush_s`, and returns None; `flush` stores
         the pending steps immediately.
 
-        In a buffer with typed fields, a step without a number gets the next number of its task and
-        agent in this process. Some arguments have the step stored immediately, after the pending
-        ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`, `adv_t` and `v_t`.
+        In a buffer with typed fields, a step without a number gets the next number of its episode,
+        or of its task and agent in this process. Some arguments have the step stored immediately,
+        after the pending ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`,
+        `adv_t` and `v_t`.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
@@ -352,6 +365,8 @@ class ReplayBuffer:
 
         Raises:
             FieldError: A field is unknown or missing, or a value cannot be stored; nothing is
+                written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
                 written.
             SQLBufferError: Earlier steps could not be stored; they stay pending.
 
@@ -380,11 +395,15 @@ class ReplayBuffer:
                 of range, finite floats to infinite ones. `unsafe` casts as numpy does.
             **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
                 values, or one for all rows. `id`: n values. `priority`: see `store_batch`. Steps
-                with an `episode_id` are appended to that episode.
+                with an `episode_id` are appended to that episode; typed steps come in the order of
+                their `step`, and without one they are numbered on.
 
         Raises:
             FieldError: A field is unknown or missing, has another shape, or cannot hold a value;
                 nothing is written.
+            OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
+                written.
+            EpisodeExistsError: Typed steps name an episode that has ended; nothing is written.
 
         Example:
             >>> fields = {"obs": ("float32", (2,)), "action": "int64"}
@@ -439,6 +458,7 @@ class ReplayBuffer:
             FieldError: As in `extend`; or the final observation has other fields, meta cannot be
                 stored as JSON, there are no steps, or the reward is not a finite number. Nothing is
                 written.
+            OutOfOrderError: A typed step comes after one with a higher `step`; nothing is written.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -452,10 +472,11 @@ class ReplayBuffer:
             "session_id": session_id,
             "priority": priority,
         }
-        return self._writer.store_episode(
+        episode = self._writer.encoded_episode(
             arrays, episode_id=episode_id, task_id=task_id, keys=keys, final=final,
             episode_reward=episode_reward, casting=casting, meta=meta,
         )  # fmt: skip
+        return self._writer.store(episode)
 
     def episode(
         self,
@@ -472,9 +493,9 @@ class ReplayBuffer:
         """Begin an episode that is written step by step.
 
         Steps are stored in batches: when there are enough pending steps of all open episodes, and
-        at the latest `flush_s` after the first of them. `end` stores the end of the episode before
-        it returns. A process that dies loses the steps of its last `flush_s`, and leaves the
-        episode open.
+        at the latest `flush_s` after the first of them, unless the database or the rate limiter
+        holds them up. `end` stores the end of the episode before it returns. A process that dies
+        loses its pending steps, at most `max_pending`, and leaves the episode open.
 
         Reads in this process include its pending steps: `len` and reads of rows include all of
         them. Random draws may miss the newest ones, at most 1 for 64 stored steps.
@@ -542,11 +563,15 @@ class ReplayBuffer:
             **meta: See `episode`.
 
         Raises:
+            ArgumentError: `env` is not an environment of gymnasium.
             FieldError: The buffer has other fields than the environment, or a key or meta cannot be
                 stored. From `step`: a field cannot hold a value; the episodes are aborted.
             MissingExtraError: gymnasium is not installed, or older than 1.1.
-            StorageError: From `step`: earlier steps could not be stored; they stay pending, and the
-                episodes are aborted. From `close`: the same, and the environment is closed.
+            FlowControlError: From `step`: too many steps are pending, and the rate limiter allowed
+                none in time. The environment did not take the step.
+            StorageError: From `step`: earlier steps could not be stored; they stay pending. If the
+                environment has taken the step, its episodes are aborted. From `close`: earlier
+                steps could not be stored, and the environment is closed.
 
         Example:
             >>> import gymnasium
@@ -566,7 +591,7 @@ class ReplayBuffer:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
         self._writer.beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
-        return recorded(env, self, begin, model_version, session_id)
+        return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
 
     def flush(self) -> None:
         """Store the pending steps now.
@@ -594,7 +619,7 @@ class ReplayBuffer:
         """Draw rows as arrays.
 
         Args:
-            batch_size: Number of rows.
+            batch_size: Number of rows; with replacement, at most 10,000,000.
             fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
                 all by default.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
@@ -604,9 +629,11 @@ class ReplayBuffer:
             A batch of arrays of shape (batch_size, *shape); `reward` is float32.
 
         Raises:
+            ArgumentError: The batch size or the sampler is invalid.
             ConditionError: The condition is malformed.
             InsufficientDataError: Fewer rows were drawn. With the default sampler: no row matches.
             FieldError: A field is unknown.
+            ValueError: `batch_size` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": ("float32", (4,))})
@@ -648,12 +675,12 @@ class ReplayBuffer:
         `skip_single` is True.
 
         Args:
-            batch_size: Number of transitions.
-            n_step: Largest number of steps that a transition spans.
+            batch_size: Number of transitions; with replacement, at most 10,000,000.
+            n_step: Largest number of steps that a transition spans, from 1 to 1,000,000.
             gamma: Discount of one step.
-            stack: Frames to stack for each observation field. `{"obs": 4}` gives each observation
-                as its last 4 frames, of shape (batch_size, 4, *shape), the oldest first. At an
-                episode's start the first frame is repeated.
+            stack: Frames to stack for each observation field, up to 1,000. `{"obs": 4}` gives each
+                observation as its last 4 frames, of shape (batch_size, 4, *shape), the oldest
+                first. At an episode's start the first frame is repeated.
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
@@ -667,12 +694,14 @@ class ReplayBuffer:
             `episode`, `t` and `n_steps`, which is m.
 
         Raises:
+            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
             ConditionError: The condition is malformed.
             InsufficientDataError: Too few steps have their successors stored.
             FieldError: A field is unknown; or no observation field is declared; or there is a field
                 `done`, neither `terminated` nor `truncated` is stored, and `terminal_field` is
                 omitted; or a matching step has no episode, the buffer has no field `next_obs`, and
-                `skip_single` is False.
+                `skip_single` is False; or `stack` has a number of frames out of its range.
+            ArgumentError: `batch_size` or `n_step` is out of its range.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -686,7 +715,7 @@ class ReplayBuffer:
         check_n_step(n_step, gamma)
         form = TransitionForm.of(
             self._store.info.config.fields, int(n_step), float(gamma), names=fields, stack=stack,
-            terminal_field=terminal_field, skip_single=checked_flag("skip_single", skip_single),
+            terminal_field=terminal_field, skip_single=checked_flag(skip_single, "skip_single"),
         )  # fmt: skip
         return self._sampler.arrays(form, sampler, batch_size, self._conditions.node(condition))
 
@@ -757,10 +786,10 @@ class ReplayBuffer:
             the sample log (`track_samples`). With a converter, the converter's result.
 
         Raises:
+            ArgumentError: The batch size, the sampler, the converter or `strict` is invalid.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer rows or tasks match, and `strict` is set.
-            ValueError: The batch size is negative.
 
         Example:
             >>> from sqlbuffer import LatestSampler, QueryBuilder
@@ -773,7 +802,7 @@ class ReplayBuffer:
             [1, 2]
         """
         node = self._conditions.node(condition, query_condition)
-        return converted(converter, self._sampler.rows(sampler, batch_size, node, strict, fields))
+        return self._sampler.sample(sampler, batch_size, node, converter, strict, fields)
 
     @overload
     def sample_tasks(
@@ -826,10 +855,10 @@ class ReplayBuffer:
             or the converter's results. Its `batch_id` is the number of the batch in the sample log.
 
         Raises:
+            ArgumentError: n, the sampler, the converter or `strict` is invalid.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
             InsufficientDataError: Fewer tasks match, and `strict` is set.
-            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -839,8 +868,7 @@ class ReplayBuffer:
             [[0, 1, 2]]
         """
         node = self._conditions.node(condition, query_condition)
-        tasks = self._sampler.tasks(sampler, n, node, strict, fields)
-        return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
+        return self._sampler.tasks(sampler, n, node, converter, strict, fields)
 
     @overload
     def sample_task(
@@ -877,8 +905,8 @@ class ReplayBuffer:
         """Draw whole tasks, as `sample_tasks`, with AWorld's name and arguments.
 
         Raises:
+            ArgumentError: The batch size, the sampler or the converter is invalid.
             ConditionError: The condition is malformed.
-            ValueError: The batch size is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -887,9 +915,8 @@ class ReplayBuffer:
             >>> len(buffer.sample_task(batch_size=1))
             1
         """
-        return self.sample_tasks(
-            batch_size, sampler=sampler, condition=query_condition, converter=converter
-        )
+        node = self._conditions.node(None, query_condition)
+        return self._sampler.tasks(sampler, batch_size, node, converter, name="batch_size")
 
     @overload
     def peek(
@@ -919,8 +946,8 @@ class ReplayBuffer:
             A list of rows; with a task sampler a list of tasks, each a list of rows.
 
         Raises:
+            ArgumentError: n or the sampler is invalid.
             ConditionError: The condition is malformed.
-            ValueError: n is negative.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_use=1)
@@ -998,8 +1025,8 @@ class ReplayBuffer:
             n_step: Largest number of steps that a transition spans; modes `transition` and
                 `n_step`.
             gamma: Discount of one step; modes `transition` and `n_step`.
-            length: Number of steps of a window; mode `window`.
-            burn_in: Number of steps before a window; mode `window`.
+            length: Number of steps of a window, up to 1,000,000; mode `window`.
+            burn_in: Number of steps before a window, up to 1,000,000; mode `window`.
             stride: Number of steps from the start of one window to the next; mode `window`.
             sequence_fields: Fields whose value at each step is returned; mode `n_step`.
             stack: Frames to stack, `{field: number}`; modes `transition`, `n_step` and `window`.
@@ -1030,6 +1057,8 @@ class ReplayBuffer:
                 opens one, which the loader's `close` closes.
 
         Raises:
+            ArgumentError: An argument is invalid, the mode does not take an option, or options
+                exclude each other.
             ConditionError: The condition is malformed.
             InsufficientDataError: In the loop: a batch could not be filled, or a pass without end
                 finds no batch.
@@ -1037,7 +1066,6 @@ class ReplayBuffer:
                 or the mirror is of another buffer, or the buffer cannot be mirrored.
             MirrorFullError: A mirror is opened, and the buffer does not fit into it.
             FieldError: A field is unknown, or names collide.
-            ValueError: The mode does not take an option, or options exclude each other.
             MissingExtraError: A device is given, and torch is not installed.
 
         Example:
@@ -1066,6 +1094,7 @@ class ReplayBuffer:
         Use it to write your own loader.
 
         Raises:
+            ArgumentError: `options` are not a `LoaderOptions`.
             BufferConfigError: Passes over a buffer with `max_use`.
             FieldError: A field is unknown.
 
@@ -1074,6 +1103,8 @@ class ReplayBuffer:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
             >>> source = buffer.batch_source(LoaderOptions(mode="step", batch_size=2))
         """
+        what = "a LoaderOptions, such as LoaderOptions(mode='step')"
+        checked_instance(options, "options", LoaderOptions, what)
         return options.source(self._store.drawing)
 
     def mirror(
@@ -1105,6 +1136,7 @@ class ReplayBuffer:
                 then.
 
         Raises:
+            ArgumentError: An argument is invalid.
             BufferConfigError: The buffer has no typed fields, counts uses, or has leases; or this
                 machine cannot share a mirror.
             ConditionError: The condition is malformed.
@@ -1168,9 +1200,9 @@ class ReplayBuffer:
             A context manager that yields a `LeasedBatch`.
 
         Raises:
+            ArgumentError: An argument is invalid, or arguments exclude each other.
             ConditionError: The condition is malformed.
-            BufferConfigError: The buffer was made without `leases=True`, or an argument is
-                malformed.
+            BufferConfigError: The buffer was made without `leases=True`.
             InsufficientDataError: At the start of the block: too few rows or groups were there in
                 time.
             FlowControlError: At the start of the block: the rate limiter did not admit the batch in
@@ -1273,9 +1305,9 @@ class ReplayBuffer:
             query_condition: Other name of `condition`.
 
         Raises:
+            ArgumentError: The page or the page size is not an integer from 1 on.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
-            ValueError: The page or the page size is below 1.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1297,6 +1329,7 @@ class ReplayBuffer:
             fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
+            ArgumentError: The task is neither text nor a number.
             FieldError: A field is unknown.
 
         Example:
@@ -1306,6 +1339,7 @@ class ReplayBuffer:
             >>> len(buffer.get_by_task_id("t1")), len(buffer.get_by_task_id("unknown"))
             (1, 0)
         """
+        checked_task_id(task_id)
         return self._reader.tasks([task_id], fields)[task_id]
 
     def get_batch_by_task_ids(
@@ -1320,6 +1354,7 @@ class ReplayBuffer:
             fields: Fields of each row to read; all by default. See `get_all`.
 
         Raises:
+            ArgumentError: The tasks are not a list of ids.
             FieldError: A field is unknown.
 
         Example:
@@ -1332,7 +1367,7 @@ class ReplayBuffer:
         """
         return self._reader.tasks(task_ids, fields)
 
-    def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
+    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
         """Return the typed fields of one step, `{name: array of its shape}`.
 
         Args:
@@ -1340,6 +1375,7 @@ class ReplayBuffer:
             place: Value of the column `block_place`, the position of the step in the block.
 
         Raises:
+            ArgumentError: `block` is not bytes, or `place` is not an integer from 0 on.
             FieldError: The step was not written with the buffer's fields, or is damaged.
 
         Example:
@@ -1347,6 +1383,9 @@ class ReplayBuffer:
             >>> buffer.decode(b"\\x00\\x00\\x80?")["obs"]
             np.float32(1.0)
         """
+        what = "the bytes of the column block"
+        checked_instance(block, "block", (bytes, bytearray, memoryview), what)
+        place = checked_integer(place, "place", 0)
         return decode_step(self._store.layout, bytes(block), place)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
@@ -1410,7 +1449,8 @@ class ReplayBuffer:
             reward: Other name of `reward_t`.
 
         Returns:
-            The number of annotated rows. Rows that the buffer does not hold are skipped.
+            The number of annotated rows. Rows that the buffer does not hold are skipped, and a
+            warning in the log names them.
 
         Raises:
             ConditionError: The condition is malformed or empty.
@@ -1576,6 +1616,7 @@ class ReplayBuffer:
                 the last copied `seq`, and the range of `seq` to copy.
 
         Raises:
+            ArgumentError: `other` is not a buffer, or `on_progress` not a function.
             ConditionError: The condition is malformed.
             CopyError: The target is not empty, or cannot hold the same steps; or steps left this
                 buffer before they were copied.
@@ -1592,7 +1633,9 @@ class ReplayBuffer:
             >>> list(copy) == list(source)
             True
         """
+        checked_buffer(other, "other")
         node = self._conditions.node(condition)
+        on_progress = checked_progress(on_progress)
         self.flush()
         return copy_buffer(self._store, other._store, node, on_progress)
 
@@ -1623,6 +1666,7 @@ class ReplayBuffer:
                 `max_episodes`; None is unlimited.
 
         Raises:
+            ArgumentError: No limit is given.
             BufferConfigError: The limit is below the buffer's `min_size`; or the buffer is of
                 `compat.memmap`, which has its own limit.
 
@@ -1635,12 +1679,14 @@ class ReplayBuffer:
             4
         """
         changes = {
-            name: checked_capacity(value, name)
+            name: None
+            if value is None
+            else checked_integer(value, name, 1, more=UNLIMITED, error=BufferConfigError)
             for name, value in (("max_capacity", max_capacity), ("max_episodes", max_episodes))
             if not isinstance(value, Same)
         }
         if not changes:
-            raise TypeError("resize() needs max_capacity=... or max_episodes=...")
+            raise ArgumentError("resize() needs max_capacity=... or max_episodes=...")
         check_fits(changes.get("max_capacity"), self._store.info.config.sampling.min_size)
         if "max_episodes" in changes and self.evict_by != "episode":
             raise BufferConfigError(
@@ -1667,8 +1713,8 @@ class ReplayBuffer:
                 may go back, for example when a learner restarts from a checkpoint.
 
         Raises:
-            TypeError: The clock is not an integer.
-            ValueError: The clock has more than 64 bits.
+            ArgumentError: The clock is not an integer of 64 bits.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", max_staleness=1)
@@ -1678,7 +1724,7 @@ class ReplayBuffer:
             >>> len(buffer.sample(1))
             0
         """
-        self._set_version(checked_clock(clock), None)
+        self._set_version(checked_clock(clock, "clock"), None)
 
     def expire(self) -> Removed:
         """Delete all rows that can never be sampled again.
@@ -1754,11 +1800,10 @@ class ReplayBuffer:
             True if the clock has changed; False if another session has begun since.
 
         Raises:
+            ArgumentError: The version is not an integer of 64 bits.
             FieldError: The key of the session cannot be stored.
             SessionNotFoundError: The buffer has no session with this key.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
-            TypeError: The version is not an integer.
-            ValueError: The version has more than 64 bits.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
@@ -1767,7 +1812,7 @@ class ReplayBuffer:
             >>> buffer.set_model_version(7), buffer.clock
             (True, 7)
         """
-        number = checked_clock(version, "a model version")
+        number = checked_clock(version, "version")
         key = self._own_session if session_id is None else checked_session(session_id)
         return self._set_version(number, key)
 
@@ -1830,7 +1875,7 @@ class ReplayBuffer:
             >>> buffer.flow().policy.samples_per_insert
             2.0
         """
-        policy = rate_limiter_of(policy)
+        policy = rate_limiter_of(policy, "policy")
         min_size = self._store.info.config.sampling.min_size
         if min_size:
             check_reached(policy, min_size, self._store.rows.count(EVERYTHING))
@@ -1847,7 +1892,7 @@ class ReplayBuffer:
             window_s: Seconds over which rates are measured, up to an hour.
 
         Raises:
-            BufferConfigError: `window_s` is not a number of seconds in that range.
+            ArgumentError: `window_s` is not a number of seconds in that range.
             BufferNotFoundError: The buffer was dropped.
 
         Example:
@@ -1858,9 +1903,9 @@ class ReplayBuffer:
             >>> stats.rows, stats.fill
             (1, 0.1)
         """
-        check_rate_window(window_s)
+        window_s = checked_window(window_s)
         self._store.pacer.publish_now()
-        return self._store.with_retries(lambda: stats(self._store.rows, float(window_s)))
+        return self._store.with_retries(lambda: stats(self._store.rows, window_s))
 
     @staticmethod
     def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
@@ -1871,10 +1916,11 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
-            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
+            ArgumentError: `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such SQLite file.
             SchemaMissingError: The database has no schema of sqlbuffer.
             StorageUnreachableError: The database does not answer.
+            URLError: The URL cannot be used.
 
         Example:
             >>> import os, tempfile
@@ -1884,7 +1930,7 @@ class ReplayBuffer:
             ...     ReplayBuffer.list(path)
             ['train']
         """
-        return catalog.list_buffers(url, checked_retry("retry_s", retry_s))
+        return catalog.list_buffers(url, checked_seconds(retry_s, "retry_s"))
 
     @staticmethod
     def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
@@ -1896,8 +1942,10 @@ class ReplayBuffer:
             retry_s: Seconds to keep trying if the server does not answer; see `Connection`.
 
         Raises:
-            BufferConfigError: `retry_s` is not a number of seconds from 0 on.
+            ArgumentError: The name is not text, or `retry_s` is not a number of seconds from 0 on.
             BufferNotFoundError: There is no such buffer.
+            StorageUnreachableError: The database does not answer.
+            URLError: The URL cannot be used.
 
         Example:
             >>> import os, tempfile
@@ -1908,4 +1956,22 @@ class ReplayBuffer:
             ...     ReplayBuffer.list(path)
             []
         """
-        drop_buffer(url, name, checked_retry("retry_s", retry_s))
+        checked_buffer_name(name)
+        drop_buffer(url, name, checked_seconds(retry_s, "retry_s"))
+
+
+def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
+    return rebuilder(state_type, "state_type"), rebuilder(action_type, "action_type")
+
+
+def checked_buffer(buffer: Any, name: str = "buffer") -> ReplayBuffer:
+    """Return an argument that is a buffer.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    what = "a ReplayBuffer, such as ReplayBuffer(url, name)"
+    if isinstance(getattr(buffer, "sync", None), ReplayBuffer):
+        what += "; give its .sync"
+    opened: ReplayBuffer = checked_instance(buffer, name, ReplayBuffer, what)
+    return opened

@@ -70,7 +70,8 @@ class EpisodeWriter:
 
     @takes(values_of_step)
     def append(self, /, **step: Any) -> None:
-        """Add a step; it is stored within the buffer's `flush_s`.
+        """Add a step; it is stored within the buffer's `flush_s`, unless the database or the rate
+        limiter holds it up. Wait before that, if `max_pending` steps are pending.
 
         Args:
             **step: A value for each declared field. Optional are `reward`, `terminated`,
@@ -80,6 +81,8 @@ class EpisodeWriter:
         Raises:
             FieldError: A field is unknown or missing, a value cannot be stored, or the episode has
                 ended. The step is not added.
+            FlowControlError: The rate limiter allowed none of the pending steps in time; this step
+                is not added.
             StorageError: Earlier steps could not be stored. They stay pending, and this step is not
                 added.
             EpisodeExistsError: Another writer has stored earlier steps of this episode; this step
@@ -179,8 +182,8 @@ class EpisodeWriter:
                 status,
                 self.length,
                 self.episode_return,
-                f"{self.episode_id}/0",
-                f"{self.episode_id}/{self.length - 1}",
+                0,
+                self.length - 1,
                 final_arrays,
                 reward,
             ),

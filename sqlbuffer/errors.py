@@ -1,11 +1,9 @@
 """Every error that the library raises, named after the action that solves it.
 
-A traceback shows a last line with the place of the error in `docs/reference/errors.md`.
+A traceback shows a last line with the command that explains the error.
 """
 
 from typing import Any
-
-REFERENCE = "docs/reference/errors.md"
 
 
 class SQLBufferError(Exception):
@@ -14,18 +12,18 @@ class SQLBufferError(Exception):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Unpickling sets the notes that were pickled in the place of this one.
-        self.add_note(f"See {place_of(type(self))}")
+        self.add_note(f"See {explained_by(type(self))}")
 
 
-def place_of(error: type[SQLBufferError]) -> str:
-    """Return where the docs explain an error: by the class, or its nearest public base class.
+def explained_by(error: type[SQLBufferError]) -> str:
+    """Return the command that explains an error: by the class, or its nearest public base class.
 
     Example:
-        >>> place_of(StorageFullError)
-        'docs/reference/errors.md#storagefullerror'
+        >>> explained_by(StorageFullError)
+        '`sqlbuffer errors StorageFullError`'
     """
     public = next(kind for kind in error.__mro__ if kind.__module__ == __name__)
-    return f"{REFERENCE}#{public.__name__.lower()}"
+    return f"`sqlbuffer errors {public.__name__}`"
 
 
 class StorageError(SQLBufferError):
@@ -86,6 +84,12 @@ class SchemaTooNewError(StorageError):
     """The schema is newer than the package. Upgrade the package."""
 
 
+class ArgumentError(SQLBufferError, TypeError, ValueError):
+    """An argument of a call has another type or value than the call takes. The message names the
+    argument, the values that the call takes, and the given value.
+    """
+
+
 class URLError(SQLBufferError, ValueError):
     """The database URL cannot be used. The message shows a correct one."""
 
@@ -112,6 +116,12 @@ class EpisodeExistsError(SQLBufferError, ValueError):
     """The buffer already has an episode with this id. Use another id, or leave the id out."""
 
 
+class OutOfOrderError(SQLBufferError, ValueError):
+    """A typed step comes after a later one of its episode. Send the steps of an episode in their
+    order. The message names the episode and the steps.
+    """
+
+
 class BufferNotFoundError(SQLBufferError, KeyError):
     """The database has no buffer with this name."""
 
@@ -135,8 +145,8 @@ class ExportError(SQLBufferError):
 
 
 class FileImportError(SQLBufferError, ValueError):
-    """A file cannot be imported. The message names the file, the column or line, and the expected
-    content.
+    """A file cannot be imported, or an export is not complete. The message names the file, the
+    column or line, and the expected content.
     """
 
 

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, Unpack, get_args, overload
 
-import numpy as np
-
-from sqlbuffer.arguments import check_batch_size
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import FieldError, InsufficientDataError, SQLBufferError
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_dict,
+    checked_integer,
+    checked_names,
+    checked_number,
+    refused,
+)
+from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.joined_batches import joined
 from sqlbuffer.loading.loader import Loader
@@ -43,8 +48,8 @@ def mix(
 
     Raises:
         FieldError: A field differs between two buffers; the message names both.
-        TypeError: A key is not a buffer, or a weight is not a number.
-        ValueError: No source, a weight that is not positive and finite, or an unknown `on_empty`.
+        ArgumentError: There is no source, a key is not a buffer, a weight is not a number above 0,
+            or `on_empty` is unknown.
 
     Example:
         >>> spec = {"x": "int64"}
@@ -88,11 +93,10 @@ class Mixture:
         fields: Sequence[str] | None = None,
     ) -> None:
         weights = _checked_weights(sources)
-        if on_empty not in ON_EMPTY:
-            raise ValueError(f"on_empty is one of {', '.join(ON_EMPTY)}, got {on_empty!r}")
+        checked_choice(on_empty, "on_empty", ON_EMPTY)
         self._buffers, self._on_empty = list(sources), on_empty
         self.weights = dict(zip(_labels(self._buffers), weights, strict=True))
-        self._fields = fields
+        self._fields = None if fields is None else checked_names(fields, "fields", "['obs']")
         self._check_fields()
         self._credits = [0.0] * len(weights)
 
@@ -107,6 +111,7 @@ class Mixture:
         """Draw rows as arrays; see `ReplayBuffer.sample_arrays`.
 
         Raises:
+            ArgumentError: The batch size or the sampler is invalid.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few rows, or none with `on_empty="raise"`.
             FieldError: A field is unknown.
@@ -130,6 +135,7 @@ class Mixture:
         """Draw transitions; arguments are those of `ReplayBuffer.sample_transitions`.
 
         Raises:
+            ArgumentError: The batch size, the sampler, `n_step` or `gamma` is invalid.
             ConditionError: A malformed condition.
             InsufficientDataError: A source has too few, or none with `on_empty="raise"`.
             FieldError: An unknown field, or no observation field.
@@ -171,17 +177,18 @@ class Mixture:
         Each source has its own random numbers, derived from the seed.
 
         Raises:
+            ArgumentError: An argument is invalid, or the mode does not take an option; or passes
+                (`epochs`, `shuffle=False`), because sources would end at different times.
             ConditionError: A malformed condition.
             FieldError: A field is unknown, or names collide.
             MissingExtraError: A device is given, and torch is not installed.
-            ValueError: Passes (`epochs`, `shuffle=False`): sources would end at different times.
         """
         names = ("fieldname_map", "to_named_tuple", "device")
         output = Output(*(options.pop(name, None) for name in names))
         prefetch = options.pop("prefetch", 0)
         given = self._options({"mode": mode, "batch_size": batch_size, **options})
         if not given.is_drawn:
-            raise ValueError(
+            raise ArgumentError(
                 "a mixture is drawn without end: leave out epochs and shuffle=False, or make a "
                 "loader of each buffer"
             )
@@ -196,11 +203,11 @@ class Mixture:
         return f"Mixture({self.weights})"
 
     def _sample(self, batch_size: int, sampler: Sampler | None, options: dict[str, Any]) -> Batch:
-        check_batch_size(batch_size)
+        n = checked_integer(batch_size, "batch_size", 0)
         draw = self._draw(self._options({**options, "sampler": sampler}))
         uniform = RandomSampler(replace=True)
         samplers = [uniform if sampler is None else sampler] * len(self._buffers)
-        batch, self._credits = draw(samplers, int(batch_size), None, self._credits)
+        batch, self._credits = draw(samplers, n, None, self._credits)
         return batch
 
     def _options(self, options: dict[str, Any]) -> LoaderOptions:
@@ -266,8 +273,7 @@ class _MixedSource:
             for i in empty:
                 weights[i] = 0.0
             if not any(weights):
-                names = ", ".join(self.weights)
-                raise InsufficientDataError(f"none of {names} has anything to draw; wait for data")
+                raise InsufficientDataError(self._nothing_to_draw())
 
     def _draw_each(
         self, samplers: Sequence[Sampler], counts: Sequence[int], path: Sequence[int] | None
@@ -291,11 +297,20 @@ class _MixedSource:
     def _check_full(self, batches: Sequence[Batch], counts: Sequence[int]) -> None:
         for i, (label, batch) in enumerate(zip(self.weights, batches, strict=True)):
             if batch.n_rows < counts[i]:
+                of = self.sources[i].shortage()
                 raise InsufficientDataError(
-                    f"{label}: asked for {counts[i]}, and {batch.n_rows} match; wait for more "
-                    f"data, lower the batch size or its weight, or, where a source may be empty, "
-                    f"mix(..., on_empty='redistribute'){self.sources[i].undrawn()}"
+                    f"{label}: asked for {counts[i]}, and {batch.n_rows} match{of.reason}; wait "
+                    f"for more data, lower the batch size or its weight, or, where a source may be "
+                    f"empty, mix(..., on_empty='redistribute'){of.causes}"
                 )
+
+    def _nothing_to_draw(self) -> str:
+        parts = [f"none of {', '.join(self.weights)} has anything to draw; wait for data"]
+        for label, source in zip(self.weights, self.sources, strict=True):
+            of = source.shortage()
+            if text := of.reason or of.causes:
+                parts.append(f"{label}: {text[2:]}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -347,23 +362,15 @@ def _declared(buffer: ReplayBuffer, name: str) -> str:
 
 
 def _checked_weights(sources: Any) -> list[float]:
-    if not isinstance(sources, Mapping) or not sources:
-        raise ValueError(
-            f"mix() takes {{buffer: weight}}, with one buffer or more, got {sources!r}"
-        )
-    for buffer, weight in sources.items():
-        if not isinstance(buffer, ReplayBuffer):
-            raise TypeError(f"mix() takes {{buffer: weight}}, got {buffer!r} as a buffer")
-        if isinstance(weight, (bool, np.bool_)) or not isinstance(
-            weight, (int, float, np.integer, np.floating)
-        ):
-            raise TypeError(f"the weight of {buffer.name!r} is a number, got {weight!r}")
-        if not 0 < weight < math.inf:
-            raise ValueError(
-                f"the weight of {buffer.name!r} is positive and finite, got {weight!r}; leave a "
-                f"source out that gives nothing"
-            )
-    return _normalised([float(weight) for weight in sources.values()])
+    example = "{buffer: weight}, with one buffer or more"
+    weights = []
+    for buffer, weight in checked_dict(sources, "sources", example).items():
+        checked_buffer(buffer, "each key of sources")
+        name = f"the weight of {buffer.name!r} in sources"
+        weights.append(checked_number(weight, name, above=0.0, more="; leave an unused buffer out"))
+    if not weights:
+        raise refused(sources, "sources", f"a dict such as {example}")
+    return _normalised(weights)
 
 
 def _normalised(weights: Sequence[float]) -> list[float]:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlbuffer.arguments import check_rate_window
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import BufferConfigError, MissingExtraError, SQLBufferError
+from sqlbuffer.arguments import checked_window
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_flag, checked_integer, checked_path, checked_seconds
+from sqlbuffer.errors import ArgumentError, MissingExtraError, SQLBufferError
 from sqlbuffer.extras import install
-from sqlbuffer.scalars import real_of
 from sqlbuffer.stats import Distribution, Stats
 
 __all__ = ["PrometheusCollector", "TensorBoardMonitor", "prometheus_text"]
@@ -57,8 +57,7 @@ class TensorBoardMonitor:
         window_s: Seconds over which rates are measured.
 
     Raises:
-        BufferConfigError: A number of seconds is invalid.
-        TypeError: An argument is not a buffer or not a writer.
+        ArgumentError: An argument is not a buffer, not a writer, or not such a number of seconds.
         MissingExtraError: A folder is given, and neither package is installed.
 
     Example:
@@ -85,14 +84,12 @@ class TensorBoardMonitor:
         every_s: float = 10.0,
         window_s: float = 60.0,
     ) -> None:
-        _check_buffers([buffer])
-        check_rate_window(window_s)
-        pause_s = real_of(every_s)
-        if pause_s is None or not pause_s >= 0:
-            raise BufferConfigError(f"every_s is a number of seconds, 0 or more, got {every_s!r}")
+        checked_buffer(buffer, "buffer")
+        self._window_s = checked_window(window_s)
+        self._every_s = checked_seconds(every_s, "every_s")
         self._own = not hasattr(writer, "add_scalar")
         self._writer = _summary_writer(writer) if self._own else writer
-        self._buffer, self._every_s, self._window_s = buffer, pause_s, window_s
+        self._buffer = buffer
         self._written_at = float("-inf")
         self._began_at = time.monotonic()
         self._stop = threading.Event()
@@ -109,8 +106,11 @@ class TensorBoardMonitor:
             True if the figures were written.
 
         Raises:
+            ArgumentError: The step is not an integer of 64 bits, or `now` not True or False.
             BufferNotFoundError: The buffer was dropped.
         """
+        step = None if step is None else checked_integer(step, "step", more=", or None")
+        now = checked_flag(now, "now")
         began = time.monotonic()
         if not now and began - self._written_at < self._every_s:
             return False
@@ -169,8 +169,8 @@ class TensorBoardMonitor:
 
 
 def _summary_writer(folder: Any) -> Any:
-    if not isinstance(folder, (str, bytes)) and not hasattr(folder, "__fspath__"):
-        raise TypeError(f"writer is a SummaryWriter or a folder, got {type(folder).__name__}")
+    folder = os.fsdecode(folder) if isinstance(folder, bytes) else folder
+    path = checked_path(folder, "writer", "a SummaryWriter or the path of a folder")
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -181,7 +181,7 @@ def _summary_writer(folder: Any) -> Any:
                 "writing to TensorBoard needs tensorboardX or tensorboard; "
                 f"run {install('tensorboardX')}"
             ) from None
-    return SummaryWriter(os.fsdecode(folder))
+    return SummaryWriter(str(path))
 
 
 # Figure -> (name, kind, description). The server computes rates from the counters.
@@ -228,8 +228,8 @@ class PrometheusCollector:
         *buffers: The buffers.
 
     Raises:
-        TypeError: An argument is not a buffer.
-        ValueError: Two buffers have the same name, so the label could not distinguish them.
+        ArgumentError: An argument is not a buffer; or two buffers have the same name, so the label
+            could not distinguish them.
         MissingExtraError: prometheus_client is not installed.
 
     Example:
@@ -297,10 +297,9 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
     """Return the figures of buffers in the text format of Prometheus, for your own endpoint.
 
     Raises:
+        ArgumentError: An argument is not a buffer, or two buffers have the same name.
         BufferNotFoundError: A buffer was dropped.
         MissingExtraError: prometheus_client is not installed.
-        TypeError: An argument is not a buffer.
-        ValueError: Two buffers have the same name.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")
@@ -319,13 +318,10 @@ def prometheus_text(*buffers: ReplayBuffer) -> str:
 
 
 def _check_buffers(buffers: Sequence[Any]) -> None:
-    for buffer in buffers:
-        if not isinstance(buffer, ReplayBuffer):
-            raise TypeError(f"a ReplayBuffer is monitored, got {type(buffer).__name__}")
-    names = [buffer.name for buffer in buffers]
+    names = [checked_buffer(buffer, "each of buffers").name for buffer in buffers]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
-        raise ValueError(
+        raise ArgumentError(
             f"two buffers are named {double!r}, but metrics distinguish them by name; give each "
             f"one once, and use another registry for those of another database"
         )

@@ -1,11 +1,11 @@
 """Flow control between collectors and learners: policies over counts, and the calls that wait."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
+from sqlbuffer.checks import checked_instance, checked_integer, checked_number, refused
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.scalars import integer_of, real_of
 
 Role = Literal["insert", "sample"]
 
@@ -64,17 +64,14 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         ratio = _number("samples_per_insert", self.samples_per_insert, above=0.0)
-        size = integer_of(self.min_size)
-        if size is None or not 1 <= size < NO_LIMIT:
-            raise BufferConfigError(f"min_size is an integer from 1 on, got {self.min_size!r}")
+        size = checked_integer(self.min_size, "min_size", 1, NO_LIMIT, error=BufferConfigError)
         error = self.error_buffer
         if error is None:
             error = max(1_000.0, 0.1 * size * ratio, 1_000.0 * ratio)
         elif isinstance(error, (tuple, list)):
             if len(error) != 2:
-                raise BufferConfigError(
-                    f"error_buffer is a number or a pair (min_diff, max_diff), got {error!r}"
-                )
+                what = "a number or a pair (min_diff, max_diff)"
+                raise refused(error, "error_buffer", what, BufferConfigError)
             low, high = (_number("error_buffer", bound) for bound in error)
             error = (low, high)
         else:
@@ -121,12 +118,22 @@ class RateLimiter:
         return self.max_diff - self.min_diff
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be sampled now."""
+        """Return True if n rows may be sampled now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         diff = counts.inserted * self.samples_per_insert - counts.sampled - n
         return counts.inserted >= self.min_size and diff >= self.min_diff
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be inserted now."""
+        """Return True if n rows may be inserted now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         inserted = counts.inserted + n
         diff = inserted * self.samples_per_insert - counts.sampled
         return inserted <= self.min_size or diff <= self.max_diff
@@ -188,17 +195,15 @@ class RatioWindow:
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
+        window_s = _number("window_s", self.window_s, above=0.0)
         most = self.max_ratio
-        if most != math.inf:
+        if not (isinstance(most, float) and most == math.inf):
             most = _number("max_ratio", most, above=0.0)
         least = _number("min_ratio", self.min_ratio)
         if least < 0 or least > most:
-            raise BufferConfigError(
-                f"min_ratio is from 0 to max_ratio, got {self.min_ratio!r} and {self.max_ratio!r}"
-            )
+            raise BufferConfigError(f"min_ratio is from 0 to max_ratio, got {least:g} and {most:g}")
         if most == math.inf and least == 0:
             raise BufferConfigError("a RatioWindow has a max_ratio, a min_ratio or both")
-        window_s = _number("window_s", self.window_s, above=0.0)
         for name, value in (("max_ratio", most), ("min_ratio", least), ("window_s", window_s)):
             object.__setattr__(self, name, float(value))
 
@@ -234,11 +239,21 @@ class RatioWindow:
         return FlowCounts(*left), decayed_at + whole_s
 
     def may_sample(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be sampled now."""
+        """Return True if n rows may be sampled now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         return counts.inserted >= self.min_ratio * (counts.sampled + n) * (1 - _ROUNDING)
 
     def may_insert(self, counts: FlowCounts, n: int) -> bool:
-        """Return True if n rows may be inserted now."""
+        """Return True if n rows may be inserted now.
+
+        Raises:
+            ArgumentError: `counts` are not `FlowCounts`, or n is not an integer from 0 on.
+        """
+        _check_asked(counts, n)
         if counts.sampled < _NOTHING:
             return True
         return counts.inserted + n <= self.max_ratio * counts.sampled * (1 + _ROUNDING)
@@ -358,29 +373,33 @@ def policy_to_json(policy: Policy | None) -> dict[str, Any] | None:
     return {"type": type(policy).__name__, **given}
 
 
-def rate_limiter_of(given: Any) -> Policy | None:
+def rate_limiter_of(given: Any, name: str = "rate_limiter") -> Policy | None:
     """Return the policy that is given as an object, or as the JSON of `policy_to_json`.
+
+    Args:
+        given: The policy.
+        name: Name of the argument.
 
     Raises:
         BufferConfigError: The value is neither.
     """
-    if isinstance(given, dict) and given.get("type") in POLICIES:
-        numbers = {name: value for name, value in given.items() if name != "type"}
-        try:
-            return POLICIES[given["type"]](**numbers)
-        except TypeError as error:
-            raise BufferConfigError(f"rate_limiter: {error}, got {given!r}") from None
-    if given is not None and not isinstance(given, (RateLimiter, RatioWindow)):
-        raise BufferConfigError(
-            f"rate_limiter is a RateLimiter, a RatioWindow or None, got {given!r:.100}"
-        )
-    return given
+    if given is None or isinstance(given, (RateLimiter, RatioWindow)):
+        return given
+    if isinstance(given, dict) and isinstance(given.get("type"), str) and given["type"] in POLICIES:
+        kind = POLICIES[given["type"]]
+        numbers = {argument: value for argument, value in given.items() if argument != "type"}
+        required = {each.name for each in fields(kind) if each.default is MISSING}
+        if required <= set(numbers) <= {each.name for each in fields(kind)}:
+            return kind(**numbers)
+    what = "a RateLimiter, a RatioWindow or None"
+    raise refused(given, name, what, BufferConfigError)
 
 
 def _number(name: str, value: Any, *, above: float | None = None) -> float:
-    real = real_of(value)
-    if real is None or not math.isfinite(real):
-        raise BufferConfigError(f"{name} is a finite number, got {value!r}")
-    if above is not None and real <= above:
-        raise BufferConfigError(f"{name} is above {above:g}, got {value!r}")
-    return real
+    return checked_number(value, name, above=above, error=BufferConfigError)
+
+
+def _check_asked(counts: Any, n: Any) -> None:
+    what = "a FlowCounts, such as FlowCounts(inserted=0, sampled=0)"
+    checked_instance(counts, "counts", FlowCounts, what)
+    checked_integer(n, "n", 0)

@@ -103,6 +103,8 @@ class Stats:
     Attributes:
         buffer: Name of the buffer.
         rows: Number of rows.
+        exact: Whether `rows`, `fill` and `evicted` are exact. `sqlbuffer watch` and the web page
+            estimate them in a buffer that only plain SQL has filled with over a million rows.
         capacity: Largest number of rows; None is unlimited.
         inserted: Rows ever inserted. It counts numbers, so rows of writes that were rolled back
             count too.
@@ -119,7 +121,8 @@ class Stats:
             created.
         insert_rate: Rows inserted per second; if all rows are younger than the window, since the
             oldest row. None if no row is left to measure it.
-        sample_rate: Rows sampled per second.
+        sample_rate: Rows sampled per second, about: processes report them every 5 seconds, and the
+            time begins within an interval of 10 seconds.
         oldest_age_s: Seconds since the oldest row was written; None for an empty buffer.
         newest_age_s: Seconds since the newest row was written.
         episodes: Episodes that are open or have stored steps, counted up to 100,000. If `sqlbuffer
@@ -144,6 +147,7 @@ class Stats:
 
     buffer: str
     rows: int
+    exact: bool
     capacity: int | None
     inserted: int
     evicted: int

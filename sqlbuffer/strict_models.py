@@ -1,15 +1,22 @@
 """The base of the library's models, and errors of the library in place of those of pydantic."""
 
 import difflib
-import reprlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import ArgsKwargs
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
 
 Class = TypeVar("Class", bound=type)
@@ -67,7 +74,7 @@ def library_error(
         return kind(f"{owner} takes {first['loc'][-1]} values by place; give the others by name")
     if first["type"] == "multiple_argument_values":
         return kind(f"{owner}: {where} is given by its place and by its name; leave one out")
-    return kind(f"{where or owner}: {_finding(first, where)}, got {_shown(first['input'])}")
+    return kind(f"{where or owner}: {_finding(first, where)}, got {shown(first['input'])}")
 
 
 def _where(loc: tuple[int | str, ...], names: Collection[str]) -> str:
@@ -96,10 +103,6 @@ def _finding(first: Any, where: str) -> str:
         return f"expected {expected[0]}{example}"
     found: str = first["msg"]
     return found.removeprefix("Value error, ").replace("Input should be", "expected", 1)
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.100}" if isinstance(value, (str, bytes)) else reprlib.repr(value)
 
 
 def with_own_errors(cls: Class) -> Class:
@@ -145,25 +148,43 @@ class CheckedModel(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Return the model of a dict; see pydantic."""
+        """Return the model of a dict; see pydantic.
+
+        Raises:
+            BufferConfigError: A value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate(obj, **options)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-        """Return the model of JSON text; see pydantic."""
+        """Return the model of JSON text; see pydantic.
+
+        Raises:
+            BufferConfigError: The text is not JSON, or a value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate_json(json_data, **options)
 
     @classmethod
     def model_validate_strings(cls, obj: Any, **options: Any) -> Self:
-        """Return the model of a dict of texts; see pydantic."""
+        """Return the model of a dict of texts; see pydantic.
+
+        Raises:
+            BufferConfigError: A value is invalid.
+            FieldError: A field is malformed.
+        """
         with cls._own_errors():
             return super().model_validate_strings(obj, **options)
 
     @classmethod
     def own_error(cls, error: ValidationError) -> SQLBufferError:
-        """Return the error to raise for one of pydantic."""
+        """Return the error to raise for one of pydantic.
+
+        :meta private:
+        """
         return library_error(error, FieldError, cls.__name__, tuple(cls.model_fields))
 
     @classmethod
@@ -175,6 +196,27 @@ class CheckedModel(BaseModel):
             raise cls.own_error(error) from None
 
 
+def setting(
+    check: Callable[..., Any], *args: Any, or_none: bool = False, name: str = "", **options: Any
+) -> BeforeValidator:
+    """Return the validator of a setting: a check of arguments, under the name of the setting.
+
+    Args:
+        check: A function of `sqlbuffer.checks`.
+        *args: More arguments of it.
+        or_none: True for a setting that may be None.
+        name: Name of the setting if it is not that of the field.
+        **options: Arguments by name.
+    """
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        if or_none and value is None:
+            return None
+        return check(value, name or str(info.field_name), *args, error=BufferConfigError, **options)
+
+    return BeforeValidator(checked)
+
+
 class StrictModel(CheckedModel):
     """A frozen model without unknown keys. Its repr shows what differs from the defaults."""
 
@@ -184,14 +226,29 @@ class StrictModel(CheckedModel):
         # pydantic calls it for a model inside another one too, so that errors name the inner one.
         super().__init__(**values)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_names(cls, given: Any, validated: Callable[[Any], Self]) -> Self:
+        """Refuse names that pydantic could not pass to the constructor."""
+        if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+            owner = cls.model_config.get("title") or cls.__name__
+            raise BufferConfigError(f"{owner} is a dict with names as keys, got {shown(given)}")
+        return validated(given)
+
     @classmethod
     def advice_on(cls, name: str) -> str:
-        """Return what to do about a key that the model does not have."""
+        """Return what to do about a key that the model does not have.
+
+        :meta private:
+        """
         return f"it has {', '.join(cls.model_fields)}"
 
     @classmethod
     def own_error(cls, error: ValidationError) -> SQLBufferError:
-        """Return the error to raise for one of pydantic."""
+        """Return the error to raise for one of pydantic.
+
+        :meta private:
+        """
         # A part of another model is titled with its name there; users do not make it themselves.
         owner = cls.model_config.get("title") or cls.__name__
         names = tuple(cls.model_fields)

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.errors import FieldError, InsufficientDataError, MissingExtraError
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_names, refused
+from sqlbuffer.display.short_values import shown
+from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, MissingExtraError
 from sqlbuffer.extras import install
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.loader import Loader
@@ -46,7 +48,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         loader: Made by `ReplayBuffer.loader` or `Mixture.loader`.
 
     Raises:
-        TypeError: Not a loader.
+        ArgumentError: It is not a loader.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -64,9 +66,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader):
-            raise TypeError(
-                f"IterableDataset takes a loader, such as buffer.loader(), got {loader!r}"
-            )
+            raise refused(loader, "loader", "a loader, such as buffer.loader()")
         self.loader = loader
         self._meeting = Meeting()
         self._part: _Part | None = None
@@ -76,7 +76,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         """Begin an iteration; in a worker process, its part of the common iteration.
 
         Raises:
-            ValueError: A state was loaded that is of another worker or number of workers.
+            ArgumentError: A state was loaded that is of another worker or number of workers.
         """
         info = data.get_worker_info()
         if info is None:
@@ -103,12 +103,12 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         """Make the next iteration continue where a state was taken; see `Loader.load_state_dict`.
 
         Raises:
-            ValueError: It is not a state, is of another loader, or of a worker and this is none.
+            ArgumentError: It is not a state, is of another loader, or of a worker and this is none.
         """
         if data.get_worker_info() is not None:
             self._resumed = state
         elif isinstance(state, Mapping) and "worker" in state:
-            raise ValueError(
+            raise ArgumentError(
                 "the state is of a worker process, and there are none here; give the same "
                 "num_workers as when it was taken"
             )
@@ -120,7 +120,7 @@ class IterableDataset(data.IterableDataset):  # type: ignore[misc]
         state, self._resumed = dict(self._resumed or {}), None
         place = (state.pop("worker", None), state.pop("workers", None))
         if place != (info.id, info.num_workers):
-            raise ValueError(
+            raise ArgumentError(
                 f"the state is of worker {place[0]} of {place[1]}, and this is worker {info.id} of "
                 f"{info.num_workers}; give the same num_workers as when it was taken"
             )
@@ -169,8 +169,9 @@ class Dataset(data.Dataset):  # type: ignore[misc]
             takes them.
 
     Raises:
+        ArgumentError: An argument is invalid, or the mode does not take an option.
+        ConditionError: The condition is malformed.
         FieldError: A field is unknown.
-        ValueError: The mode does not take an option.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -193,13 +194,13 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         fieldname_map: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(buffer, ReplayBuffer):
-            raise TypeError(f"Dataset takes a ReplayBuffer, got {buffer!r}")
+        checked_buffer(buffer, "buffer")
         if wrong := sorted(set(options) & _OF_LOADERS):
-            raise TypeError(f"Dataset takes no {wrong[0]}: that is for the DataLoader to decide")
-        if isinstance(info, str):
-            raise FieldError(f"info is a list of names such as ['seq'], got {info!r}")
-        self._output, self._info = Output(fieldname_map), tuple(info)
+            raise ArgumentError(
+                f"Dataset takes no {wrong[0]}: that is for the DataLoader to decide"
+            )
+        names = checked_names(info, "info", "['seq']")
+        self._output, self._info = Output(fieldname_map), tuple(names)
         check_drawn(buffer.name, buffer.max_use, "a dataset of numbers")
         self._source = buffer.batch_source(options_of({"mode": mode, **options}))
         self._numbers = self._source.numbers()
@@ -247,8 +248,8 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         for name in self._info:
             if name not in made.info or name in columns:
                 raise FieldError(
-                    f"info names {name!r}; choose of {', '.join(made.info)}, and no name of an "
-                    f"array"
+                    f"info names {shown(name)}; choose of {', '.join(made.info)}, and no name of "
+                    f"an array"
                 )
             columns[name] = as_tensor(made.info[name], "cpu")
         return [

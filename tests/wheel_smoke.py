@@ -21,6 +21,7 @@ def check_what_ships() -> None:
         "migrations/versions/0001_first_schema/sqlite/*.sql",
         "migrations/versions/0001_first_schema/postgresql/*.sql",
         "storage/schema/roles.sql",
+        "errors.md",
     ):
         assert list(package.glob(pattern)), f"the wheel has no {pattern}"
 
@@ -44,6 +45,7 @@ def main() -> None:
         store_and_sample(url)
         command = Path(sys.executable).with_name("sqlbuffer")
         subprocess.run([command, "db", "check", url], check=True)
+        subprocess.run([command, "errors", "URLError"], check=True)
     print("The wheel works on its own.")
 
 

@@ -12,7 +12,7 @@ from sqlbuffer import call_threads
 from sqlbuffer.aio.async_episode import AsyncEpisodeWriter
 from sqlbuffer.aio.async_lease import AsyncLease
 from sqlbuffer.aio.thread_calls import in_thread
-from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.config.connection import RETRY_S, Connection
 from sqlbuffer.config.opener_settings import OpenerSettings
@@ -70,6 +70,9 @@ class AsyncReplayBuffer:
     Args:
         buffer: The buffer that does the work.
 
+    Raises:
+        ArgumentError: It is not a `ReplayBuffer`.
+
     Example:
         >>> import asyncio
         >>> async def main():
@@ -84,7 +87,7 @@ class AsyncReplayBuffer:
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
-        self.sync = buffer
+        self.sync = checked_buffer(buffer, "buffer")
 
     def __repr__(self) -> str:
         return f"Async{self.sync!r}"
@@ -168,7 +171,7 @@ class AsyncReplayBuffer:
         """Return the key of the buffer's current session; None before the first session."""
         return await in_thread(lambda: self.sync.session_id)
 
-    def decode(self, block: bytes, place: int = 0) -> dict[str, Any]:
+    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
         """Return the typed fields of one step; see `sqlbuffer.ReplayBuffer.decode`."""
         return self.sync.decode(block, place)
 

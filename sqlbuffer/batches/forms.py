@@ -4,9 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sqlbuffer.batches.step_table import with_zeros
+from sqlbuffer.checks import checked_dict, checked_integer, checked_names
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.fields.declarations import BUILT_IN
@@ -24,7 +29,10 @@ _warned: set[tuple[str, int, int]] = set()
 
 
 FINAL_PREFIX, SEQUENCE = "final_", "seq_"
+# The arrays of a batch have a place for each of them.
 MOST_STEPS = 1_000_000
+MOST_FRAMES = 1_000
+FIELDS_EXAMPLE = "['obs', 'reward']"
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +176,16 @@ class WindowForm:
         """Number of steps that are needed before the first one to learn from."""
         return self.burn_in + self.n_frames - 1
 
+    def padded(self, arrays: Mapping[str, NDArray[Any]], burn_in: int) -> dict[str, NDArray[Any]]:
+        """Return arrays of fewer steps as those of windows, with zeros at the others.
+
+        Args:
+            arrays: Arrays of shape (b, n, *shape); also lengths of values, of shape (b, n).
+            burn_in: Number of their steps before the one at which a window is placed.
+        """
+        n, before = self.burn_in + self.length, self.burn_in - burn_in
+        return {name: with_zeros(values, n, before) for name, values in arrays.items()}
+
     @classmethod
     def of(
         cls,
@@ -191,7 +209,7 @@ class WindowForm:
 
         Raises:
             FieldError: An unknown field.
-            ValueError: A length or stride below 1, or a burn-in below 0.
+            ArgumentError: A length or stride below 1, or a burn-in below 0.
         """
         check_window(length, burn_in, stride)
         own, built_in = checked_step_names(fields, names, "windows")
@@ -236,7 +254,7 @@ class TrajectoryForm:
             if FINAL_PREFIX + name in fields.specs:
                 raise FieldError(
                     f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
-                    f"trajectory: leave out {name!r} or that field with fields=[...]"
+                    f"trajectory: leave out {shown(name)} or that field with fields=[...]"
                 )
         return cls(own, built_in, finals, include_partial)
 
@@ -269,15 +287,16 @@ def warn_of_single_steps(database: str, buffer_id: int, n_step: int) -> None:
 
 def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], list[str]]:
     """Return the fields of the first step, the observations after, and further built-in values."""
-    names, observations = checked_names("fields", given), fields.observations
+    observations = fields.observations
     following = [NEXT + name for name in observations]
     own = [name for name in fields.specs if name not in following]
-    if names is None:
+    if given is None:
         return own, list(observations), []
+    names = checked_names(given, "fields", FIELDS_EXAMPLE)
     for name in names:
         if name not in (*own, *following, *_BUILT_IN):
             known = ", ".join((*own, *following, *_BUILT_IN))
-            raise FieldError(f"unknown field {name!r}; transitions have {known}")
+            raise FieldError(f"unknown field {shown(name)}; transitions have {known}")
     after = [name for name in observations if name in names or NEXT + name in names]
     more = [name for name in ("truncated",) if name in names]
     return [name for name in own if name in names], after, more
@@ -287,30 +306,19 @@ def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, 
     """Return the number of stacked frames, by field.
 
     Raises:
-        FieldError: Not a dict of fields of fixed shape and numbers from 1 on.
+        FieldError: Not a dict of fields of fixed shape and numbers from 1 to `MOST_FRAMES`.
     """
     if stack is None:
         return {}
-    if not isinstance(stack, Mapping):
-        raise FieldError(f"stack is given as a dict such as {{'obs': 4}}, got {stack!r}")
-    for name, k in stack.items():
+    for name, k in checked_dict(stack, "stack", "{'obs': 4}", error=FieldError).items():
         _check_fixed(fields, name, "stack")
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise FieldError(f"stack: field {name!r} needs a number of frames from 1 on, got {k!r}")
+        is_integer = isinstance(k, (int, np.integer)) and not isinstance(k, bool)
+        if not is_integer or not 1 <= k <= MOST_FRAMES:
+            raise FieldError(
+                f"stack: field {shown(name)} needs a number of frames from 1 to {MOST_FRAMES}, "
+                f"got {shown(k)}"
+            )
     return {name: int(k) for name, k in stack.items()}
-
-
-def checked_names(what: str, names: Sequence[str] | None) -> list[str] | None:
-    """Return names of fields.
-
-    Raises:
-        FieldError: Not a list of texts.
-    """
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise FieldError(f"{what} are given as a list of names, got {names!r}")
-    return list(dict.fromkeys(names))
 
 
 def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
@@ -324,7 +332,9 @@ def checked_terminal_field(fields: Fields, name: str | None) -> str | None:
     _check_fixed(fields, name, "terminal_field")
     spec = fields.specs[name]
     if spec.shape or spec.dtype.kind not in "biuf":
-        raise FieldError(f"terminal_field is a boolean or a number, and field {name!r} is {spec}")
+        raise FieldError(
+            f"terminal_field is a boolean or a number, and field {shown(name)} is {spec}"
+        )
     return name
 
 
@@ -334,7 +344,7 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
     Raises:
         FieldError: Not a list of fields of fixed shape, or of `reward`.
     """
-    found = checked_names("sequence_fields", names) or []
+    found = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
     for name in found:
         if name != "reward":
             _check_fixed(fields, name, "sequence_fields")
@@ -351,29 +361,24 @@ def checked_step_names(
     Raises:
         FieldError: Not a list of names, or an unknown one.
     """
-    wanted = checked_names("fields", names)
-    if wanted is None:
+    if names is None:
         return list(fields.specs), list(BUILT_IN)
+    wanted = checked_names(names, "fields", FIELDS_EXAMPLE)
     for name in wanted:
         if name not in (*fields.specs, *BUILT_IN):
             known = ", ".join((*fields.specs, *BUILT_IN))
-            raise FieldError(f"unknown field {name!r}; {things} have {known}")
+            raise FieldError(f"unknown field {shown(name)}; {things} have {known}")
     return (
         [name for name in fields.specs if name in wanted],
         [name for name in BUILT_IN if name in wanted],
     )
 
 
-def check_window(length: int, burn_in: int, stride: int) -> None:
-    """Raise ValueError unless length and stride are at least 1 and the burn-in at least 0."""
-    given = (("length", length, 1), ("burn_in", burn_in, 0), ("stride", stride, 1))
-    for name, value, least in given:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, np.integer))
-            or not least <= value <= MOST_STEPS
-        ):
-            raise ValueError(f"{name} is an integer from {least} to {MOST_STEPS}, got {value!r}")
+def check_window(length: Any, burn_in: Any, stride: Any) -> None:
+    """Raise ArgumentError unless length and stride are at least 1 and the burn-in at least 0."""
+    checked_integer(length, "length", 1, MOST_STEPS)
+    checked_integer(burn_in, "burn_in", 0, MOST_STEPS)
+    checked_integer(stride, "stride", 1, MOST_STEPS)
 
 
 def check_observations(fields: Fields) -> None:
@@ -385,13 +390,14 @@ def check_observations(fields: Fields) -> None:
         )
     for name in fields.observations:
         if fields.specs[name].is_variable:
-            raise FieldError(f"field {name!r}: transitions need observations of fixed shape")
+            raise FieldError(f"field {shown(name)}: transitions need observations of fixed shape")
 
 
 def _check_fixed(fields: Fields, name: str, what: str) -> None:
-    if name not in fields.specs:
+    if not isinstance(name, str) or name not in fields.specs:
         raise FieldError(
-            f"{what}: unknown field {name!r}; the buffer has {', '.join(fields.specs) or 'none'}"
+            f"{what}: unknown field {shown(name)}; the buffer has "
+            f"{', '.join(fields.specs) or 'none'}"
         )
     if fields.specs[name].is_variable:
-        raise FieldError(f"{what}: field {name!r} has a length that varies")
+        raise FieldError(f"{what}: field {shown(name)} has a length that varies")

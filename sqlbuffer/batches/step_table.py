@@ -132,13 +132,38 @@ def info_with(info: Callable[[], Arrays], more: Mapping[str, NDArray[Any]]) -> C
     return lambda: info() | dict(more)
 
 
+def with_zeros(values: NDArray[Any], n: int, before: int = 0) -> NDArray[Any]:
+    """Return values with zeros before and after them on axis 1, n in all.
+
+    Zeros that are not written to take no memory.
+    """
+    own = values.shape[1]
+    if own == n:
+        return values
+    padded = np.zeros((len(values), n, *values.shape[2:]), values.dtype)
+    padded[:, before : before + own] = values
+    return padded
+
+
+# An open episode may have more; only the memory that a plan takes depends on it.
+LIKELY_STEPS = 1_024
 # Number of steps whose links are followed in one go: a run of steps is seldom longer.
-_MOST_AHEAD = 256
+MOST_AHEAD = 256
 
 
-def chains(table: StepTable, slots: Integers, n: int | None, *, back: bool = False) -> Integers:
+def longest(table: StepTable, slots: Integers) -> int:
+    """Return how many steps the episodes of some steps are likely to have at most."""
+    length = table.episodes.length
+    of = table.gathered_links(slots)["episode"]
+    known = int(length[of].max(initial=0)) if len(length) else 0
+    return max(known, LIKELY_STEPS)
+
+
+def chains(
+    table: StepTable, slots: Integers, most: int | None = None, *, back: bool = False
+) -> Integers:
     """Return the slots of steps and of those after them in their episodes, shape (b, n); -1 from
-    the first on that the buffer does not have.
+    the first on that the buffer does not have. n is the length of the longest.
 
     Mostly steps that follow each other are next to each other: the links are followed by runs of
     such slots.
@@ -146,15 +171,15 @@ def chains(table: StepTable, slots: Integers, n: int | None, *, back: bool = Fal
     Args:
         table: The steps.
         slots: Where to begin, shape (b,).
-        n: Number of each, with the first one; None: the length of the longest.
+        most: Largest n, with the first one; None: there is no limit.
         back: The steps before, from the newest to the oldest.
     """
     direction, link = (-1, "prev") if back else (1, "next")
     rows, at, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
-    most = table.n_slots if n is None else n
+    most = table.n_slots if most is None else most
     runs: list[tuple[Integers, Integers, Integers]] = []
     while len(rows):
-        width = min(most - int(at.min()), _MOST_AHEAD)
+        width = min(most - int(at.min()), MOST_AHEAD)
         near = starts[:, None] + direction * np.arange(width)
         links = table.gathered_links(near.clip(0, table.n_slots - 1).reshape(-1))
         links = links.reshape(near.shape)
@@ -171,8 +196,7 @@ def chains(table: StepTable, slots: Integers, n: int | None, *, back: bool = Fal
         at = at + lens
         goes_on = (lens > 0) & (starts != NONE) & (at < most)
         rows, at, starts = rows[goes_on], at[goes_on], starts[goes_on]
-    if n is None:
-        n = max((int(places.max(initial=-1)) + 1 for _, places, _ in runs), default=0)
+    n = max((int(places.max(initial=-1)) + 1 for _, places, _ in runs), default=0)
     found = np.full((len(slots), n), NONE, np.int64)
     for own, places, steps in runs:
         found[own, places] = steps

@@ -20,12 +20,10 @@ from sqlbuffer.batches.step_table import (
     StepTable,
     chains,
     info_with,
+    longest,
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps.batches import Batch
-
-# An open episode may have more; only the memory that a plan takes depends on it.
-_LIKELY_STEPS = 1_024
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,12 @@ class TrajectoryMaker:
 
     def n_steps(self, slots: Integers) -> int:
         """Return how many steps an episode has at most, as far as its end is known."""
-        length = self.table.episodes.length
-        of = self.table.gathered_links(slots)["episode"]
-        known = int(length[of].max(initial=0)) if len(length) else 0
-        return max(known, _LIKELY_STEPS)
+        return longest(self.table, slots)
 
     def plan(self, slots: Integers) -> TrajectoryPlan:
         """Return the plan of the episodes that begin at some steps."""
         table, form = self.table, self._form
-        steps = chains(table, slots, None)
+        steps = chains(table, slots)
         lens = (steps != NONE).sum(axis=1)
         episodes, first = table.episodes, table.gathered_links(slots)
         of = first["episode"]

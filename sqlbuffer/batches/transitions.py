@@ -11,7 +11,9 @@ from sqlbuffer.batches.forms import ENDS_NOT_TOLD, NEXT, SEQUENCE, TransitionFor
 from sqlbuffer.batches.step_table import (
     ABORTED,
     LAST,
+    LIKELY_STEPS,
     LIVE,
+    MOST_AHEAD,
     NONE,
     TERMINATED,
     TOLD,
@@ -21,7 +23,10 @@ from sqlbuffer.batches.step_table import (
     Integers,
     StepTable,
     as_float32,
+    chains,
     info_with,
+    longest,
+    with_zeros,
 )
 from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
 from sqlbuffer.errors import FieldError
@@ -92,7 +97,10 @@ class TransitionMaker:
 
     def n_steps(self, slots: Integers) -> int:
         """Return how many steps a transition needs at most, with the frames around them."""
-        return (self._form.n_step + 1) * (self._form.n_before + 1)
+        n = self._form.n_step + 1
+        if n > LIKELY_STEPS:
+            n = min(n, longest(self.table, slots))
+        return n + self._form.n_before
 
     def taken(self, plan: TransitionPlan, index: Integers) -> TransitionPlan:
         """Return a part of a plan."""
@@ -101,8 +109,8 @@ class TransitionMaker:
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of the transitions from some steps on."""
         table, form = self.table, self._form
-        b, n = len(slots), form.n_step
         steps, links = self._chains(slots)
+        b, n = links.shape
         following, steps = steps[:, n], steps[:, :n]
         is_known = (steps != NONE) & ((links["flags"] & LIVE) != 0)
         flags = np.where(is_known, links["flags"], np.uint8(0))
@@ -152,8 +160,17 @@ class TransitionMaker:
     def _chains(self, slots: Integers) -> tuple[Integers, NDArray[Any]]:
         """Return the slots of steps and of the n steps after each, shape (b, n + 1), -1 where one
         is missing; and the links of all but the last, shape (b, n).
+
+        If fewer steps follow each other, n is less: an episode that goes on has a missing step.
         """
         table, b, n = self.table, len(slots), self._form.n_step
+        if n > MOST_AHEAD:
+            steps = chains(table, slots, n + 1)
+            n = min(n, steps.shape[1] + 1)
+            steps = np.pad(steps, ((0, 0), (0, n + 1 - steps.shape[1])), constant_values=NONE)
+            steps[:, 0] = slots
+            links = table.gathered_links(np.maximum(steps[:, :n], 0).reshape(-1))
+            return steps, links.reshape(b, n)
         # Mostly steps that follow each other are next to each other.
         steps = np.minimum(slots[:, None] + np.arange(n + 1), table.n_slots - 1)
         links = table.gathered_links(steps[:, :n].reshape(-1)).reshape(b, n)
@@ -167,12 +184,12 @@ class TransitionMaker:
         steps[:, 1:][~is_reached] = NONE
         elsewhere = np.flatnonzero(has_left.any(axis=1))
         if len(elsewhere):
-            chains = steps[elsewhere]
+            chained = steps[elsewhere]
             for k in range(n):
-                links_of = table.gathered_links(np.maximum(chains[:, k], 0))
-                chains[:, k + 1] = np.where(chains[:, k] == NONE, NONE, links_of["next"])
+                links_of = table.gathered_links(np.maximum(chained[:, k], 0))
+                chained[:, k + 1] = np.where(chained[:, k] == NONE, NONE, links_of["next"])
                 links[elsewhere, k] = links_of
-            steps[elsewhere] = chains
+            steps[elsewhere] = chained
         return steps, links
 
     def _live(self, slots: Integers) -> Integers:
@@ -282,11 +299,12 @@ class TransitionMaker:
         return np.concatenate([self._gather(slots, [name])[name], newest[:, None]], axis=1)
 
     def _sequences(self, plan: TransitionPlan) -> Arrays:
-        """Return fields of each step, of shape (b, n, *shape), zeros behind the last."""
-        within = np.arange(self._form.n_step) < plan.returns.m[:, None]
+        """Return fields of each step, of shape (b, n_step, *shape), zeros behind the last."""
+        within = np.arange(plan.steps.shape[1]) < plan.returns.m[:, None]
         steps = self.table.at(np.where(within, plan.steps, NONE))
         sequences: Arrays = {}
         for name in self._form.sequence_fields:
             own = steps.built_in([name]) if name == "reward" else steps.fields([name])
-            sequences |= {SEQUENCE + key: value for key, value in own.items()}
+            for key, value in own.items():
+                sequences[SEQUENCE + key] = with_zeros(value, self._form.n_step)
         return sequences

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.batches.step_table import (
     ABORTED,
+    LIKELY_STEPS,
     NONE,
     TERMINATED,
     TRUNCATED,
@@ -18,6 +19,7 @@ from sqlbuffer.batches.step_table import (
     StepTable,
     chains,
     info_with,
+    longest,
 )
 from sqlbuffer.steps.batches import Batch
 
@@ -28,14 +30,17 @@ class WindowPlan:
 
     Attributes:
         slots: Slots of the steps that they are laid at, shape (b,).
-        index: Slots of their steps, shape (b, burn_in + length); -1 for a missing step.
-        frames: Slots of the frames of each, the oldest first, shape (b, burn_in + length, k); k is
-            0 where none are stacked.
+        index: Slots of their steps, shape (b, n); -1 for a missing step. Here n is burn_in + length
+            or, if fewer steps follow each other, less.
+        burn_in: How many of them are before `slots`.
+        frames: Slots of the frames of each, the oldest first, shape (b, n, k); k is 0 where none
+            are stacked.
         accepted: Whether everything that is needed is there and may be sampled.
     """
 
     slots: Integers
     index: Integers
+    burn_in: int
     frames: Integers
     accepted: Flags
 
@@ -61,7 +66,6 @@ class WindowMaker:
 
     def __init__(self, table: StepTable, form: WindowForm) -> None:
         self.table, self._form = table, form
-        self._offsets = np.arange(-form.burn_in, form.length)
 
     def are_keys(self, slots: Integers) -> Flags | None:
         """Return at which steps a window may be placed; see `Maker.are_keys`."""
@@ -73,31 +77,48 @@ class WindowMaker:
 
     def n_steps(self, slots: Integers) -> int:
         """Return how many steps a window needs at most, with the frames of each."""
-        return (self._form.n_before + self._form.length) * self._form.n_frames
+        n = self._form.n_before + self._form.length
+        if n > LIKELY_STEPS:
+            n = min(n, 2 * longest(self.table, slots))
+        return n * self._form.n_frames
 
     def taken(self, plan: WindowPlan, index: Integers) -> WindowPlan:
         """Return a part of a plan."""
         return WindowPlan(
-            plan.slots[index], plan.index[index], plan.frames[index], plan.accepted[index]
-        )
+            plan.slots[index], plan.index[index], plan.burn_in, plan.frames[index],
+            plan.accepted[index],
+        )  # fmt: skip
 
     def plan(self, slots: Integers) -> WindowPlan:
         """Return the plan of the windows at some steps."""
         table, form = self.table, self._form
         first = table.gathered_links(slots)
+        n_older = form.n_frames - 1  # of the first step
         before = chains(table, slots, form.n_before + 1, back=True)[:, :0:-1]
-        line = np.concatenate([before, chains(table, slots, form.length)], axis=1)
-        index = line[:, form.n_frames - 1 :]
-        frames = self._frames(line, first["t"].astype(np.int64))
+        burn_in = min(form.burn_in, before.shape[1])
+        after = chains(table, slots, form.length)
+        # One more than there are: an episode that goes on has a missing step then.
+        n_missing = min(1, form.length - after.shape[1])
+        line = np.concatenate(
+            [
+                np.full((len(slots), burn_in + n_older - before.shape[1]), NONE),
+                before,
+                after,
+                np.full((len(slots), n_missing), NONE),
+            ],
+            axis=1,
+        )
+        index = line[:, n_older:]
+        frames = self._frames(line, first["t"].astype(np.int64), burn_in)
         usable = (index != NONE) & (frames != NONE).all(axis=2)
-        ends_here = self._ends_here(index, first)
+        ends_here = self._ends_here(index, first, burn_in)
         # A burn-in reaches back to the nearest hole, or to an end inside the episode.
-        burnt = (usable & ~ends_here)[:, : form.burn_in]
+        burnt = (usable & ~ends_here)[:, :burn_in]
         burnt = np.logical_and.accumulate(burnt[:, ::-1], axis=1)[:, ::-1]
-        ended = np.logical_or.accumulate(ends_here[:, form.burn_in :], axis=1)
+        ended = np.logical_or.accumulate(ends_here[:, burn_in:], axis=1)
         wanted = np.ones_like(ended)
         wanted[:, 1:] = ~ended[:, :-1]
-        accepted = (usable[:, form.burn_in :] | ~wanted).all(axis=1) & self._is_readable(first)
+        accepted = (usable[:, burn_in:] | ~wanted).all(axis=1) & self._is_readable(first)
         is_within = np.concatenate([burnt, wanted], axis=1)
         index = np.where(is_within, index, NONE)
         frames = np.where(is_within[:, :, None], frames, NONE)
@@ -105,7 +126,7 @@ class WindowMaker:
             flat = frames.reshape(len(slots), frames.shape[1] * frames.shape[2])
             needed = np.concatenate([index, flat], axis=1)
             accepted &= ~table.at(needed).is_any_barred()
-        return WindowPlan(slots, index, frames, accepted)
+        return WindowPlan(slots, index, burn_in, frames, accepted)
 
     def _is_readable(self, first: NDArray[Any]) -> Flags:
         of, episodes = first["episode"], self.table.episodes
@@ -114,29 +135,32 @@ class WindowMaker:
         is_readable: Flags = (of != NONE) & (episodes.status[of] != ABORTED)
         return is_readable
 
-    def _ends_here(self, index: Integers, first: NDArray[Any]) -> Flags:
+    def _ends_here(self, index: Integers, first: NDArray[Any], burn_in: int) -> Flags:
         """Return at which steps an episode ends, also within its steps."""
         lengths = self.table.episodes.length
         flags = self.table.gathered_links(np.maximum(index, 0).reshape(-1))["flags"]
         is_told = (flags.reshape(index.shape) & (TERMINATED | TRUNCATED)) != 0
         length = lengths[first["episode"]] if len(lengths) else np.full(len(first), NONE)
-        is_last = first["t"][:, None] + self._offsets + 1 == length[:, None]
+        offsets = np.arange(index.shape[1]) - burn_in
+        is_last = first["t"][:, None] + offsets + 1 == length[:, None]
         ends_here: Flags = (is_told & (index != NONE)) | is_last
         return ends_here
 
-    def _frames(self, line: Integers, ts: Integers) -> Integers:
+    def _frames(self, line: Integers, ts: Integers, burn_in: int) -> Integers:
         """Return the slots of the frames of each step.
 
         Args:
-            line: Slots of the steps from `n_before` before to the last.
+            line: Slots of the steps: those of the oldest frames, the burn-in, the others.
             ts: Where the windows are laid.
+            burn_in: Number of steps before that.
         """
-        k, form = self._form.n_frames, self._form
+        k = self._form.n_frames
+        n = line.shape[1] - (k - 1)
         if k == 1:
-            return np.zeros((len(ts), len(self._offsets), 0), np.int64)
-        columns = np.arange(len(self._offsets))[:, None] + np.arange(k)
+            return np.zeros((len(ts), n, 0), np.int64)
+        columns = np.arange(n)[:, None] + np.arange(k)
         # Before an episode's start its first step, again and again.
-        first = (form.n_before - ts)[:, None, None]
+        first = (burn_in + k - 1 - ts)[:, None, None]
         columns = np.clip(np.maximum(columns, first), 0, line.shape[1] - 1)
         return np.take_along_axis(line[:, None, :], columns, axis=2)
 
@@ -151,6 +175,7 @@ class WindowMaker:
             arrays |= table.at(frames).fields([name])
         arrays |= steps.built_in(form.built_in)
         arrays["mask"] = plan.index != NONE
+        arrays = form.padded(arrays, plan.burn_in)
         burn_in = np.full(len(plan.slots), form.burn_in, np.int64)
         info = table.info_of(table.gathered(plan.slots), with_place=True)
         return Batch({**arrays, **columns}, info_with(info, {"burn_in": burn_in}))

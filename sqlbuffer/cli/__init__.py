@@ -15,6 +15,7 @@ from sqlbuffer.cli.commands import (
     run_copy,
     run_demo,
     run_doctor,
+    run_errors,
     run_export,
     run_import,
     run_insert,
@@ -55,6 +56,7 @@ app.command("import", epilog=run_import.EPILOG)(run_import.import_)
 app.command("insert", epilog=run_insert.EPILOG)(run_insert.insert)
 app.command("delete", epilog=delete.EPILOG)(delete.delete)
 app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
+app.command("errors", epilog=run_errors.EPILOG)(run_errors.errors)
 app.add_typer(db.app, name="db")
 
 

@@ -40,6 +40,7 @@ class TaskNotFoundError(errors.SQLBufferError):
 EXIT_CODES: tuple[tuple[type[errors.SQLBufferError], int], ...] = (
     (UsageError, 2),
     (errors.URLError, 2),
+    (errors.ArgumentError, 2),
     (errors.BufferConfigError, 2),
     (errors.ConditionError, 2),
     (errors.FieldError, 2),
@@ -86,7 +87,7 @@ class ErrorsAsLines(TyperGroup):
             return result
         except errors.SQLBufferError as error:
             _say(without_secrets(str(error), self._words))
-            _point_to_docs(error, self._words)
+            _say_where_explained(error, self._words)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -120,13 +121,14 @@ def _say(text: str) -> None:
     typer.echo(f"sqlbuffer: {' '.join(text.split())}", err=True)
 
 
-def _point_to_docs(error: errors.SQLBufferError, words: Sequence[str]) -> None:
-    """Say where the docs explain an error, unless a program reads the output or the class is not
-    explained alone.
+def _say_where_explained(error: errors.SQLBufferError, words: Sequence[str]) -> None:
+    """Print the command that explains an error, unless a program reads the output or the class is
+    not explained alone.
     """
-    place = errors.place_of(type(error))
-    if place != errors.place_of(errors.SQLBufferError) and not _MACHINE_OUTPUT & set(words):
-        typer.secho(f"See {place}", dim=True, err=True)
+    command = errors.explained_by(type(error))
+    is_own = command != errors.explained_by(errors.SQLBufferError)
+    if is_own and not _MACHINE_OUTPUT & set(words):
+        typer.secho(f"See {command}", dim=True, err=True)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -51,8 +51,8 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Count rows and tasks exactly. By default, the rows of large databases are the size "
-        "of the window.",
+        help="Count tasks in large databases too, and rows that only plain SQL has written; by "
+        "default those are estimated (≈).",
     ),
 ]
 Json = Annotated[
@@ -125,7 +125,8 @@ def database_and_optional_word(
 ) -> tuple[str | None, str | None]:
     """Return the URL and the word of `[URL] [WORD]`: a lone word is the URL if it can be one."""
     if second is None and first is not None and not _is_database(first):
-        return database(None), first
+        _check_default(first)
+        return None, first
     return database(first), second
 
 
@@ -135,13 +136,19 @@ def _is_database(word: str) -> bool:
     return is_database(word)
 
 
-def _check_default() -> None:
+def _check_default(word: str | None = None) -> None:
+    """Raise an error if no database is named, and the file of last resort is not there.
+
+    Args:
+        word: A word of the command line that was taken for another thing.
+    """
     from sqlbuffer.settings import Settings
 
     default = Settings.model_fields["url"].default
     path = Path(default.removeprefix("sqlite:///"))
     if Settings().url == default and not path.exists():
+        read_as = "" if word is None else f"{word!r} is not a file or a URL: "
         raise StorageUnreachableError(
-            f"no database is named, and there is no file {path} to fall back on; put the URL "
-            "behind the command, such as sqlite:///replay.db, or into SQLBUFFER_URL"
+            f"{read_as}no database is named, and there is no file {path} to fall back on; put the "
+            "URL behind the command, such as sqlite:///replay.db, or into SQLBUFFER_URL"
         )

@@ -5,12 +5,39 @@ from typing import Any
 
 from sqlbuffer.cli.formats import note
 
+_ESTIMATED = ("rows", "fill")
+
 
 def note_if_measured(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a note if rows and tasks were not counted."""
-    tasks = columns.index("tasks")
-    if any(row[tasks] is None for row in rows):
-        note("rows are the size of the window, tasks are not counted; --exact counts both")
+    """Print a note if rows or tasks were not counted."""
+    exact, tasks = columns.index("exact"), columns.index("tasks")
+    if not all(row[exact] for row in rows):
+        note("≈ is an estimate: the numbers of the window; --exact counts rows and tasks")
+    elif any(row[tasks] is None for row in rows):
+        note("tasks are not counted; --exact counts them")
+
+
+def buffers_for_people(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the table of buffers: estimates are marked, in place of the column `exact`."""
+    shown = [name for name in columns if name != "exact"]
+    cells = []
+    for row in rows:
+        values = dict(zip(columns, row, strict=True))
+        is_exact = values.pop("exact")
+        readable = {name: _for_people(name, value) for name, value in values.items()}
+        if not is_exact:
+            readable |= {name: about(readable[name]) for name in _ESTIMATED}
+        cells.append(list(readable.values()))
+    return shown, cells
+
+
+def about(value: Any) -> str | None:
+    """Return the text of an estimate."""
+    from sqlbuffer.cli.terminal import shown
+
+    return None if value is None else f"≈ {shown(value)}"
 
 
 def for_people(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:

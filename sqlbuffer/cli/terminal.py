@@ -178,7 +178,8 @@ def _squeezed(width: int, *, is_first: bool) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float, Decimal))
+    is_estimate = isinstance(value, str) and value.startswith("≈ ")
+    return value is None or is_estimate or isinstance(value, (int, float, Decimal))
 
 
 def _print_blocks(out: "Console", columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

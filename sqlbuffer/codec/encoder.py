@@ -1,6 +1,7 @@
 """Encode the payload values of a row as JSON text and array bytes."""
 
 import dataclasses
+import datetime as dt
 import enum
 from collections import deque
 from collections.abc import Mapping
@@ -28,6 +29,9 @@ from sqlbuffer.codec.plain_json import (
 )
 from sqlbuffer.codec.scalar_tags import escape_key, tag_float, tag_standard_type, tag_text
 from sqlbuffer.errors import FieldError
+
+# Attributes that tables and labelled arrays have, and plain arrays do not.
+_LABELS = ("columns", "column_names", "coords", "index")
 
 
 class UntaggableError(Exception):
@@ -117,6 +121,7 @@ class Encoder:
         return self._tag_foreign(value, path, depth)
 
     def _tag_foreign(self, value: Any, path: str, depth: int) -> Any:
+        _check_nothing_lost(value, path)
         if hasattr(value, "__array__") and not isinstance(value, type):
             return self._tag_array(_as_array(value, path), path)
         if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
@@ -208,6 +213,22 @@ def _checked_spec(dtype: np.dtype[Any], path: str) -> Any:
             f"{path}: cannot store dtype {dtype}; cast the array to a numpy dtype"
         )
     return spec
+
+
+def _check_nothing_lost(value: Any, path: str) -> None:
+    """Raise for tables, whose array has no labels, and for times that Python's own cannot hold."""
+    kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__qualname__}"
+    if isinstance(value, (dt.datetime, dt.timedelta)):
+        raise UntaggableError(
+            f"{path}: {value!r}, a {kind}, is not exactly a time of Python; give None for a "
+            f"missing one, a numpy.datetime64 or numpy.timedelta64 for nanoseconds, or its text"
+        )
+    labels = [name for name in _LABELS if not callable(getattr(value, name, print))]
+    if labels:
+        raise UntaggableError(
+            f"{path}: a {kind} would lose its {labels[0]}; give a dict with a list for each "
+            f"label, or the values alone as a numpy array"
+        )
 
 
 def _shown(key: Any) -> str:

@@ -90,15 +90,15 @@ def tag_standard_type(value: Any) -> dict[str, Any] | None:
     """Return the tagged form of a value of the standard library; None for other values."""
     if isinstance(value, dt.datetime):
         text = value.isoformat()
-        # Python reads an offset of less than a second as none.
-        is_read = dt.datetime.fromisoformat(text).utcoffset() == value.utcoffset()
-        return {"$datetime": text} if is_read else None
+        return {"$datetime": text} if _is_read_back(value, text) else None
     if isinstance(value, dt.date):
         return {"$date": value.isoformat()}
     if isinstance(value, dt.time):
         return {"$time": value.isoformat()}
     if isinstance(value, dt.timedelta):
-        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+        parts = [value.days, value.seconds, value.microseconds]
+        # Those of pandas may have nanoseconds.
+        return {"$timedelta": parts} if dt.timedelta(*parts) == value else None
     if isinstance(value, decimal.Decimal):
         return {"$decimal": str(value)}
     if isinstance(value, uuid.UUID):
@@ -109,6 +109,18 @@ def tag_standard_type(value: Any) -> dict[str, Any] | None:
         path = os.fspath(value)
         return tag_text(path) if isinstance(path, str) else None
     return None
+
+
+def _is_read_back(value: dt.datetime, text: str) -> bool:
+    """Return True if a time equals that of its text: Python reads an offset of less than a second
+    as none, and those of pandas may have nanoseconds, or be missing.
+    """
+    try:
+        read = dt.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    is_same: bool = read.replace(tzinfo=None) == value.replace(tzinfo=None)
+    return is_same and read.utcoffset() == value.utcoffset()
 
 
 def _nan_text(number: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack
 
 from pydantic import model_validator
 
-from sqlbuffer.config.setting_checks import check_fits
+from sqlbuffer.checks import checked_dict
 from sqlbuffer.config.setting_groups import (
     Compression,
     EpisodeConfig,
@@ -18,9 +18,10 @@ from sqlbuffer.config.setting_groups import (
     RetentionConfig,
     SamplingConfig,
 )
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.display.short_values import shown
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.rate_limits import Policy
+from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy
 from sqlbuffer.strict_models import StrictModel, Verbatim
 
 # Settings whose names differ as keyword arguments from those in their groups.
@@ -109,7 +110,7 @@ class BufferConfig(StrictModel):
         Raises:
             BufferConfigError: A value is invalid, or two settings contradict each other.
             FieldError: A field is malformed.
-            TypeError: A setting is unknown.
+            ArgumentError: A setting is unknown.
         """
         return cls().replace({name: v for name, v in settings.items() if v is not None})
 
@@ -123,8 +124,10 @@ class BufferConfig(StrictModel):
         Raises:
             BufferConfigError: A value is invalid, or two settings contradict each other.
             FieldError: A field is malformed.
-            TypeError: A setting is unknown.
+            ArgumentError: A setting is unknown.
         """
+        example = "{'max_capacity': 100}"
+        checked_dict(settings, "settings", example, error=BufferConfigError)
         values: dict[str, dict[str, Any]] = {group: {} for group in type(self).model_fields}
         for argument, value in {**self.given(), **settings}.items():
             if argument not in PLACES:
@@ -180,6 +183,26 @@ class BufferConfig(StrictModel):
             yield argument, value
 
 
+def check_fits(max_capacity: int | None, min_size: int) -> None:
+    """Raise if a buffer never holds enough rows to be sampled."""
+    if max_capacity is not None and max_capacity < min_size:
+        raise BufferConfigError(
+            f"a buffer of max_capacity={max_capacity} never holds the {min_size} rows that it is "
+            f"sampled from (min_size); let it hold as many"
+        )
+
+
+def check_reached(policy: Policy | None, min_size: int, n_rows: int = 0) -> None:
+    """Raise if a limiter stops inserts before there are enough rows to sample any."""
+    room = NO_LIMIT if policy is None else policy.room(FlowCounts(0, 0))
+    if n_rows + room < min_size:
+        raise BufferConfigError(
+            f"{policy} lets {room:,} rows in before any is sampled, and the buffer holds "
+            f"{n_rows:,} and is sampled from {min_size:,} on (min_size): both sides would wait for "
+            f"each other; give the limiter min_size={min_size - n_rows} or more"
+        )
+
+
 DEFAULT_CONFIG = BufferConfig()
 
 
@@ -195,8 +218,8 @@ def _places() -> dict[str, tuple[str, str]]:
 PLACES = _places()
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> TypeError:
+def unknown_setting(name: str, known: Iterable[str]) -> ArgumentError:
     """Return the error for a keyword argument that is none of the settings."""
-    nearest = difflib.get_close_matches(name, known, n=1)
+    nearest = difflib.get_close_matches(name[:100] if isinstance(name, str) else "", known, n=1)
     advice = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    return TypeError(f"there is no setting {name!r}; {advice}")
+    return ArgumentError(f"there is no setting {shown(name)}; {advice}")

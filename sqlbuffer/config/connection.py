@@ -4,29 +4,24 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from pydantic import BeforeValidator, Field
 
-from sqlbuffer.config.setting_checks import (
+from sqlbuffer.checks import (
     checked_choice,
-    checked_exponent,
-    checked_retry,
+    checked_duration,
+    checked_integer,
+    checked_number,
     checked_seconds,
-    checked_wait,
 )
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.strict_models import StrictModel
+from sqlbuffer.strict_models import StrictModel, setting
 
 RETRY_S = 30.0
 Durability = Literal["relaxed", "full"]
 
 
-def _durability(value: Any) -> Any:
-    if value is None:
-        return None
-    return checked_choice(value, "durability", get_args(Durability), ", or omitted")
-
-
 def _read_url(value: Any) -> Any:
     if value is None or (isinstance(value, str) and value):
         return value
+    # Not quoted: it may have a password.
     raise BufferConfigError(f"read_url is the URL of a standby as text, got {type(value).__name__}")
 
 
@@ -45,7 +40,11 @@ class Connection(StrictModel):
             role and a missing database always raise immediately.
         wait_s: Seconds that a call waits for the buffer's rate limiter before it raises
             `FlowControlError`; 0 raises immediately.
-        flush_s: Longest time in seconds until a pending step of `episode()` is stored.
+        flush_s: Longest time in seconds until a pending step of `episode()` is stored, unless the
+            rate limiter or the database holds it up.
+        max_pending: Largest number of pending steps of `episode()`, `record()` and `add`; a call
+            that would exceed it waits. A process that is killed loses them. None: 1,024 if the
+            buffer has a rate limiter, else 10,000.
         read_url: URL of a standby of the database. Reads, draws that are not counted, mirrors,
             copies and exports use it; they see what this process has written. Writes, leases, and
             the draws of a buffer with `max_use`, `track_samples` or a rate limiter use the primary.
@@ -62,23 +61,17 @@ class Connection(StrictModel):
         Connection(durability='full', wait_s=10.0)
     """
 
-    durability: Annotated[Durability | None, BeforeValidator(_durability)] = None
-    retry_s: Annotated[float, BeforeValidator(lambda value: checked_retry("retry_s", value))] = (
-        RETRY_S
-    )
-    wait_s: Annotated[float, BeforeValidator(lambda value: checked_wait("wait_s", value))] = 300.0
-    flush_s: Annotated[float, BeforeValidator(lambda value: checked_seconds("flush_s", value))] = (
-        1.0
-    )
+    durability: Annotated[
+        Durability | None,
+        setting(checked_choice, get_args(Durability), or_none=True, more=", or omitted"),
+    ] = None
+    retry_s: Annotated[float, setting(checked_seconds)] = RETRY_S
+    wait_s: Annotated[float, setting(checked_seconds)] = 300.0
+    flush_s: Annotated[float, setting(checked_duration)] = 1.0
+    max_pending: Annotated[int | None, setting(checked_integer, 1, or_none=True)] = None
     read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
-    max_lag_s: Annotated[
-        float | None,
-        BeforeValidator(lambda value: None if value is None else checked_wait("max_lag_s", value)),
-    ] = None
-    alpha: Annotated[
-        float | None,
-        BeforeValidator(lambda v: None if v is None else checked_exponent(v, "alpha")),
-    ] = None
+    max_lag_s: Annotated[float | None, setting(checked_seconds, or_none=True)] = None
+    alpha: Annotated[float | None, setting(checked_number, 0, 1, or_none=True)] = None
 
 
 DEFAULT_CONNECTION = Connection()
@@ -91,5 +84,6 @@ class ConnectionSettings(TypedDict, total=False):
     retry_s: float
     wait_s: float
     flush_s: float
+    max_pending: int | None
     read_url: str | None
     max_lag_s: float | None

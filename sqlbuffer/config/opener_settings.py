@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sqlbuffer.checks import checked_instance
 from sqlbuffer.config.buffer_config import (
     DEFAULT_CONFIG,
     PLACES,
@@ -35,7 +36,7 @@ def with_settings(
     Raises:
         BufferConfigError: A value is invalid.
         FieldError: A field is malformed.
-        TypeError: An unknown setting, or something else than a model.
+        ArgumentError: An unknown setting, or something else than a model.
     """
     _check_models(config, connection)
     for name in settings:
@@ -57,12 +58,9 @@ def with_settings(
 
 
 def _check_models(config: Any, connection: Any) -> None:
-    if config is not None and not isinstance(config, BufferConfig):
-        raise TypeError(
-            f"config is a BufferConfig, got {config!r:.100}; BufferConfig.of(max_capacity=...) "
-            f"makes one"
-        )
-    if connection is not None and not isinstance(connection, Connection):
-        raise TypeError(
-            f"connection is a Connection, got {connection!r:.100}; Connection(wait_s=...) makes one"
-        )
+    if config is not None:
+        what = "a BufferConfig, such as BufferConfig.of(max_capacity=1000)"
+        checked_instance(config, "config", BufferConfig, what)
+    if connection is not None:
+        what = "a Connection, such as Connection(wait_s=10)"
+        checked_instance(connection, "connection", Connection, what)

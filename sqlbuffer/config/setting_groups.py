@@ -1,54 +1,32 @@
 """The stored settings of a buffer, in groups, with their defaults."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
-from sqlbuffer.config.setting_checks import (
-    checked_capacity,
+from sqlbuffer.checks import (
     checked_choice,
-    checked_count,
-    checked_exponent,
+    checked_duration,
     checked_flag,
-    checked_seconds,
-    checked_size,
-    checked_uses,
+    checked_integer,
+    checked_number,
 )
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.compression import known_compression
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
 from sqlbuffer.rate_limits import Policy, policy_to_json, rate_limiter_of
-from sqlbuffer.strict_models import StrictModel
+from sqlbuffer.strict_models import StrictModel, setting
 
 EvictUnit = Literal["row", "task", "episode"]
 Compression = Literal["zstd"]
+UNLIMITED = ", or None (unlimited)"
+MAX_USE = 2**31 - 1
 
-
-def _checked(check: Callable[[Any, str], Any], *, or_none: bool = False) -> BeforeValidator:
-    """Return what has a value checked under the name of its field."""
-
-    def checked(value: Any, info: ValidationInfo) -> Any:
-        return None if or_none and value is None else check(value, str(info.field_name))
-
-    return BeforeValidator(checked)
-
-
-def _flag(name: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: checked_flag(value, name))
-
-
-_Limit = Annotated[int | None, _checked(checked_capacity)]
-_Size = Annotated[int, _checked(checked_size)]
-_Seconds = Annotated[float, _checked(lambda value, name: checked_seconds(name, value))]
-_Flag = Annotated[bool, _checked(checked_flag)]
+_Limit = Annotated[int | None, setting(checked_integer, 1, or_none=True, more=UNLIMITED)]
+_Size = Annotated[int, setting(checked_integer, 1)]
+_Seconds = Annotated[float, setting(checked_duration)]
+_Flag = Annotated[bool, setting(checked_flag)]
 
 
 class RetentionConfig(StrictModel, title="retention"):
@@ -66,9 +44,7 @@ class RetentionConfig(StrictModel, title="retention"):
 
     max_capacity: _Limit = None
     max_episodes: _Limit = None
-    evict_by: Annotated[
-        EvictUnit, _checked(lambda value, name: checked_choice(value, name, get_args(EvictUnit)))
-    ] = Field(
+    evict_by: Annotated[EvictUnit, setting(checked_choice, get_args(EvictUnit))] = Field(
         default_factory=lambda found: "row" if found.get("max_episodes") is None else "episode"
     )
     keep_expired: _Flag = False
@@ -78,7 +54,7 @@ class RetentionConfig(StrictModel, title="retention"):
         if self.max_episodes is not None and self.evict_by != "episode":
             raise BufferConfigError(
                 f"a buffer with max_episodes evicts by episode; leave out evict_by="
-                f"{self.evict_by!r}"
+                f"{shown(self.evict_by)}"
             )
         return self
 
@@ -118,8 +94,8 @@ class PriorityConfig(StrictModel, title="priorities"):
         alpha: Exponent of priorities, from 0 (no effect) to 1.
     """
 
-    enabled: Annotated[bool, _flag("priorities")] = False
-    alpha: Annotated[float, _checked(checked_exponent)] = 0.6
+    enabled: Annotated[bool, setting(checked_flag, name="priorities")] = False
+    alpha: Annotated[float, setting(checked_number, 0, 1)] = 0.6
 
     @model_validator(mode="after")
     def _check_alpha(self) -> "PriorityConfig":
@@ -144,9 +120,13 @@ class SamplingConfig(StrictModel, title="sampling"):
         keep_samples_s: Seconds for which this log is kept.
     """
 
-    max_use: Annotated[int | None, _checked(checked_uses)] = None
-    max_staleness: Annotated[int | None, _checked(checked_count, or_none=True)] = None
-    min_size: Annotated[int, _checked(checked_count)] = 0
+    max_use: Annotated[
+        int | None, setting(checked_integer, 1, MAX_USE, or_none=True, more=UNLIMITED)
+    ] = None
+    max_staleness: Annotated[
+        int | None, setting(checked_integer, 0, or_none=True, more=UNLIMITED)
+    ] = None
+    min_size: Annotated[int, setting(checked_integer, 0)] = 0
     current_session_only: _Flag = False
     track_samples: _Flag = False
     keep_samples_s: _Seconds = 604_800.0
@@ -160,7 +140,7 @@ class LeaseConfig(StrictModel, title="leases"):
             argument it is named `leases`.
     """
 
-    enabled: Annotated[bool, _flag("leases")] = False
+    enabled: Annotated[bool, setting(checked_flag, name="leases")] = False
 
 
 class FlowConfig(StrictModel, title="flow"):

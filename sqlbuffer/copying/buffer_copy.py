@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from sqlbuffer.checks import checked_callable
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.copying.copy_report import CopyReport
 from sqlbuffer.errors import CopyError
@@ -21,6 +23,19 @@ OnProgress = Callable[[int, int, range], None]
 EXTEND_EVERY_S = 2.0
 # Settings that decide what steps, or what belongs to them, look like.
 _SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression", "priorities")
+
+
+def checked_progress(on_progress: Any) -> OnProgress | None:
+    """Return the function that is told of the progress, or None.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    if on_progress is None:
+        return None
+    what = "a function of (number of steps, seq, range of seq)"
+    function: OnProgress = checked_callable(on_progress, "on_progress", what)
+    return function
 
 
 def copy_buffer(

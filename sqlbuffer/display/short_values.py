@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.display.jsonable import LONGEST_INT_BITS
+
 SHOWN_ITEMS = 8
+SHOWN_CHARACTERS = 100
 
 
 def described_array(array: Any, shown: Callable[[Any], str]) -> str:
@@ -47,6 +50,14 @@ class _ShortRepr(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = SHOWN_ITEMS
         self.maxstring = self.maxother = 80
 
+    # Cut before they are written.
+    repr_bytes = repr_bytearray = reprlib.Repr.repr_str
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > LONGEST_INT_BITS:
+            return f"an integer of {value.bit_length():,} bits"
+        return super().repr_int(value, level)
+
     def repr_ndarray(self, array: Any, level: int) -> str:
         return described_array(array, lambda item: _number(item, self))
 
@@ -75,3 +86,21 @@ def _number(value: Any, shortener: reprlib.Repr) -> str:
 
 
 short = _ShortRepr().repr
+
+
+def shown(value: Any, most: int = SHOWN_CHARACTERS) -> str:
+    """Return any value as the text that an error message quotes: one line, cut where it is long.
+
+    Args:
+        value: The value.
+        most: Number of characters.
+
+    Example:
+        >>> shown("a" * 10, most=6)
+        "'aaaaa..."
+    """
+    try:
+        text = " ".join(map(str.strip, short(value).splitlines()))
+    except Exception:  # a value whose class, or that of a part of it, has no text
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -64,9 +64,9 @@ def pack_columns(
 ) -> PackedColumns:
     """Return n steps as chunks.
 
-    Steps of one task, agent, model version and session come one after the other, the groups in the
-    order of their first steps. Steps of an episode keep their order, and a chunk ends where one of
-    these keys changes.
+    Steps of one episode, or else of one task, agent, model version and session, come one after the
+    other, the groups in the order of their first steps. Steps of an episode keep their order, and a
+    chunk ends where one of these keys changes.
 
     Args:
         layout: The declared fields.
@@ -170,8 +170,10 @@ def _groups(
 ) -> tuple[list[Keys], NDArray[np.int64] | None, list[int]]:
     """Return the keys of each group, the order that puts groups together, or None for the given
     order, and where each group begins in it, with the end.
+
+    Steps of an episode keep their order: one of its groups ends where another key changes.
     """
-    n = given.n_steps
+    n, names = given.n_steps, list(given.keys)
     keys = tuple(given.keys.values())
     if not any(isinstance(key, list) for key in keys):
         return [keys], None, [0, n]
@@ -179,16 +181,25 @@ def _groups(
         zip(*(key if isinstance(key, list) else repeat(key, n) for key in keys), strict=True)
     )
     numbers = {key: i for i, key in enumerate(dict.fromkeys(rows))}
-    group = np.fromiter(map(numbers.__getitem__, rows), np.int64, n)
-    changes = np.diff(group)
-    order = None
-    if not keeps_order and (changes < 0).any():
-        order = np.argsort(group, kind="stable")
-        group = group[order]
-        changes = np.diff(group)
-    starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
     own = list(numbers)
-    return [own[i] for i in group[starts].tolist()], order, [*starts, n]
+    key_of = np.fromiter(map(numbers.__getitem__, rows), np.int64, n)
+    order = None
+    if not keeps_order:
+        streams: dict[Keys, int] = {}
+        stream_of = [streams.setdefault(_stream(names, key), len(streams)) for key in own]
+        stream = np.array(stream_of, np.int64)[key_of]
+        if (np.diff(stream) < 0).any():
+            order = np.argsort(stream, kind="stable")
+            key_of = key_of[order]
+    starts = [0, *(np.flatnonzero(np.diff(key_of)) + 1).tolist()]
+    return [own[i] for i in key_of[starts].tolist()], order, [*starts, n]
+
+
+def _stream(names: list[str], key: Keys) -> Keys:
+    """Return the keys of an episode, or all keys of steps outside episodes."""
+    own = dict(zip(names, key, strict=True))
+    episode = own.get("episode_key")
+    return key if episode is None else (episode, own["task_id"])
 
 
 def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
@@ -256,6 +267,7 @@ class _Slices:
         ]
         self._steps: NDArray[np.int64] = _taken(given.steps, order)
         self._may_lack_rewards = bool(given.reward_tags) or given.encoded is not None
+        self._makes_steps = given.makes_steps and episode is None
         self._keys = tuple(given.keys)
         more = {name: _taken(values, order) for name, values in given.more_values.items()}
         self._times = more.pop("times", None)
@@ -278,6 +290,7 @@ class _Slices:
         own["step"] = int(self._steps[start])
         if self._episode is not None:
             own["t"] = start
+        own["makes_steps"] = self._makes_steps and own["episode_key"] is not None
         breaks = self._n_breaks
         if breaks is not None and breaks[start] != breaks[stop - 1]:
             own["steps"] = self._steps[start:stop]

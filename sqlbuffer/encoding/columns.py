@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.given_columns import FLAGS, check_columns
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
-from sqlbuffer.encoding.records import Record, decode_reals, encode_extra
+from sqlbuffer.encoding.records import Record, decode_reals, encode_extra, encode_messages
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.batches import Batch
@@ -97,7 +98,7 @@ def _payloads(
                 (
                     encoder.json(state, "state"),
                     encoder.json(actions, "actions"),
-                    encoder.json(messages, "messages"),
+                    encode_messages(messages, "messages", encoder),
                     encode_extra(extra, tag or {}, encoder),
                 )
             )
@@ -118,8 +119,8 @@ def decode_columns(
         fields: Fields to read; all by default.
     """
     built_in = ("reward", *FLAGS)
-    if isinstance(fields, str):
-        raise FieldError(f"fields are given as a list of names, got {fields!r}")
+    if fields is not None:
+        fields = checked_names(fields, "fields", "['obs', 'reward']")
     wanted = None if fields is None else [name for name in fields if name not in built_in]
     seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
         zip(*rows, strict=True) if rows else [()] * 9

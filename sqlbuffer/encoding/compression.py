@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.checks import checked_choice
 from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
 
 NAMES = ("zstd",)
@@ -36,12 +37,10 @@ def known_compression(name: str | None) -> str | None:
     Raises:
         BufferConfigError: The name is unknown.
     """
-    if name is not None and name not in NAMES:
-        raise BufferConfigError(
-            f"compression is one of {', '.join(NAMES)}, or omitted, got {name!r}; a later release "
-            f"may know more"
-        )
-    return name
+    if name is None:
+        return None
+    more = ", or omitted"
+    return checked_choice(name, "compression", NAMES, more=more, error=BufferConfigError)
 
 
 def compress(rows: Sequence[Bytes | None]) -> list[Bytes | None]:

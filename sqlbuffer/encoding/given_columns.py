@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.scalar_tags import tag_float
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import MAX_KEY_BYTES, encode_flag, encode_key, encode_step
@@ -51,6 +52,7 @@ class GivenColumns:
         more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
         more_values: Other values of each step, lists of n; None means no value.
         encoded: Their payloads instead, encoded, None for none.
+        makes_steps: Whether the numbers of the steps were made, and not given.
     """
 
     n_steps: int
@@ -70,6 +72,7 @@ class GivenColumns:
     more_keys: Mapping[str, Any] = field(default_factory=dict)
     more_values: Mapping[str, list[Any]] = field(default_factory=dict)
     encoded: list[Any] | None = None
+    makes_steps: bool = False
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -125,6 +128,7 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {} if episode is None else {"episode_key": episode},
+        makes_steps=steps is None,
     )
 
 
@@ -135,7 +139,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
             nearest = near_name(name, known)
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}{hint}; the buffer has "
+                f"unknown field {shown(name)}{hint}; the buffer has "
                 f"{', '.join(layout.specs) or 'none'}, and "
                 f"{', '.join(('reward', *FLAGS, *_KEYS, *PAYLOADS, 'priority'))}"
             )
@@ -143,10 +147,17 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
         if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
             name == "id" or name not in _KEYS
         ):
-            raise FieldError(f"{name}: expected a column, a value for each row, got {values!r}")
+            raise FieldError(
+                f"{name}: expected a column, a value for each row, got {shown(values)}"
+            )
+        if name in PAYLOADS and not callable(getattr(values, "columns", print)):
+            raise FieldError(
+                f"{name}: expected a list with a value for each row, got a "
+                f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
+            )
     for name, spec in layout.specs.items():
         if columns.get(name) is None and spec.default is None:
-            raise FieldError(f"field {name!r} is missing: expected {spec} for each row")
+            raise FieldError(f"field {shown(name)} is missing: expected {spec} for each row")
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()
@@ -163,7 +174,9 @@ def _size(name: str, values: Any) -> int:
     try:
         return len(values)
     except TypeError:
-        raise FieldError(f"field {name!r}: expected a row for each step, got {values!r}") from None
+        raise FieldError(
+            f"field {shown(name)}: expected a row for each step, got {shown(values)}"
+        ) from None
 
 
 def _column(
@@ -241,7 +254,7 @@ def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
             nearest = near_name(name, [*fields, *BUILT_IN])
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"unknown field {name!r}{hint}; the buffer has "
+                f"unknown field {shown(name)}{hint}; the buffer has "
                 f"{', '.join(sorted(fields)) or 'none'}, and {', '.join(BUILT_IN)}"
             )
 

@@ -64,6 +64,8 @@ class PackedChunk:
         payload_arrays: The bytes that the JSON refers to, of one step after the other.
         ids: Ids that the user gave to the steps.
         times: When each step was executed, if that was given.
+        makes_steps: Its steps are appended to an episode, and their numbers were not given: they
+            follow those of the episode.
     """
 
     id: str
@@ -94,6 +96,7 @@ class PackedChunk:
     payload_arrays: bytes | None
     ids: list[str] | None
     times: Values | None = None
+    makes_steps: bool = False
 
 
 new: Callable[[Any], Any] = object.__new__

@@ -67,11 +67,6 @@ class PackedStep(NamedTuple):
     n_bytes: int
 
     @property
-    def id(self) -> str:
-        """Its id."""
-        return f"{self.of.key}/{self.t}"
-
-    @property
     def episode_key(self) -> str | None:
         """The user's id of its episode, if it is of one."""
         return self.of.key

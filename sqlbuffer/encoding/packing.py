@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.compression import Bytes, check_compression, compress, expand, shown_row
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE
@@ -226,12 +227,10 @@ class Layout:
         """Return the names of the fields, checked; all by default."""
         if fields is None:
             return set(self.specs)
-        if isinstance(fields, str):
-            raise FieldError(f"fields are given as a list of names, got {fields!r}")
         for name in fields:
             if name not in self.specs:
                 raise FieldError(
-                    f"unknown field {name!r}; the buffer has {', '.join(self.specs) or 'none'}"
+                    f"unknown field {shown(name)}; the buffer has {', '.join(self.specs) or 'none'}"
                 )
         return set(fields)
 

@@ -5,11 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 
 # The sum of as many as a buffer can have stays far from the largest double.
 MOST_PRIORITY = 1e100
 EPS = 1e-6
+# In one call; more of them take gigabytes as Python's integers.
+MAX_NUMBERS = 2**24
 _RANGE = f"a number from 0 to {MOST_PRIORITY:g}"
 _MAX_SEQ = 2**63 - 1
 
@@ -43,9 +46,9 @@ def checked_priority(value: Any, name: str = "priority") -> float:
     if type(value) is not float:
         value = _scalar(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise FieldError(f"{name}: expected {_RANGE}, got {value!r}")
+            raise FieldError(f"{name}: expected {_RANGE}, got {shown(value)}")
     if not 0 <= value <= MOST_PRIORITY:
-        raise FieldError(f"{name}: expected {_RANGE}, got {value!r}")
+        raise FieldError(f"{name}: expected {_RANGE}, got {shown(value)}")
     return float(value) + 0.0  # no -0.0
 
 
@@ -75,7 +78,9 @@ def priority_array(values: Any, n: int, name: str = "priority") -> NDArray[np.fl
     if not n:
         return np.zeros(0)
     if array.dtype.kind not in "iuf":
-        raise FieldError(f"{name}: expected numbers, got {array.dtype} values such as {array[0]!r}")
+        raise FieldError(
+            f"{name}: expected numbers, got {array.dtype} values such as {shown(array[0])}"
+        )
     with np.errstate(over="ignore"):
         reals = array.astype(np.float64)
     is_right = (reals >= 0) & (reals <= MOST_PRIORITY)
@@ -104,14 +109,14 @@ def checked_seqs(values: Any) -> NDArray[np.int64]:
     if array.ndim != 1:
         raise FieldError(
             f"seqs: expected integers of shape (b,), such as [7] or [row.seq for row in rows], got "
-            f"{values!r:.60}"
+            f"{shown(values)}"
         )
     if not len(array):
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise FieldError(
             f"seqs: expected integers, such as [row.seq for row in rows], got {array.dtype} values "
-            f"such as {array[0]!r:.60}"
+            f"such as {shown(array[0])}"
         )
     if array.dtype.kind == "u" and int(array.max()) > _MAX_SEQ:
         raise FieldError(f"seqs: expected integers of 64 bits with a sign, got {array.max()}")
@@ -127,7 +132,9 @@ def checked_update(seqs: Any, priorities: Any, eps: Any) -> CheckedUpdate:
     numbers = checked_seqs(seqs)
     reals = priority_array(priorities, len(numbers), "priorities") + checked_eps(eps)
     if len(reals) and reals.max() > MOST_PRIORITY:
-        raise FieldError(f"priorities: with eps {eps!r} the largest is above {MOST_PRIORITY:g}")
+        raise FieldError(
+            f"priorities: with eps {shown(eps)} the largest is above {MOST_PRIORITY:g}"
+        )
     distinct, last = last_of_each(numbers)
     return CheckedUpdate(distinct, reals[last])
 
@@ -158,7 +165,11 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         raise FieldError(f"{name}: expected numbers, got True or False among them")
     if np.ma.is_masked(values):
         raise FieldError(f"{name}: some are masked; fill them in")
+    if isinstance(values, range) and values[MAX_NUMBERS:]:
+        raise FieldError(f"{name}: expected up to {MAX_NUMBERS:,} numbers, got {values}")
     try:
         return np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise FieldError(f"{name}: expected numbers in one dimension, got {error}") from None
+    except Exception:  # each kind of value, and of lists of them, has its own error
+        raise FieldError(
+            f"{name}: expected numbers in one dimension, got {shown(values)}"
+        ) from None

@@ -164,7 +164,7 @@ def fields_of_steps(
     seqs: Sequence[Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return typed fields of each step, `{name: array}`: arrays of their own memory, of the shape
-    that the field has in this step, and scalars of numpy. A step that plain SQL inserted has none.
+    that the field has in this step, and scalars of numpy.
 
     Args:
         layout: The typed fields.
@@ -176,21 +176,19 @@ def fields_of_steps(
     Raises:
         FieldError: The bytes are damaged; the message names the step.
     """
-    rows = expanded_rows(layout, [block or None for block in blocks], places, seqs)
-    there = [i for i, row in enumerate(rows) if row]
-    own_seqs = None if seqs is None else [seqs[i] for i in there]
-    found = layout.unpack_expanded([rows[i] for i in there], names, seqs=own_seqs)
+    rows = expanded_rows(layout, blocks, places, seqs)
+    found = layout.unpack_expanded(rows, names, seqs=seqs)
     steps: list[dict[str, Any]] = [{} for _ in rows]
     wanted = layout.wanted(names)
     for name in [name for name in layout.specs if name in wanted]:
         spec, values, lens = layout.specs[name], found.get(name), found.get(f"{name}_lens")
         assert values is not None
-        for n, i in enumerate(there):
-            value: Any = values[n]
+        for i, step in enumerate(steps):
+            value: Any = values[i]
             if lens is not None:
                 axis = spec.shape.index(VARIABLE)
-                value = value[(*[slice(None)] * axis, slice(int(lens[n])))]
-            steps[i][name] = value.copy() if spec.shape else value
+                value = value[(*[slice(None)] * axis, slice(int(lens[i])))]
+            step[name] = value.copy() if spec.shape else value
     return steps
 
 

@@ -1,5 +1,6 @@
 """A row as the columns of `experiences`, and back."""
 
+import dataclasses
 import math
 import operator
 import time
@@ -8,12 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from orjson import loads
+from pydantic import BaseModel
 
 from sqlbuffer.codec.decoder import Blob, decode, untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN, dumps
 from sqlbuffer.codec.scalar_tags import is_storable_text, tag_float
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.record_blocks import fields_of_steps
@@ -95,10 +98,6 @@ def encode_rows(
 
 def encode_row(row: DataRow, model_version: int | None = None) -> Record:
     """Return the record of one row."""
-    if not isinstance(row, DataRow):
-        raise FieldError(
-            f"expected a DataRow, got {type(row).__name__}; or use buffer.add(state=..., ...)"
-        )
     if not isinstance(row.exp_meta, ExpMeta) or not isinstance(row.exp_data, Experience):
         raise FieldError(
             f"expected exp_meta and exp_data to be ExpMeta and Experience, got "
@@ -127,7 +126,7 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         None if session is None else encode_key(session, "exp_meta.session_id"),
         encoder.json(data.state, "exp_data.state"),
         encoder.json(data.actions, "exp_data.actions"),
-        encoder.json(data.messages, "exp_data.messages"),
+        encode_messages(data.messages, "exp_data.messages", encoder),
         encode_extra(data.extra, tags, encoder),
         None,
         reward_t,
@@ -144,10 +143,10 @@ def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
     if type(value) is str and len(value) <= limit and value.isascii() and "\0" not in value:
         return value
     if not isinstance(value, str):
-        raise FieldError(f"{name}: expected text, got {value!r}")
+        raise FieldError(f"{name}: expected text, got {shown(value)}")
     if not is_storable_text(value):
         raise FieldError(
-            f"{name}: {value!r} has U+0000 or a lone surrogate, which text columns cannot hold"
+            f"{name}: {shown(value)} has U+0000 or a lone surrogate, which text columns cannot hold"
         )
     if len(value) > limit or (len(value) * 4 > limit and len(value.encode()) > limit):
         raise FieldError(f"{name}: longer than {limit} bytes; put long text into exp_data.extra")
@@ -162,22 +161,18 @@ def encode_step(value: Any, name: str) -> int:
     if type(value) is int and INT64_MIN <= value <= INT64_MAX:
         return value
     try:
-        integer = operator.index(value)
+        integer = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         integer = None
     if integer is None or not INT64_MIN <= integer <= INT64_MAX:
-        raise FieldError(f"{name}: expected an integer of 64 bits, got {_shown(value)}")
+        raise FieldError(f"{name}: expected an integer of 64 bits, got {shown(value)}")
     return integer
-
-
-def _shown(value: Any) -> str:
-    return "one beyond" if isinstance(value, int) else repr(value)
 
 
 def encode_flag(value: Any, name: str) -> bool | None:
     """Return the value of a boolean column."""
     if value is not None and not isinstance(value, (bool, np.bool_)):
-        raise FieldError(f"{name}: expected True, False or None, got {value!r}")
+        raise FieldError(f"{name}: expected True, False or None, got {shown(value)}")
     return None if value is None else bool(value)
 
 
@@ -193,7 +188,7 @@ def encode_real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float
     if type(value) is float and (value < 0.0 or value > 0.0):
         return value
     if not isinstance(value, (float, int, np.floating, np.integer)):
-        raise FieldError(f"{path}: expected a number, got {value!r}")
+        raise FieldError(f"{path}: expected a number, got {shown(value)}")
     try:
         real = float(value)
     except OverflowError:
@@ -214,6 +209,17 @@ def encode_extra(extra: Any, tags: dict[str, Any], encoder: Encoder) -> str | No
         return encoder.json(extra, "exp_data.extra")
     tree = {"$none": True} if extra is None else encoder.tree(extra, "exp_data.extra")
     return dumps({**tree, "$reals": tags})
+
+
+def encode_messages(messages: Any, path: str, encoder: Encoder) -> str | None:
+    """Return the JSON of a conversation; refuse a single message, which readers take for a list."""
+    is_one = isinstance(messages, (Mapping, BaseModel)) or dataclasses.is_dataclass(messages)
+    if is_one:
+        raise FieldError(
+            f"{path}: expected a list of messages, got one {type(messages).__name__}; give "
+            f"messages=[message]"
+        )
+    return encoder.json(messages, path)
 
 
 Rebuild = Callable[[Any], Any]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.given_columns import GivenColumns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record, encode_rows
@@ -15,7 +16,12 @@ from sqlbuffer.steps.data_rows import DataRow
 
 
 def columns_of_rows(
-    layout: Layout, rows: Sequence[DataRow], model_version: int | None = None, priority: Any = None
+    layout: Layout,
+    rows: Sequence[DataRow],
+    model_version: int | None = None,
+    priority: Any = None,
+    *,
+    makes_steps: bool = False,
 ) -> GivenColumns:
     """Return the columns of rows.
 
@@ -24,6 +30,7 @@ def columns_of_rows(
         rows: The rows, at least one.
         model_version: Version for rows that name none.
         priority: One number for all, or one for each; None: that of the buffer.
+        makes_steps: Whether the numbers of the steps were made, and not given.
 
     Raises:
         FieldError: A value cannot be stored, or a field is missing or unknown; the message names
@@ -63,6 +70,7 @@ def columns_of_rows(
             collected_payload(PayloadParts(state, actions, messages, extra, arrays or b""))
             for state, actions, messages, extra, arrays in payloads
         ],
+        makes_steps=makes_steps,
     )
 
 
@@ -72,7 +80,7 @@ def check_declared(rows: Sequence[DataRow], layout: Layout) -> None:
         for name in row.fields:
             if name not in layout.specs:
                 raise FieldError(
-                    f"row {i}: unknown field {name!r}; the buffer has "
+                    f"row {i}: unknown field {shown(name)}; the buffer has "
                     f"{', '.join(layout.specs) or 'no typed fields'}"
                 )
 

@@ -85,7 +85,7 @@ def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
         elif isinstance(value, (np.ndarray, np.generic)) and _is_cast(value, dtype, shape):
             return value.tobytes()
         cast: NDArray[Any] = spec.cast(_given(spec, value), casting=casting)
-        return np.asarray(cast, dtype).tobytes()  # a text without a shape has lost its padding
+        return cast.tobytes()
 
     return (lambda _: b"") if spec.is_variable else to_bytes
 

@@ -1,6 +1,6 @@
 """Compare the steps of two chunks: a step with the same content, to the bit, is a duplicate."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def same_steps(
     left_places: Sequence[int],
     right: PackedChunk,
     right_places: Sequence[int],
+    ignore: Collection[str] = (),
 ) -> NDArray[np.bool_]:
     """Return for pairs of steps whether both hold the same, to the bit; shape (n,).
 
@@ -38,18 +39,21 @@ def same_steps(
 
     Args:
         layout: The typed fields.
-        left: A chunk, packed here or read back.
+        left: A chunk, packed here or read back. Step numbers that were made are not compared.
         left_places: Places of n steps in it.
         right: Another chunk.
         right_places: Places of the n steps that these are compared with.
+        ignore: Keys of a chunk that may differ, such as one that the library made.
 
     Raises:
         FieldError: Damaged bytes.
     """
     ours, theirs = (np.asarray(places, np.int64) for places in (left_places, right_places))
-    if any(getattr(left, name) != getattr(right, name) for name in _OF_ALL):
+    keys = [name for name in _OF_ALL if name not in ignore]
+    if any(getattr(left, name) != getattr(right, name) for name in keys):
         return np.zeros(len(ours), bool)
     same: NDArray[np.bool_] = step_numbers(left, ours) == step_numbers(right, theirs)
+    same |= left.makes_steps
     for name in _OF_EACH:
         same &= _same(getattr(left, name), ours, getattr(right, name), theirs)
     same &= _same_records(layout, left, ours, right, theirs)

@@ -15,7 +15,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.given_columns import PAYLOADS
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.records import encode_extra
+from sqlbuffer.encoding.records import encode_extra, encode_messages
 from sqlbuffer.encoding.row_size import check_row_size
 
 
@@ -54,12 +54,13 @@ def encode_payload(values: Sequence[Any], tags: dict[str, Any]) -> StepPayload |
         FieldError: A value cannot be stored.
     """
     encoder = Encoder()
-    *plain, extra = values
-    parts = [
-        f'"{name}":{encoder.json(value, name)}'
-        for name, value in zip(PAYLOADS, plain, strict=False)
-        if value is not None
-    ]
+    state, actions, messages, extra = values
+    texts = {
+        "state": encoder.json(state, "state"),
+        "actions": encoder.json(actions, "actions"),
+        "messages": encode_messages(messages, "messages", encoder),
+    }
+    parts = [f'"{name}":{text}' for name, text in texts.items() if text is not None]
     if tags or extra is not None:
         parts.append(f'"extra":{encode_extra(extra, tags, encoder)}')
     return _payload(parts, encoder.blob)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
+from sqlbuffer.checks import checked_names, refused
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import VARIABLE, is_json_dtype
 from sqlbuffer.fields.specs import FieldSpec
@@ -16,12 +18,13 @@ RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
 
-def parse_specs(given: Any) -> dict[str, FieldSpec]:
+def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
     """Return the declared fields by name, in the order of their declaration.
 
     Args:
         given: A dict of declarations, or the list that `Fields` makes of them in JSON: objects do
             not keep their order everywhere.
+        what: Name of the argument.
 
     Raises:
         FieldError: A malformed declaration; the message names the field.
@@ -29,11 +32,14 @@ def parse_specs(given: Any) -> dict[str, FieldSpec]:
     if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
         specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
     elif isinstance(given, Mapping):
+        if "observation_fields" in given and isinstance(given.get("fields"), Mapping):
+            raise FieldError(
+                "fields got the arguments that fields_from_env() returns; write "
+                "ReplayBuffer(url, **fields_from_env(env))"
+            )
         specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
     else:
-        raise FieldError(
-            f"fields are given as a dict such as {{'obs': ('float32', (4,))}}, got {given!r}"
-        )
+        raise refused(given, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)
     sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -60,7 +66,7 @@ def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
         FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
             does not have.
     """
-    specs = parse_specs(given)
+    specs = parse_specs(given, "meta_fields")
     for name, spec in specs.items():
         if name in RESERVED_META:
             raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
@@ -78,7 +84,9 @@ def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
 
 
 def _names(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return (given,)
+    return tuple(checked_names(given, "observation_fields", "['obs']"))
 
 
 def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
@@ -121,12 +129,12 @@ class Fields(StrictModel, title="fields"):
     def _check(self) -> "Fields":
         if double := set(self.specs) & set(self.meta):
             raise FieldError(
-                f"field {min(double)!r} is declared in fields and in meta_fields; rename one"
+                f"field {shown(min(double))} is declared in fields and in meta_fields; rename one"
             )
         for name in self.observations:
             if name not in self.specs:
                 raise FieldError(
-                    f"observation field {name!r} is not declared; declared are "
+                    f"observation_fields: field {shown(name)} is not declared; declared are "
                     f"{', '.join(self.specs) or 'none'}"
                 )
         return self

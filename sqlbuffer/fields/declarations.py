@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 
 # Real columns of every buffer, never declared.
@@ -19,13 +20,22 @@ RESERVED = (
     *("keys", "values", "items", "get"),
 )
 VARIABLE = -1
+MAX_NAME = 200
 KINDS = "biufcSU"
 
 
 def check_name(name: object) -> None:
     """Raise FieldError unless a field can have this name."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise FieldError(f"a field's name is one that Python could use, got {name!r}")
+    if (
+        not isinstance(name, str)
+        or len(name) > MAX_NAME
+        or not name.isidentifier()
+        or keyword.iskeyword(name)
+    ):
+        raise FieldError(
+            f"a field's name is one that Python could use, of up to {MAX_NAME} characters, got "
+            f"{shown(name)}"
+        )
     if name in BUILT_IN:
         raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
     if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
@@ -39,7 +49,7 @@ def declared_parts(name: str, given: Any) -> dict[str, Any]:
         if unknown or "dtype" not in given:
             raise FieldError(
                 f"field {name!r}: a declaration has dtype, shape, default and column, got "
-                f"{dict(given)!r}"
+                f"{shown(dict(given))}"
             )
         return dict(given)
     # A structured dtype is a list, never a tuple of these lengths.
@@ -52,10 +62,10 @@ def parse_dtype(name: str, given: Any) -> np.dtype[Any]:
     """Return the dtype that is meant, in little-endian order; it has a fixed size."""
     try:
         dtype = None if given is None else np.dtype(given)
-    except TypeError:
+    except Exception:  # numpy has an error for each kind of value
         dtype = None
     if dtype is None:
-        raise FieldError(f"field {name!r}: {given!r} is not a numpy dtype")
+        raise FieldError(f"field {name!r}: {shown(given)} is not a numpy dtype")
     if dtype.kind not in KINDS or dtype.itemsize == 0:
         raise FieldError(
             f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
@@ -81,8 +91,8 @@ def parse_shape(name: str, given: Any) -> tuple[int, ...]:
     ):
         raise FieldError(
             f"field {name!r}: a shape is a tuple of positive lengths, one of them -1 where it "
-            f"varies, got {given!r}"
+            f"varies, got {shown(given)}"
         )
     if list(shape).count(VARIABLE) > 1:
-        raise FieldError(f"field {name!r}: only one length may vary, got {given!r}")
+        raise FieldError(f"field {name!r}: only one length may vary, got {shown(given)}")
     return tuple(int(n) for n in shape)

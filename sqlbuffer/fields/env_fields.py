@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from sqlbuffer.checks import checked_flag, refused
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError, MissingExtraError
 
 
@@ -17,6 +19,7 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
         `action`; a dict or tuple space has a field for each part, `obs_<key>` or `obs_<index>`.
 
     Raises:
+        ArgumentError: `env` is not an environment, or `next_observation` not True or False.
         FieldError: A space of no fixed size, such as Text, Sequence or Graph.
         MissingExtraError: gymnasium is not installed.
 
@@ -34,6 +37,7 @@ def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, An
         raise MissingExtraError(
             "fields_from_env() needs gymnasium; run `pip install gymnasium`"
         ) from None
+    next_observation = checked_flag(next_observation, "next_observation")
     observation, action = spaces_of(env)
     observed, acted = _fields("obs", observation), _fields("action", action)
     following = _fields("next_obs", observation) if next_observation else {}
@@ -46,9 +50,7 @@ def spaces_of(env: Any) -> tuple[Any, Any]:
     A vectorized environment has them in addition to the spaces of all its environments.
     """
     if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise TypeError(
-            f"expected a gymnasium environment, such as gymnasium.make('CartPole-v1'), got {env!r}"
-        )
+        raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
     return (
         getattr(env, "single_observation_space", env.observation_space),
         getattr(env, "single_action_space", env.action_space),
@@ -89,6 +91,6 @@ def parts_of(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
     for key, part in parts.items():
         inner = parts_of(f"{name}_{key}", part)
         if double := set(inner) & set(found):
-            raise FieldError(f"two parts of the space would be the field {min(double)!r}")
+            raise FieldError(f"two parts of the space would be the field {shown(min(double))}")
         found |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
     return found

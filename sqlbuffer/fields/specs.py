@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_choice, checked_dict, checked_flag
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import (
     KINDS,
@@ -20,6 +22,7 @@ from sqlbuffer.fields.declarations import (
 
 Casting = Literal["same_kind", "unsafe"]
 _CASTINGS = get_args(Casting)
+MOST_OF_RANGE = 2**24
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class FieldSpec:
             column is True,
         )
         if not isinstance(column, bool):
-            raise FieldError(f"field {name!r}: column is True or False, got {column!r}")
+            raise FieldError(f"field {name!r}: column is True or False, got {shown(column)}")
         if spec.column and (spec.shape != () or not is_json_dtype(spec.dtype)):
             raise FieldError(
                 f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
@@ -87,7 +90,7 @@ class FieldSpec:
         default = parts.get("default")
         if default is None:
             return spec
-        value = np.asarray(spec.cast(default), spec.dtype)  # a text of numpy has lost its padding
+        value = spec.cast(default)
         return replace(spec, default=(value.shape, value.tobytes()))
 
     @property
@@ -123,7 +126,11 @@ class FieldSpec:
         Raises:
             FieldError: Anything else; the message names the field.
         """
-        given = {part: value for part, value in stored.items() if part != "name"}
+        check_name(name)
+        parts_of = checked_dict(
+            stored, "stored", "{'dtype': '<f4', 'shape': [4]}", error=FieldError
+        )
+        given = {part: value for part, value in parts_of.items() if part != "name"}
         parts = declared_parts(name, given)
         default: Any = parts.get("default")
         if default is not None and not _is_encoded(default):
@@ -141,11 +148,12 @@ class FieldSpec:
             FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         _check_unmasked(self, value)
+        _check_range_size(self, value)
         if self.is_variable and isinstance(value, (list, tuple)) and not value:
             # numpy would take it for a float of shape (0,).
             return np.empty([0 if n == VARIABLE else n for n in self.shape], self.dtype)
-        cast: NDArray[Any] = self.cast_rows([value], casting=casting)[0]
-        return cast
+        rows = self.cast_rows([value], casting=casting)
+        return rows.reshape(rows.shape[1:])  # an item of text would lose its padding
 
     def cast_rows(
         self, values: Any, *, casting: Casting = "same_kind", copy: bool = True
@@ -163,6 +171,7 @@ class FieldSpec:
             FieldError: The shape is wrong, or the dtype cannot hold a value.
         """
         check_casting(casting)
+        checked_flag(copy, "copy", error=FieldError)
         array = _as_array(self, values)
         if not _fits(array.shape[1:], self.shape):
             raise FieldError(
@@ -190,18 +199,18 @@ def _decoded(
     try:
         np.frombuffer(bytes.fromhex(raw), dtype).reshape(shape)
     except (TypeError, ValueError) as error:
-        raise FieldError(f"field {name!r}: the default {raw!r:.40} is damaged: {error}") from None
+        raise FieldError(f"field {name!r}: the default {shown(raw)} is damaged: {error}") from None
     return tuple(shape), bytes.fromhex(raw)
 
 
-def check_casting(casting: str) -> None:
+def check_casting(casting: Any) -> None:
     """Raise FieldError unless the casting is `same_kind` or `unsafe`."""
-    if casting not in _CASTINGS:
-        raise FieldError(f"casting is one of {', '.join(_CASTINGS)}, got {casting!r}")
+    checked_choice(casting, "casting", _CASTINGS, error=FieldError)
 
 
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     _check_unmasked(spec, values)
+    _check_range_size(spec, values)
     try:
         array = np.asarray(values)
         if spec.dtype.kind in "iu" and array.dtype.kind in "fO" and _are_integers(values):
@@ -213,15 +222,23 @@ def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError) as error:
         raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
     if array.dtype.kind not in KINDS:
-        raise FieldError(f"field {spec.name!r}: expected {spec}, got {_shown_values(values)}")
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {shown(values)}")
     if array.ndim == 0:
-        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {values!r}")
+        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {shown(values)}")
     return array
 
 
 def _check_unmasked(spec: FieldSpec, values: Any) -> None:
     if isinstance(values, np.ma.MaskedArray):
         raise FieldError(f"field {spec.name!r}: a masked array would lose its mask; fill it")
+
+
+def _check_range_size(spec: FieldSpec, values: Any) -> None:
+    """Raise FieldError for a range that would take gigabytes as an array."""
+    if isinstance(values, range) and values[MOST_OF_RANGE:]:
+        raise FieldError(
+            f"field {spec.name!r}: expected up to {MOST_OF_RANGE:,} numbers, got {values}"
+        )
 
 
 def _are_integers(values: Any) -> bool:
@@ -286,14 +303,10 @@ def _check_finite(spec: FieldSpec, array: NDArray[Any], cast: NDArray[Any]) -> N
     lost = np.isfinite(array) & ~np.isfinite(cast)
     if lost.any():
         raise FieldError(
-            f"field {spec.name!r}: {array[lost].flat[0]!r} is too large for {_shown(spec.dtype)}"
+            f"field {spec.name!r}: {shown(array[lost].flat[0])} is too large for "
+            f"{_shown(spec.dtype)}"
         )
 
 
 def _shown(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.kind in "biufc" else dtype.str.lstrip("<|=>")
-
-
-def _shown_values(values: Any) -> str:
-    shown = repr(values)
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."

@@ -3,15 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sqlbuffer.arguments import (
-    check_batch_size,
-    described,
-)
+from sqlbuffer.arguments import checked_batch_size, checked_sampler, checked_task_sampler
 from sqlbuffer.batches.forms import Form
-from sqlbuffer.config.setting_checks import MAX_LIMIT
+from sqlbuffer.checks import checked_callable, checked_count, checked_flag, refused
 from sqlbuffer.front.converters import Converter
 from sqlbuffer.front.decoding import RowDecoding
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.loading.sufficient_data import check_sufficient, shortage
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps.batches import Batch, RowList
@@ -38,22 +35,48 @@ class BatchSampler:
     def arrays(self, form: Form, sampler: Sampler | None, batch_size: int, node: Node) -> Batch:
         """Draw a batch of arrays."""
         sampler = RandomSampler(replace=True) if sampler is None else sampler
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
-        check_batch_size(batch_size)
-        n = min(int(batch_size), MAX_LIMIT)
+        sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
         batch = self._store.drawing.draws.sample_batch(node, form, sampler, n)
         check_sufficient(
             batch.n_rows,
-            batch_size,
+            n,
             True,
-            lambda: undrawn(self._store.drawing, node, sampler, form),
+            lambda: shortage(self._store.drawing, node, sampler, form),
         )
         if n:
             sampler.handed_out()
         return batch
 
-    def rows(
+    def sample(
+        self,
+        sampler: Sampler | TaskSampler | None,
+        batch_size: int,
+        node: Node,
+        converter: AnyConverter | None,
+        strict: bool,
+        fields: Sequence[str] | None,
+    ) -> Any:
+        """Draw rows, or whole tasks with a sampler of tasks, and convert the whole batch."""
+        converter = checked_converter(converter)
+        return converted(converter, self._rows(sampler, batch_size, node, strict, fields))
+
+    def tasks(
+        self,
+        sampler: TaskSampler | None,
+        n: int,
+        node: Node,
+        converter: AnyConverter | None = None,
+        strict: bool = False,
+        fields: Sequence[str] | None = None,
+        *,
+        name: str = "n",
+    ) -> RowList[Any]:
+        """Draw whole tasks and convert each; `name` is that of the argument `n`."""
+        converter = checked_converter(converter)
+        tasks = self._tasks(sampler, n, node, strict, fields, name)
+        return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
+
+    def _rows(
         self,
         sampler: Sampler | TaskSampler | None,
         batch_size: int,
@@ -61,64 +84,78 @@ class BatchSampler:
         strict: bool,
         fields: Sequence[str] | None,
     ) -> RowList[Any]:
-        """Draw rows, or whole tasks with a sampler of tasks."""
         sampler = RandomSampler() if sampler is None else sampler
         if isinstance(sampler, TaskSampler):
-            return self.tasks(sampler, batch_size, node, strict, fields)
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is a Sampler or a TaskSampler, got {described(sampler)}")
-        check_batch_size(batch_size)
+            return self._tasks(sampler, batch_size, node, strict, fields, "batch_size")
+        sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
+        strict = checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
-        if batch_size == 0 and not sampler.reads_priorities:
+        if n == 0 and not sampler.reads_priorities:
             return RowList()
-        n = min(int(batch_size), MAX_LIMIT)
         drawn, number = self._store.drawing.draws.sample_rows(
             node, sampler, n, n if strict else 0, payloads
         )
         rows = RowList(decoder.rows(drawn.rows), drawn.columns, number)
-        check_sufficient(
-            len(rows), batch_size, strict, lambda: undrawn(self._store.drawing, node, sampler)
-        )
+        check_sufficient(len(rows), n, strict, lambda: shortage(self._store.drawing, node, sampler))
         if rows:
             sampler.handed_out()
         return rows
 
-    def tasks(
+    def _tasks(
         self,
         sampler: TaskSampler | None,
         n: int,
         node: Node,
         strict: bool,
         fields: Sequence[str] | None,
+        name: str,
     ) -> RowList[list[DataRow]]:
-        """Draw whole tasks."""
-        sampler = RandomTaskSample() if sampler is None else sampler
-        if not isinstance(sampler, TaskSampler):
-            raise TypeError(
-                f"sample_tasks takes a TaskSampler, got {described(sampler)}; use sample() for rows"
-            )
-        check_batch_size(n)
+        sampler = RandomTaskSample() if sampler is None else checked_task_sampler(sampler)
+        n, strict = checked_count(n, name), checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
         if n == 0:
             return RowList()
-        most = min(int(n), MAX_LIMIT)
         drawn, number = self._store.drawing.draws.sample_tasks(
-            node, sampler, most, most if strict else 0, payloads
+            node, sampler, n, n if strict else 0, payloads
         )
-        check_sufficient(len(drawn), n, strict, lambda: undrawn(self._store.drawing, node, sampler))
+        check_sufficient(
+            len(drawn), n, strict, lambda: shortage(self._store.drawing, node, sampler)
+        )
         return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
         """Draw without limits, and count nothing."""
-        check_batch_size(n)
+        n, decoder = checked_count(n, "n"), self._decoding.whole
         sampler = RandomSampler() if sampler is None else sampler
-        decoder, n = self._decoding.whole, min(int(n), MAX_LIMIT)
-        with self._store.reading.source.candidates(node) as candidates:
-            if not isinstance(sampler, TaskSampler):
-                return decoder.rows(candidates.rows(sampler.choose(candidates, n)) if n else [])
-            chosen = sampler.choose_tasks(candidates, n) if n else []
-        tasks = self._store.reading.rows.tasks(chosen)
-        return [decoder.rows(rows) for rows in tasks.values() if rows]
+        if not isinstance(sampler, TaskSampler):
+            sampler = checked_sampler(sampler)
+        reading = self._store.reading
+
+        def chosen() -> list[Any]:
+            with reading.source.candidates(node) as candidates:
+                if isinstance(sampler, TaskSampler):
+                    return list(sampler.choose_tasks(candidates, n))
+                return candidates.rows(sampler.choose(candidates, n))
+
+        rows = reading.with_retries(chosen) if n else []
+        if not isinstance(sampler, TaskSampler):
+            return decoder.rows(rows)
+        return [decoder.rows(of_task) for of_task in reading.rows.tasks(rows).values() if of_task]
+
+
+def checked_converter(converter: Any) -> AnyConverter | None:
+    """Return a converter, or None.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    if converter is None or isinstance(converter, Converter):
+        return converter
+    if isinstance(converter, type) and issubclass(converter, Converter):
+        raise refused(converter, "converter", f"an object; make one: {converter.__name__}()")
+    what = "a Converter, or a function of a batch"
+    function: AnyConverter = checked_callable(converter, "converter", what)
+    return function
 
 
 def converted(converter: AnyConverter | None, value: Any) -> Any:

@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_names
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import SHORT_NAMES, Field, Segment, nearest, parse_field
 from sqlbuffer.steps.data_rows import DataRow
@@ -55,6 +57,9 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
         columns: Names of columns, as in conditions: `task_id`, `reward`, `state.x`, a typed field.
             A value that a row does not have is None.
 
+    Raises:
+        FieldError: The columns are not a list of names.
+
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
         >>> meta = ExpMeta("t", None, "a", 1, 0.0)
@@ -77,7 +82,7 @@ class ColumnsConverter(Converter[dict[str, NDArray[Any]]]):
     )
 
     def __init__(self, columns: "list[str] | tuple[str, ...]" = DEFAULT) -> None:
-        self.columns = tuple(columns)
+        self.columns = tuple(checked_names(columns, "columns", "['step', 'state']"))
 
     def to_dataset_row(self, task_experience: "list[DataRow]") -> dict[str, NDArray[Any]]:
         """Return `{column: array}`, each of length `len(task_experience)`.
@@ -96,7 +101,7 @@ def _column(name: str, rows: "list[DataRow]") -> NDArray[Any]:
     if lacking is not None:
         known = [*lacking.fields, "seq", "id", *SHORT_NAMES]
         raise FieldError(
-            f"the row with seq {lacking.seq} has no column {name!r}; it has {', '.join(known)}"
+            f"the row with seq {lacking.seq} has no column {shown(name)}; it has {', '.join(known)}"
             f"{nearest(name, known)}"
         )
     values = [row.fields[name] for row in rows]

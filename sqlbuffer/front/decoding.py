@@ -1,11 +1,13 @@
 """Choose the parts of rows to read, and rebuild the rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sqlbuffer.encoding.records import Decoder
+from sqlbuffer.checks import refused
+from sqlbuffer.display.short_values import shown
+from sqlbuffer.encoding.records import Decoder, Rebuild
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.storage.rows.payload_parts import Payloads
@@ -18,16 +20,18 @@ class RowDecoding:
 
     Args:
         source: Opens the rows of the buffer.
-        state_type: Type that states are rebuilt as; None: plain values.
-        action_type: Type that each action is rebuilt as.
+        state_type: Rebuilds states; None: they stay plain values.
+        action_type: Rebuilds each action.
 
     Attributes:
         whole: Rebuilds whole rows.
     """
 
-    def __init__(self, source: CandidateSource, state_type: Any, action_type: Any) -> None:
+    def __init__(
+        self, source: CandidateSource, state_type: Rebuild | None, action_type: Rebuild | None
+    ) -> None:
         self._source = source
-        self._rebuild_state, self._rebuild_action = _rebuild(state_type), _rebuild(action_type)
+        self._rebuild_state, self._rebuild_action = state_type, action_type
         layout = source.buffer.layout
         self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
 
@@ -44,17 +48,30 @@ class RowDecoding:
         return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
 
 
-def _rebuild(type_: Any) -> Callable[[Any], Any] | None:
+def rebuilder(type_: Any, name: str) -> Rebuild | None:
+    """Return a function that rebuilds values as a type; None for no type.
+
+    Args:
+        type_: The type.
+        name: Name of the argument.
+
+    Raises:
+        ArgumentError: pydantic does not take it for a type.
+    """
     if type_ is None:
         return None
-    adapter: TypeAdapter[Any] = TypeAdapter(type_)
-    name = getattr(type_, "__name__", str(type_))
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(type_)
+    except Exception:  # pydantic has an error for each kind of value
+        what = "a type that pydantic knows, such as a model, a dataclass or dict[str, int]"
+        raise refused(type_, name, what) from None
+    shown_name = getattr(type_, "__name__", shown(type_))
 
     def rebuilt(value: Any) -> Any:
         try:
             # Models are stored under the names of their fields.
             return adapter.validate_python(value, by_alias=True, by_name=True)
         except ValidationError as error:
-            raise library_error(error, FieldError, name) from None
+            raise library_error(error, FieldError, shown_name) from None
 
     return rebuilt

@@ -10,13 +10,12 @@ from typing import Any, NoReturn, SupportsIndex, get_args, overload
 
 import numpy as np
 
-from sqlbuffer.config.setting_checks import MAX_LIMIT, checked_seconds, checked_wait
+from sqlbuffer.checks import checked_choice, checked_duration, checked_integer, checked_seconds
 from sqlbuffer.display.html import html_code
 from sqlbuffer.encoding.columns import decode_columns
 from sqlbuffer.encoding.records import Decoder
-from sqlbuffer.errors import BufferConfigError, LeaseLostError, SQLBufferError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.scalars import integer_of
 from sqlbuffer.steps.batches import Batch, rows_as_html
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.labels.late_values import resolve_labels
@@ -92,10 +91,10 @@ class LeasedBatch(Sequence[DataRow]):
             lease_s: Seconds until it expires; by default the same as at the start.
 
         Raises:
-            BufferConfigError: `lease_s` is not a positive number of seconds.
+            ArgumentError: `lease_s` is not a number of seconds above 0.
             LeaseLostError: The lease has expired, or its block has ended.
         """
-        lease_s = self._lease_s if lease_s is None else checked_seconds("lease_s", lease_s)
+        lease_s = self._lease_s if lease_s is None else checked_duration(lease_s, "lease_s")
         if self._held.deadline == ENDED:
             raise LeaseLostError(
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
@@ -261,26 +260,33 @@ class Leasing:
                 f"buffer {self._store.info.name!r} was made without leases; make one with "
                 f"ReplayBuffer(..., leases=True)"
             )
-        _check_one_of("order", order, ("random", *ORDERS))
-        _check_one_of("on_partial", on_partial, get_args(OnPartial))
+        checked_choice(order, "order", ("random", *ORDERS))
+        checked_choice(on_partial, "on_partial", get_args(OnPartial))
+        if group_by is not None:
+            checked_choice(group_by, "group_by", tuple(GROUPS))
+        if min_group_size is not None:
+            min_group_size = checked_integer(min_group_size, "min_group_size", 1)
+        if group_timeout_s is not None:
+            group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
         wanted = ClaimRequest(
-            _checked_count("n", n),
-            checked_seconds("lease_s", lease_s),
+            checked_integer(n, "n", 1),
+            checked_duration(lease_s, "lease_s"),
             order,
             resolve_labels(node, True),  # a claim has its statement before it knows
             group_by,
-            1 if min_group_size is None else _checked_count("min_group_size", min_group_size),
-            None
-            if group_timeout_s is None
-            else checked_seconds("group_timeout_s", group_timeout_s),
+            min_group_size or 1,
+            group_timeout_s,
             on_partial == "drop",
         )
-        return Lease(self._store, self._decoder, wanted, checked_wait("timeout_s", timeout_s))
+        return Lease(self._store, self._decoder, wanted, checked_seconds(timeout_s, "timeout_s"))
 
 
 def _check_groups(
-    group_by: Any, min_group_size: Any, group_timeout_s: Any, on_partial: str
+    group_by: str | None,
+    min_group_size: int | None,
+    group_timeout_s: float | None,
+    on_partial: str,
 ) -> None:
     if group_by is None:
         for name, value in (
@@ -288,24 +294,10 @@ def _check_groups(
             ("group_timeout_s", group_timeout_s),
         ):
             if value is not None:
-                raise BufferConfigError(f"{name} goes with group_by")
-    else:
-        _check_one_of("group_by", group_by, tuple(GROUPS))
+                raise ArgumentError(f"{name} goes with group_by")
     if group_by == "episode_id" and min_group_size not in (None, 1):
-        raise BufferConfigError(
+        raise ArgumentError(
             "min_group_size goes with group_by='task_id': an episode is one rollout"
         )
     if on_partial == "drop" and group_timeout_s is None:
-        raise BufferConfigError("on_partial='drop' goes with group_by and group_timeout_s")
-
-
-def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise BufferConfigError(f"{name} is one of {', '.join(known)}, got {value!r}")
-
-
-def _checked_count(name: str, value: Any) -> int:
-    integer = integer_of(value)
-    if integer is None or not 1 <= integer <= MAX_LIMIT:
-        raise BufferConfigError(f"{name} is an integer from 1 on, got {value!r}")
-    return integer
+        raise ArgumentError("on_partial='drop' goes with group_by and group_timeout_s")

@@ -1,5 +1,6 @@
 """Change the labels, the priorities and the quarantine of rows."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,11 @@ from sqlbuffer.front.condition_checks import Conditions
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.priority_update import PriorityUpdate
 from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
-from sqlbuffer.storage.labels.labelling import Annotation
+from sqlbuffer.storage.labels.labelling import Annotated, Annotation
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.store import BufferStore
+
+logger = logging.getLogger("sqlbuffer")
 
 
 class RowChanges:
@@ -34,11 +37,49 @@ class RowChanges:
     def annotate(
         self, rows: Any, values: Mapping[str, Any], extra: Any, version: int | None
     ) -> int:
-        """Label rows; return how many."""
+        """Label rows; return how many. Rows that have left are named in a warning."""
         if extra is None and all(value is None for value in values.values()):
             raise FieldError("annotate() needs reward=..., adv_t=..., v_t=... or extra={...}")
         annotation = self._annotation(rows, values, extra, checked_version(version))
-        return self._store.labels.annotate(annotation)
+        annotated = self._store.labels.annotate(annotation)
+        if annotated.missing:
+            self._warn_of_missing(annotated, len(annotation.numbers))
+        elif not annotated.n_rows and is_condition(rows) and self._removes_used_rows:
+            logger.warning(
+                "buffer %r: no row matches the condition of annotate(); rows that were used up "
+                "under a lease have left; keep_expired=True keeps them",
+                self._store.info.name,
+            )
+        return annotated.n_rows
+
+    @property
+    def _removes_used_rows(self) -> bool:
+        """Whether rows leave when a lease on them is acknowledged."""
+        config = self._store.info.config
+        is_counted = config.leases.enabled and config.sampling.max_use is not None
+        return is_counted and not config.retention.keep_expired
+
+    def _warn_of_missing(self, annotated: Annotated, n_numbers: int) -> None:
+        low, high, missing = annotated.low, annotated.high, annotated.missing
+        n_evicted = sum(0 < seq <= low for seq in missing)
+        n_unknown = sum(not 0 < seq <= high for seq in missing)
+        removed = "deleted"
+        if self._removes_used_rows:
+            removed += " or used up under a lease (keep_expired=True keeps them)"
+        counts = (
+            (n_evicted, "evicted"),
+            (len(missing) - n_evicted - n_unknown, removed),
+            (n_unknown, "never stored"),
+        )
+        logger.warning(
+            "buffer %r: %d of %d rows are not annotated, it does not hold them: %s; seq %s%s",
+            self._store.info.name,
+            len(missing),
+            n_numbers,
+            ", ".join(f"{n} {why}" for n, why in counts if n),
+            ", ".join(map(str, missing[:10])),
+            ", ..." if len(missing) > 10 else "",
+        )
 
     def _annotation(
         self, rows: Any, values: Mapping[str, Any], extra: Any, version: int | None

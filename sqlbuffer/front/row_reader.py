@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from sqlbuffer.config.setting_checks import MAX_LIMIT
+from sqlbuffer.arguments import checked_task_ids
+from sqlbuffer.checks import MAX_INTEGER, checked_count
 from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.steps.data_rows import DataRow
@@ -32,20 +33,17 @@ class RowReader:
         self, node: Node, page: int, page_size: int, fields: Sequence[str] | None
     ) -> list[DataRow]:
         """Return one page of the rows that match."""
-        if page < 1:
-            raise ValueError("Page must be greater than 0")
-        if page_size < 1:
-            raise ValueError("Page size must be greater than 0")
-        offset = min((page - 1) * page_size, MAX_LIMIT)
+        page, n_rows = checked_count(page, "page", 1), checked_count(page_size, "page_size", 1)
+        offset = min((page - 1) * n_rows, MAX_INTEGER)
         payloads, decoder = self._decoding.of(fields)
-        found = self._queries.page(node, offset, min(page_size, MAX_LIMIT), payloads)
+        found = self._queries.page(node, offset, n_rows, payloads)
         return decoder.rows(found)
 
     def tasks(
         self, task_ids: Iterable[str], fields: Sequence[str] | None
     ) -> dict[str, list[DataRow]]:
         """Return the rows of tasks by id."""
-        wanted = list(task_ids)
+        keys = checked_task_ids(task_ids)
         payloads, decoder = self._decoding.of(fields)
-        found = self._queries.tasks([str(task_id) for task_id in wanted], payloads)
-        return {task_id: decoder.rows(found[str(task_id)]) for task_id in wanted}
+        found = self._queries.tasks(list(keys.values()), payloads)
+        return {task_id: decoder.rows(found[key]) for task_id, key in keys.items()}

@@ -1,14 +1,13 @@
 """Check and encode steps, and hand them to the database."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, row_of
+from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import (
@@ -50,6 +49,9 @@ _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and the names in a step.
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
 MAX_STREAMS = 1_000
+_NOTHING = StoreResult(0, 0, 0)
+# Steps in the form in which they are stored.
+Batch = WriteBatch | ChunkBatch
 
 
 class _Stream(NamedTuple):
@@ -72,8 +74,9 @@ class StepWriter:
         write: Any = self._write_chunks if store.info.has_chunks else self._write_rows
         pacer = store.pacer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
-            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0)
-        )
+            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
+            lambda: pacer.is_limited, store.options.max_pending,
+        )  # fmt: skip
         store.own_writes.add(self._queue)
         fields = store.info.config.fields
         # Steps without an episode are of use, or it was said that they are not.
@@ -88,19 +91,43 @@ class StepWriter:
         session_id: str | None = None,
         priority: Any = None,
         ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
     ) -> StoreResult:
-        """Store rows; fields to `ignore` make no conflict."""
+        """Store rows; fields to `ignore` make no conflict.
+
+        With `makes_steps`, the step numbers were not given: they follow those of their episodes.
+        """
+        batch = self.encoded_rows(
+            rows, model_version, session_id, priority, ignore, makes_steps=makes_steps
+        )
+        return self.store(batch)
+
+    def encoded_rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None = None,
+        session_id: str | None = None,
+        priority: Any = None,
+        ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
+    ) -> Batch:
+        """Return rows in the form in which they are stored; see `add_rows`."""
         info = self._store.info
         if priority is not None:
             check_kept(info.config.priorities.enabled)
         if not rows:
-            return StoreResult(0, 0, 0)
+            return WriteBatch(())
         session = None if session_id is None else checked_session(session_id)
         if info.has_chunks:
             layout, limit = self._store.layout, row_limit(info.config)
-            given = _in_session(columns_of_rows(layout, rows, model_version, priority), session)
+            columns = columns_of_rows(
+                layout, rows, model_version, priority, makes_steps=makes_steps
+            )
+            given = _in_session(columns, session)
             packed = pack_given(layout, given, max_row_bytes=limit)
-            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
+            return ChunkBatch(packed.chunks, packed.order)
         records = encode_rows(rows, model_version, priority)
         check_declared(rows, self._store.layout)
         if session is not None:
@@ -110,7 +137,7 @@ class StepWriter:
             ]
         if any(row.exp_meta.execute_time is None for row in rows):
             ignore |= MADE_TIME
-        return self._insert(WriteBatch(records, ignore))
+        return self._sized(WriteBatch(records, ignore))
 
     def add(self, given: dict[str, Any]) -> StoreResult | None:
         """Store one step given by its fields; return None if it waits for others."""
@@ -130,8 +157,8 @@ class StepWriter:
             self.flush()  # in their order
         ignore = frozenset() if "execute_time" in given else MADE_TIME
         priority = given.pop("priority", None)
-        row = row_of(given, specs)
-        return self.store_rows([row], priority=priority, ignore=ignore)
+        makes_steps, row = given.get("step") is None, row_of(given, specs)
+        return self.store_rows([row], priority=priority, ignore=ignore, makes_steps=makes_steps)
 
     def _add_waiting(self, given: dict[str, Any]) -> None:
         """Take a step that waits for others of the same task and agent."""
@@ -141,12 +168,10 @@ class StepWriter:
             return
         number = stream.numbers.take()
         try:
-            is_full = self._queue.take(stream.packer.encode(number, given))
+            self._queue.add(stream.packer.encode(number, given))
         except BaseException:
             stream.numbers.give_back(number)
             raise
-        if is_full:
-            self.flush()
 
     def _stream_of(self, given: dict[str, Any]) -> _Stream:
         """Return where a step belongs; its arguments get the names that a step has."""
@@ -181,14 +206,20 @@ class StepWriter:
         self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
     ) -> StoreResult:
         """Store steps given as columns."""
+        return self.store(self.encoded_columns(arrays, casting, keys))
+
+    def encoded_columns(
+        self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
+    ) -> Batch:
+        """Return steps given as columns in the form in which they are stored."""
+        check_casting(casting)
         columns = self._checked(columns_of(arrays, keys))
         if self._store.info.has_chunks:
             packed = self._packed(columns, casting)
-            return self._insert_chunks(ChunkBatch(packed.chunks, packed.order))
-        records = encode_columns(columns, casting=casting)
-        return self._insert(WriteBatch(records, MADE_TIME))
+            return ChunkBatch(packed.chunks, packed.order)
+        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
 
-    def store_episode(
+    def encoded_episode(
         self,
         arrays: Mapping[str, Any],
         *,
@@ -199,13 +230,22 @@ class StepWriter:
         episode_reward: float | None,
         casting: Casting,
         meta: Mapping[str, Any],
-    ) -> StoreResult:
-        """Store a whole episode given as columns; see `ReplayBuffer.store_episode`."""
+    ) -> Batch:
+        """Return a whole episode given as columns in the form in which it is stored; see
+        `ReplayBuffer.store_episode`.
+        """
+        check_casting(casting)
         key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
         task = encode_key(key if task_id is None else task_id, "task_id")
-        # Those of its steps are made of its own.
-        own_ids = ("episode_id",) if episode_id is None else ("episode_id", "id")
-        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, own_ids))
+        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, ("episode_id",)))
+        if episode_id is not None and columns.get("id") is not None:
+            raise FieldError(
+                "an episode with an episode_id is stored once by that id; leave out `id` of its "
+                "steps, or episode_id"
+            )
+        made = {"task_id": task_id, "episode_key": episode_id, "episode_id": episode_id}
+        # Keys that the library makes are not content: they never make a conflict.
+        ignore = frozenset(name for name, value in made.items() if value is None)
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
         metas = {} if text is None else {(key, task): text}
@@ -218,28 +258,26 @@ class StepWriter:
             if not n_steps:
                 raise FieldError("an episode has at least one step")
             ending = EpisodeEnd(
-                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), f"{key}/0",
-                f"{key}/{n_steps - 1}", final_arrays, reward,
+                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), 0, n_steps - 1,
+                final_arrays, reward,
             )  # fmt: skip
-            return self._insert_chunks(ChunkBatch(packed.chunks, None, [ending], metas, whole))
+            return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
         records = encode_columns(columns, casting=casting, episode=key)
         if not records:
             raise FieldError("an episode has at least one step")
-        if episode_id is not None:
-            records = [record._replace(id=f"{key}/{record.t}") for record in records]
         rewards = [record.reward_t for record in records if record.reward_t is not None]
+        n_steps = len(records)
         ending = EpisodeEnd(
-            key,
-            task,
-            "complete",
-            len(records),
-            sum(rewards) if rewards else None,
-            records[0].id,
-            records[-1].id,
-            final_arrays,
-            reward,
-        )
-        return self._insert(WriteBatch(records, MADE_TIME, [ending], metas, whole))
+            key, task, "complete", n_steps, sum(rewards) if rewards else None, 0, n_steps - 1,
+            final_arrays, reward,
+        )  # fmt: skip
+        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
+
+    def store(self, batch: Batch) -> StoreResult:
+        """Store steps that were encoded."""
+        if isinstance(batch, ChunkBatch):
+            return self._warned(self._store.chunk_writer.store(batch)) if batch.chunks else _NOTHING
+        return self._warned(self._store.writer.store(batch)) if batch.records else _NOTHING
 
     def episode(
         self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
@@ -296,6 +334,10 @@ class StepWriter:
         """Store the steps of open episodes that wait."""
         self._queue.flush()
 
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""
+        self._queue.wait_for_room(n)
+
     def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return columns with the keys of sessions checked; raise if they have priorities and the
         buffer has none.
@@ -315,17 +357,10 @@ class StepWriter:
             store.layout, columns, casting=casting, episode=episode, max_row_bytes=limit
         )
 
-    def _insert_chunks(self, batch: ChunkBatch) -> StoreResult:
-        if not batch.chunks:
-            return StoreResult(0, 0, 0)
-        return self._warned(self._store.chunk_writer.store(batch))
-
-    def _insert(self, batch: WriteBatch) -> StoreResult:
-        """Check the sizes of rows, compress them, and store them."""
-        if not batch.records:
-            return StoreResult(0, 0, 0)
+    def _sized(self, batch: WriteBatch) -> WriteBatch:
+        """Check the sizes of rows, and compress them."""
         check_row_sizes(batch.records, row_limit(self._store.info.config))
-        return self._warned(self._store.writer.store(self._prepared(batch)))
+        return self._prepared(batch)
 
     def _warned(self, result: StoreResult) -> StoreResult:
         if result.conflicts:
@@ -366,12 +401,16 @@ class StepWriter:
 
 def _hashable(key: Any, name: str) -> Any:
     """Return a key; numbers are texts, as in the rows of other buffers."""
-    is_number = isinstance(key, (int, float, np.number)) and not isinstance(key, bool)
-    if name != "model_version" and is_number:
-        return checked_session(key) if name == "session_id" else str(key)
-    if isinstance(key, Hashable):  # what it is to be, the encoder says
-        return key
-    raise FieldError(f"{name}: expected one value, got {key!r:.100}")
+    if name == "session_id" and key is not None:
+        return checked_session(key)
+    text = None if name == "model_version" else key_text(key)
+    if text is not None:
+        return text
+    try:
+        hash(key)
+    except Exception:
+        raise FieldError(f"{name}: expected one value, got {shown(key)}") from None
+    return key  # what it is to be, the encoder says
 
 
 def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:

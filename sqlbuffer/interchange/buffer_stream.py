@@ -4,8 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sqlbuffer.buffer import checked_buffer
+from sqlbuffer.checks import checked_integer, checked_names
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import CopyError, FieldError
+from sqlbuffer.errors import ArgumentError, CopyError, FieldError
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.steps.column_batch import ColumnBatch
@@ -108,6 +111,8 @@ class BufferStream:
         fields: Typed fields to read; all by default.
 
     Raises:
+        ArgumentError: `buffer` is not a buffer, or `fields` not a list of names.
+        ConditionError: The condition is malformed.
         CopyError: The buffer is one of `sqlbuffer.compat`.
         FieldError: A field is unknown.
 
@@ -131,7 +136,7 @@ class BufferStream:
         *,
         fields: Sequence[str] | None = None,
     ) -> None:
-        store, node = buffer._store, buffer._conditions.node(condition)
+        store, node = checked_buffer(buffer)._store, buffer._conditions.node(condition)
         if store.info.layout is not None:
             raise CopyError(
                 f"buffer {store.info.name!r} in {store.shown_url} has the layout "
@@ -140,7 +145,7 @@ class BufferStream:
             )
         self._buffer, self.node = buffer, node
         declared = tuple(store.info.config.fields.specs)
-        self.fields = declared if fields is None else chosen_columns(declared, fields)[1]
+        self.fields = declared if fields is None else chosen_columns(declared, fields, "fields")[1]
         self._source = CopySource(store, node)
         self._keeper: HoldKeeper | None = None
         self._state: SourceState | None = None
@@ -230,8 +235,10 @@ class BufferStream:
             n: Largest number.
 
         Raises:
+            ArgumentError: `n` is not an integer from 1 on.
             CopyError: The stream was not opened by `with`.
         """
+        n = checked_integer(n, "n", 1)
         self._has_pieces, hold = True, self._source.hold
         return [
             StreamPiece(
@@ -255,26 +262,29 @@ class BufferStream:
 
 
 def chosen_columns(
-    fields: Sequence[str], columns: Sequence[str] | None
+    fields: Sequence[str], columns: Sequence[str] | None, argument: str = "columns"
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the built-in columns and the typed fields that are chosen.
 
     Args:
         fields: The typed fields that the buffer has.
         columns: Names of both kinds; None: all.
+        argument: The argument that they are.
 
     Raises:
+        ArgumentError: They are not a list of names.
         FieldError: There is none of that name.
     """
     if columns is None:
         return BUILT_IN_COLUMNS, tuple(fields)
-    if isinstance(columns, str):
-        raise FieldError(f"columns are given as a list of names, got {columns!r}")
+    columns = checked_names(columns, argument, "['obs', 'reward']", error=ArgumentError)
     known = (*fields, *BUILT_IN_COLUMNS)
     for name in columns:
         if name not in known:
             nearest = near_name(name, known)
             hint = f" (did you mean {nearest}?)" if nearest else ""
-            raise FieldError(f"there is no column {name!r}{hint}; choose from {', '.join(known)}")
+            raise FieldError(
+                f"there is no column {shown(name)}{hint}; choose from {', '.join(known)}"
+            )
     own = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
     return own, tuple(name for name in fields if name in columns)

@@ -3,13 +3,19 @@
 import errno
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sqlbuffer.errors import ExportError
-from sqlbuffer.interchange.work_place import WorkPlace, put_in_place, recover
+from sqlbuffer.interchange.dataset_card import CARD
+from sqlbuffer.interchange.manifest import MANIFEST, write_manifest
+from sqlbuffer.interchange.work_place import WorkPlace, make_parents, put_in_place, recover
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OWN = re.compile(r"(steps-\d+|train-\d+|episodes)\.parquet|README\.md")
+_OWN = re.compile(
+    rf"(steps-\d+|train-\d+|episodes)\.parquet|{re.escape(CARD)}|{re.escape(MANIFEST)}"
+)
 
 
 class OutputFolder:
@@ -27,12 +33,12 @@ class OutputFolder:
             disk is full.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", *, overwrite: bool) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        self.path = path
         recover(self.path)
         if os.path.lexists(self.path):
             self._check_free(overwrite)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(self.path)
 
     def _check_free(self, overwrite: bool) -> None:
         if not self.path.is_dir():
@@ -63,13 +69,25 @@ class OutputFolder:
                 f"another disk, and export again"
             ) from error
 
-    def finish(self) -> None:
-        """Put the folder in its place."""
+    def finish(self, card: str, counts: Mapping[str, Any]) -> tuple[int, int]:
+        """Write the README and the manifest, and put the folder in its place.
+
+        Args:
+            card: The README.
+            counts: See `Manifest`.
+
+        Returns:
+            The number of files, and their size in bytes.
+        """
+        (self.work / CARD).write_text(card, "utf-8")
+        write_manifest(self.work, counts)
+        sizes = [file.stat().st_size for file in self.work.iterdir()]
         for file in self.work.iterdir():
             _sync(file)
         _sync(self.work)
         put_in_place(self.work, self.path)
         _sync(self.path.parent)
+        return len(sizes), sum(sizes)
 
 
 def is_full(error: OSError) -> bool:

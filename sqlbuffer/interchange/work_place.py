@@ -6,8 +6,8 @@ If a folder replaces another one, the old one gets a third name for a moment.
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,15 +37,12 @@ class WorkPlace:
 
     def __init__(self, target: Path, make: Callable[[Path], None]) -> None:
         self._lock: int | None = None
+        self.path: Path
         _remove_ended(target)
         while self._lock is None:
             self.path = target.parent / f".{target.name}.partial-{uuid4().hex[:8]}"
-            try:
+            with _named(target):
                 make(self.path)
-            except OSError as error:
-                raise ExportError(
-                    f"{target} cannot be made: {error.strerror}; name another path"
-                ) from error
             # Another export to the same path may have removed it before it was locked.
             with suppress(FileNotFoundError):
                 self._lock = _locked(self.path)
@@ -59,6 +56,26 @@ class WorkPlace:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def make_parents(target: Path) -> None:
+    """Make the folders that an output is in.
+
+    Raises:
+        ExportError: They cannot be made.
+    """
+    with _named(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(
+            f"{target} cannot be made: {error.strerror}; name another path"
+        ) from error
 
 
 def _locked(path: Path) -> int:

@@ -1,6 +1,7 @@
 """Bring messages of any origin into one form, and join those of the steps of an episode."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,15 @@ Message = dict[str, Any]
 # Keys that a message keeps. Every message has the first two.
 TEXT_KEYS = ("name", "tool_call_id", "reasoning_content", "thinking")
 MESSAGE_KEYS = ("role", "content", *TEXT_KEYS, "tool_calls")
+# Types of parts of content that are no text, in the APIs of OpenAI and Anthropic and in TRL.
+_MEDIA = frozenset(
+    f"{before}{medium}{after}"
+    for medium in ("image", "audio", "video")
+    for before in ("", "input_")
+    for after in ("", "_url")
+)
+_ADDRESS = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*;base64,")
+_MIME_KEYS = ("media_type", "mime_type", "mimeType")
 
 
 def normal_message(value: Any) -> Message:
@@ -102,7 +112,8 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
         steps: `messages` and `actions` of each step, in the order of the steps.
 
     Raises:
-        ValueError: A value is not a message.
+        ValueError: A value is not a message, or has an image, a sound, a video or an array, which
+            would become a text that a trainer learns.
 
     Example:
         >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
@@ -112,8 +123,12 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     for messages, actions in steps:
         new = [normal_message(message) for message in _listed(messages)]
         conversation = _extended(conversation, new)
+        for message in _listed(messages):
+            _check_said(message)
         # Numbers and other values of an agent without messages are not a conversation.
         if conversation or is_said(actions):
+            for action in _listed(actions):
+                _check_said(action)
             answers = answer_messages(actions)
             conversation += answers[_overlap(conversation, answers) :]
     return conversation
@@ -128,6 +143,44 @@ def prompt_length(messages: Sequence[Message]) -> int | None:
     """
     roles = [message["role"] for message in messages]
     return roles.index("assistant") if "assistant" in roles else None
+
+
+def _check_said(value: Any) -> None:
+    """Raise ValueError if a message or an action has a medium that cannot be written as text."""
+    if _is_message(value):
+        value = value.get("content")
+    elif isinstance(value, dict) and (
+        "policy_info" in value or {"name", "arguments"} <= set(value)
+    ):
+        return  # a call of a tool: the agent has written all of it
+    medium = None if isinstance(value, str) else _medium_in(value)
+    if medium is not None:
+        raise ValueError(
+            f"{medium} in a message would become text, and a trainer would learn that text; choose "
+            f"episodes without it by a condition, or export the steps with export_parquet"
+        )
+
+
+def _medium_in(content: Any) -> str | None:
+    """Return what content has that is no text; None if it has none."""
+    if isinstance(content, str):
+        address = _ADDRESS.match(content)
+        return f"data of the type {address[1] or 'text/plain'}" if address else None
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return "bytes"
+    if hasattr(content, "dtype"):
+        return f"an array of the shape {content.shape}" if content.shape else None
+    if isinstance(content, (list, tuple)):
+        return next(filter(None, map(_medium_in, content)), None)
+    if not isinstance(content, dict):
+        return None
+    if isinstance(content.get("type"), str) and content["type"] in _MEDIA:
+        return f"a part of the type {content['type']!r}"
+    for mime in map(content.get, _MIME_KEYS):
+        if isinstance(mime, str) and not mime.startswith("text/") and not mime.endswith("json"):
+            return f"data of the type {mime!r}"
+    parts = (part for name, part in content.items() if name != "text")
+    return next(filter(None, map(_medium_in, parts)), None)
 
 
 def _listed(messages: Any) -> Sequence[Any]:

@@ -7,8 +7,10 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
+from sqlbuffer.checks import checked_integer, refused
+from sqlbuffer.display.short_values import shown
+from sqlbuffer.errors import ArgumentError
 from sqlbuffer.loading.iteration import Agree, LoaderRun, alone, this_process
-from sqlbuffer.loading.modes import check_count
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Progress, is_count
 from sqlbuffer.loading.prefetch import prefetched
@@ -55,9 +57,8 @@ class Loader(Generic[T]):
         prefetch: int,
         rank: Rank | None = None,
     ) -> None:
-        check_count("prefetch", prefetch, 0)
         self._plan, self._identity = plan, dict(identity)
-        self._output, self._prefetch = output, int(prefetch)
+        self._output, self._prefetch = output, checked_integer(prefetch, "prefetch", 0)
         self._rank, self._process = rank, this_process()
         self._is_seeded = seed is not None
         self.seed = secrets.randbits(53) if seed is None else int(seed)
@@ -162,7 +163,7 @@ class Loader(Generic[T]):
         """Return the iteration and the progress of a state, and take over its seed.
 
         Raises:
-            ValueError: See `load_state_dict`.
+            ArgumentError: See `load_state_dict`.
 
         :meta private:
         """
@@ -183,7 +184,7 @@ class Loader(Generic[T]):
         gives the batches that would have come next, if the buffer has not changed.
 
         Raises:
-            ValueError: It is not a state, or its loader has other rows, batches or seed; the
+            ArgumentError: It is not a state, or its loader has other rows, batches or seed; the
                 message names the difference.
         """
         self._run, self._progress = self.resumed(state)
@@ -191,21 +192,21 @@ class Loader(Generic[T]):
 
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            raise ValueError(f"a state is what state_dict() of a loader returns, got {state!r:.80}")
+            raise refused(state, "state", "the result of state_dict() of a loader")
         theirs, seed = state.get("loader"), state.get("seed")
         if not isinstance(theirs, Mapping) or not is_count(seed) or not is_count(state.get("run")):
-            raise ValueError(f"the state is damaged: {state!r:.400}")
+            raise ArgumentError(f"the state is damaged: {shown(state)}")
         differing = [
-            f"{name}={theirs.get(name)!r}, and here it is {self._identity.get(name)!r}"
+            f"{name}={shown(theirs.get(name))}, and here it is {shown(self._identity.get(name))}"
             for name in dict.fromkeys((*self._identity, *theirs))
             if theirs.get(name) != self._identity.get(name)
         ]
         if self._is_seeded and seed != self.seed:
             differing.append(f"seed={seed}, and here it is {self.seed}")
         if differing:
-            raise ValueError(f"the state is of a loader with {'; '.join(differing)}")
+            raise ArgumentError(f"the state is of a loader with {'; '.join(differing)}")
         if not self._plan.knows(_progress_in(state)):
-            raise ValueError(f"the state is damaged: {_progress_in(state)}")
+            raise ArgumentError(f"the state is damaged: {shown(_progress_in(state))}")
 
     def _noted(self, run: LoaderRun, progress: Progress) -> Generator[T, None, None]:
         with closing(self._batches(run, progress)) as batches:

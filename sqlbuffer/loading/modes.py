@@ -1,6 +1,5 @@
 """The mode and the options of a loader, checked."""
 
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +10,21 @@ import numpy as np
 
 from sqlbuffer.arguments import (
     Condition,
-    check_batch_size,
     check_n_step,
-    checked_flag,
-    described,
+    checked_batch_size,
+    checked_sampler,
 )
 from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, TransitionForm, WindowForm
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.checks import checked_choice, checked_flag, checked_integer
+from sqlbuffer.display.short_values import shown
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.loading.ranks import Rank, Shard, rank_of
 from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
-from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.samplers.seeding import check_seed
+from sqlbuffer.samplers import Sampler
+from sqlbuffer.samplers.seeding import checked_seed
 from sqlbuffer.storage.store import BufferStore
 
 Mode = Literal["step", "transition", "n_step", "window", "trajectory"]
@@ -37,6 +37,8 @@ TAKES: dict[str, tuple[str, ...]] = {
     "trajectory": ("include_partial",),
 }
 _OF_MODES = tuple(dict.fromkeys(name for names in TAKES.values() for name in names))
+# Types of values that may equal a default; others are not compared.
+_OF_DEFAULTS = (bool, int, float, tuple, np.generic, type(None))
 # Options that do not decide which rows a batch contains.
 _FREE = ("gamma", "sequence_fields", "fields", "seed", "epochs", "sampler", "condition", "shard")
 
@@ -100,18 +102,17 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         _check_mode(self)
-        check_batch_size(self.batch_size)
-        if self.batch_size == 0:
-            raise ValueError("a loader's batches hold 1 row or more, got batch_size=0")
+        checked_integer(self.batch_size, "batch_size", 1)
+        checked_batch_size(self.batch_size, self.sampler, 1, replace=bool(self.replace))
         check_n_step(self.n_step, self.gamma)
-        check_seed(self.seed)
+        checked_seed(self.seed)
         for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
-            checked_flag(name, getattr(self, name))
+            checked_flag(getattr(self, name), name)
         if self.epochs is not None:
-            check_count("epochs", self.epochs, 1, " or None")
+            checked_integer(self.epochs, "epochs", 1, more=", or None")
         _check_order(self)
         if self.even and self.shard is None:
-            raise ValueError("even=True goes with shard=(rank, world)")
+            raise ArgumentError("even=True goes with shard=(rank, world)")
         rank_of(self.shard)
 
     @property
@@ -202,24 +203,17 @@ def check_drawn(name: str, max_use: int | None, what: str) -> None:
         )
 
 
-def check_count(name: str, value: Any, least: int, more: str = "") -> None:
-    """Raise unless it is an integer from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} is an integer from {least} on{more}, got {value!r}")
-
-
 def _check_mode(options: LoaderOptions) -> None:
-    if not isinstance(options.mode, str) or options.mode not in TAKES:
-        nearest = difflib.get_close_matches(str(options.mode), TAKES, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise ValueError(f"mode is one of {', '.join(TAKES)}, got {options.mode!r}{hint}")
+    checked_choice(options.mode, "mode", TAKES)
     for option in options_in(options):
         name, value = option.name, getattr(options, option.name)
+        if name not in _OF_MODES or name in TAKES[options.mode]:
+            continue
         value = tuple(value) if isinstance(value, list) else value
-        if name in _OF_MODES and name not in TAKES[options.mode] and value != option.default:
+        if not isinstance(value, _OF_DEFAULTS) or value != option.default:
             takers = " and ".join(mode for mode, names in TAKES.items() if name in names)
-            raise ValueError(
-                f"mode {options.mode!r} takes no {name}, got {name}={value!r}; it goes with "
+            raise ArgumentError(
+                f"mode {options.mode!r} takes no {name}, got {name}={shown(value)}; it goes with "
                 f"{takers}"
             )
 
@@ -227,27 +221,27 @@ def _check_mode(options: LoaderOptions) -> None:
 def _check_order(options: LoaderOptions) -> None:
     """Raise where who decides on the order is not clear."""
     sampler = options.sampler
-    if isinstance(sampler, TaskSampler):
-        raise TypeError("a loader takes a Sampler of rows; sample_tasks() takes a TaskSampler")
-    if sampler is not None and not isinstance(sampler, Sampler):
-        raise TypeError(f"sampler is a Sampler, got {described(sampler)}")
+    if sampler is not None:
+        checked_sampler(sampler)
     how = "epochs" if options.epochs is not None else "shuffle=False"
     if not options.is_drawn and (sampler is not None or options.replace):
         given = "a sampler" if sampler is not None else "replace=True"
-        raise ValueError(f"{how} visits each row once, in its own order; leave out {given}")
+        raise ArgumentError(f"{how} visits each row once, in its own order; leave out {given}")
     if sampler is not None and (options.replace or options.seed is not None):
         given = "replace" if options.replace else "seed"
-        raise ValueError(f"a sampler is given: give {given} to it, not to the loader")
+        raise ArgumentError(f"a sampler is given: give {given} to it, not to the loader")
 
 
 def options_of(given: Mapping[str, Any]) -> LoaderOptions:
     """Return options given by name.
 
     Raises:
-        TypeError: An unknown one.
+        ArgumentError: An unknown one.
     """
     known = [field.name for field in options_in(LoaderOptions)]
     for name in given:
         if name not in known:
-            raise TypeError(f"there is no option {name!r} here; there are {', '.join(known)}")
+            raise ArgumentError(
+                f"there is no option {shown(name)} here; there are {', '.join(known)}"
+            )
     return LoaderOptions(**given)

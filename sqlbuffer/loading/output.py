@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from sqlbuffer.checks import checked_dict, checked_names
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.tensors import as_tensor, check_device
@@ -66,13 +68,15 @@ def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     """
     for name in names:
         if name not in arrays:
-            raise FieldError(f"fieldname_map names {name!r}, and the batch has {', '.join(arrays)}")
+            raise FieldError(
+                f"fieldname_map names {shown(name)}, and the batch has {', '.join(arrays)}"
+            )
     found = {names.get(name, name): array for name, array in arrays.items()}
     if len(found) < len(arrays):
         named = [names.get(name, name) for name in arrays]
         double = next(name for name in named if named.count(name) > 1)
         both = [name for name in arrays if names.get(name, name) == double]
-        raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {double!r}")
+        raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {shown(double)}")
     return found
 
 
@@ -105,34 +109,32 @@ def _key(name: str, batch: Batch) -> str:
         if key in batch or key == INFO:
             return key
     raise FieldError(
-        f"to_named_tuple names {name!r}, and the batch has {', '.join(batch)} and info"
+        f"to_named_tuple names {shown(name)}, and the batch has {', '.join(batch)} and info"
     )
 
 
 def _check_map(names: Any) -> None:
-    if not isinstance(names, Mapping):
-        raise FieldError(f"fieldname_map is a dict such as {{'obs': 'state'}}, got {names!r}")
+    checked_dict(names, "fieldname_map", "{'obs': 'state'}", error=FieldError)
     for name in (*names, *names.values()):
         if not isinstance(name, str) or not name:
-            raise FieldError(f"fieldname_map is a dict of names, got {name!r} in it")
+            raise FieldError(f"fieldname_map is a dict of names, got {shown(name)} in it")
     for name in names.values():
         if name in _PARTS:
-            raise FieldError(f"fieldname_map: {name!r} is a part of every batch; choose another")
+            raise FieldError(
+                f"fieldname_map: {shown(name)} is a part of every batch; choose another"
+            )
     if len(set(names.values())) < len(names):
-        raise FieldError(f"fieldname_map gives two fields the same name: {dict(names)!r}")
+        raise FieldError(f"fieldname_map gives two fields the same name: {shown(dict(names))}")
 
 
-def _check_parts(names: Any) -> None:
-    if isinstance(names, str) or not isinstance(names, (list, tuple)) or not names:
-        raise FieldError(f"to_named_tuple is a tuple of names such as ('obs',), got {names!r}")
+def _check_parts(given: Any) -> None:
+    names = checked_names(given, "to_named_tuple", "('obs',)")
+    if not names:
+        raise FieldError("to_named_tuple is a list of one name or more, such as ('obs',), got none")
     for name in names:
-        if (
-            not isinstance(name, str)
-            or not _attribute(name).isidentifier()
-            or (keyword.iskeyword(_attribute(name)))
-        ):
-            raise FieldError(f"to_named_tuple: {name!r} cannot be the name of a part")
+        if not _attribute(name).isidentifier() or keyword.iskeyword(_attribute(name)):
+            raise FieldError(f"to_named_tuple: {shown(name)} cannot be the name of a part")
     attributes = [_attribute(name) for name in names]
     double = next((name for name in attributes if attributes.count(name) > 1), None)
     if double is not None:
-        raise FieldError(f"to_named_tuple has two parts named {double!r}")
+        raise FieldError(f"to_named_tuple has two parts named {shown(double)}")

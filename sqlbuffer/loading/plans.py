@@ -9,7 +9,7 @@ from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
 from sqlbuffer.loading.order import Order
 from sqlbuffer.loading.source import PassOrder, Place, SourceWindow
-from sqlbuffer.loading.sufficient_data import check_sufficient
+from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy
 from sqlbuffer.steps.batches import Batch
@@ -48,8 +48,8 @@ class DrawnSource(Protocol):
     def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
         """Return up to n things drawn by a sampler; see `BatchSource.draw`."""
 
-    def undrawn(self, sampler: Sampler | None = None) -> str:
-        """Return which rows are not drawn though they match, as the end of a message."""
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
 
 
 class PassSource(Protocol):
@@ -64,8 +64,8 @@ class PassSource(Protocol):
     def n_made(self) -> int:
         """Return how many things can be made at this moment."""
 
-    def undrawn(self, sampler: Sampler | None = None) -> str:
-        """Return which rows are not drawn though they match, as the end of a message."""
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
 
 
 def is_count(value: object) -> bool:
@@ -100,7 +100,7 @@ class Draws:
         for number in count(progress.get("batch", 0)):
             batch = self.source.draw(sampler, self.batch_size, (*run.path, number))
             check_sufficient(
-                batch.n_rows, self.batch_size, True, lambda: self.source.undrawn(sampler)
+                batch.n_rows, self.batch_size, True, lambda: self.source.shortage(sampler)
             )
             sampler.handed_out()
             yield batch, {"batch": number + 1}
@@ -147,9 +147,10 @@ class Passes:
                 is_empty = False
                 yield batch, behind
             if is_empty and self.epochs is None:  # or it would look forever
+                of = self.source.shortage()
                 raise InsufficientDataError(
-                    f"a pass has no batch of {self.batch_size}; wait for more data or lower the "
-                    f"batch size{self.source.undrawn()}"
+                    f"a pass has no batch of {self.batch_size}{of.reason}; wait for more data or "
+                    f"lower the batch size{of.causes}"
                 )
             progress = {}
 

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sqlbuffer.checks import integer_of, refused
+from sqlbuffer.errors import ArgumentError
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import SLICE, Numbers, Order
 
+MAX_WORLD = 2**20
 Shard = tuple[int, int] | Literal["torch"] | None
 # torchrun sets these; together they are another text for each launch and each restart.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -37,20 +40,17 @@ def rank_of(shard: Any) -> Rank | None:
     """Return the rank that `shard` names; None for a loader that is not divided.
 
     Raises:
-        ValueError: It is neither `(rank, world)` nor `torch`, or there is no such rank.
+        ArgumentError: It is neither `(rank, world)` nor `torch`, or there is no such rank.
     """
     if shard is None:
         return None
     if isinstance(shard, str) and shard == "torch":
         return _torch_rank()
-    if not isinstance(shard, Sequence) or isinstance(shard, str) or len(shard) != 2:
-        raise ValueError(f"shard is (rank, world) or 'torch', got {shard!r}")
-    for value in shard:
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-            raise ValueError(f"shard is two integers (rank, world), got {shard!r}")
-    rank, world = int(shard[0]), int(shard[1])
-    if not 0 <= rank < world:
-        raise ValueError(f"shard is (rank, world) with 0 <= rank < world, got {shard!r}")
+    is_pair = isinstance(shard, Sequence) and not isinstance(shard, str) and len(shard) == 2
+    rank, world = map(integer_of, shard) if is_pair else (None, None)
+    if rank is None or world is None or not 0 <= rank < world <= MAX_WORLD:
+        what = f"(rank, world) or 'torch', two integers with 0 <= rank < world <= {MAX_WORLD}"
+        raise refused(shard, "shard", what)
     return Rank(rank, world)
 
 
@@ -62,7 +62,7 @@ def _torch_rank() -> Rank:
         return Rank(int(distributed.get_rank()), int(distributed.get_world_size()), launch)
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
-        raise ValueError(
+        raise ArgumentError(
             f"shard='torch' reads RANK and WORLD_SIZE, which torchrun sets; they are {rank!r} and "
             f"{world!r}. Start the script with torchrun, or give shard=(rank, world), for one "
             f"process shard=(0, 1)"

@@ -89,9 +89,10 @@ class ShardedPasses:
                 taking.keep()
                 yield batch, behind
             if is_empty and self.epochs is None:  # or it would look forever
+                of = self.source.shortage()
                 raise InsufficientDataError(
-                    f"a pass has no batch of {self.batch_size} for {_named(self.rank)}; wait for "
-                    f"more data or lower the batch size{self.source.undrawn()}"
+                    f"a pass has no batch of {self.batch_size} for {_named(self.rank)}{of.reason}; "
+                    f"wait for more data or lower the batch size{of.causes}"
                 )
             number, progress = number + 1, {}
 

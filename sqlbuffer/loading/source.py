@@ -11,7 +11,7 @@ import numpy as np
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.order import Numbers
-from sqlbuffer.loading.sufficient_data import undrawn
+from sqlbuffer.loading.sufficient_data import Shortage, shortage
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
@@ -108,9 +108,9 @@ class BatchSource:
         batch, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         return self.store.draws.logged_batch(batch, clock, "Dataset")
 
-    def undrawn(self, sampler: Sampler | None = None) -> str:
-        """Return which rows are not drawn though they match, as the end of a message."""
-        return undrawn(self.store, self.node, sampler, self.form)
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
+        return shortage(self.store, self.node, sampler, self.form)
 
     def give_back(self, batch: Batch) -> None:
         """Undo the uses of a batch that was drawn and is not handed out."""

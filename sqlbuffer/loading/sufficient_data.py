@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import InsufficientDataError, StorageError
@@ -15,31 +16,50 @@ _IN_NO_EPISODE = (
 )
 
 
-def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], str]) -> None:
+@dataclass(frozen=True)
+class Shortage:
+    """Why too few rows are drawn, as parts of a message.
+
+    Attributes:
+        buffer: Name of the buffer.
+        why_none: Why no row matches, as text behind the name; "" if some match.
+        causes: End of the message: the rows that match and are not drawn; "" if all can be drawn.
+    """
+
+    buffer: str
+    why_none: str = ""
+    causes: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Text behind the number of rows."""
+        return f": buffer {self.buffer!r} {self.why_none}" if self.why_none else ""
+
+
+def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], Shortage]) -> None:
     """Raise if fewer items were found than needed.
 
     Args:
         found: Number of items that were found.
         wanted: Number of items that were wanted.
         strict: Whether fewer items are an error.
-        why: Function that returns which rows could not be drawn; see `undrawn`.
+        why: Function that returns the reason; see `shortage`.
     """
     if strict and found < wanted:
+        of = why()
         raise InsufficientDataError(
-            f"asked for {wanted}, and {found} match; wait for more data or lower the batch size"
-            f"{why()}"
+            f"asked for {wanted}, and {found} match{of.reason}; wait for more data or lower the "
+            f"batch size{of.causes}"
         )
 
 
-def undrawn(
+def shortage(
     store: BufferStore,
     node: Node,
     sampler: Sampler | TaskSampler | None,
     form: Form | None = None,
-) -> str:
-    """Return which rows match but are not drawn, as the end of a message.
-
-    The text is empty if all matching rows can be drawn.
+) -> Shortage:
+    """Return why too few rows are drawn.
 
     Args:
         store: The buffer.
@@ -52,6 +72,8 @@ def undrawn(
     with suppress(StorageError):
         of_episodes = form is not None and form.needs_episodes
         rows = undrawn_rows(store.source, node, of_episodes=of_episodes)
+        if rows.why_none:
+            return Shortage(store.info.name, rows.why_none)
         for n, cause in (
             (rows.in_no_episode, _IN_NO_EPISODE),
             (rows.in_quarantine, "in quarantine"),
@@ -61,6 +83,7 @@ def undrawn(
         ):
             if n:
                 causes.append(f"{n} {cause}")
-        if isinstance(sampler, Sampler) and sampler.reads_priorities and store.rows.count(node):
+        if isinstance(sampler, Sampler) and sampler.reads_priorities:
             causes.append("those that have the priority 0")
-    return f"; of the rows that match these are not drawn: {', '.join(causes)}" if causes else ""
+    text = f"; of the rows that match these are not drawn: {', '.join(causes)}" if causes else ""
+    return Shortage(store.info.name, causes=text)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from sqlbuffer.arguments import Condition, check_n_step, checked_flag, described
+from sqlbuffer.arguments import Condition, check_n_step
+from sqlbuffer.checks import checked_flag, checked_path, refused
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
@@ -73,12 +74,14 @@ class Mirror:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         check_mirrored(store)
+        shared = checked_flag(shared, "shared")
+        path = None if path is None else checked_path(path, "path")
         self._store = store
         self._settings = MirrorSettings.of(
             store, max_bytes, refresh_s, max_lag_s, condition, fields
         )
         if path is not None and not shared:
-            raise BufferConfigError("path= says where a shared mirror is; give shared=True too")
+            raise ArgumentError("path= says where a shared mirror is; give shared=True too")
         self._refreshing: Refreshing | SharedFollowing = (
             SharedFollowing(store, self._settings, path)
             if shared
@@ -190,7 +193,7 @@ class Mirror:
 
         Args:
             batch_size: Number of transitions.
-            n_step: Largest number of steps that a transition spans.
+            n_step: Largest number of steps that a transition spans, from 1 to 1,000,000.
             gamma: Discount of one step.
             stack: Number of stacked frames, by field.
             terminal_field: Field that marks where an episode terminated.
@@ -216,7 +219,7 @@ class Mirror:
         check_n_step(n_step, gamma)
         form = self._draws.transition_form(
             int(n_step), float(gamma), fields, stack, terminal_field,
-            skip_single=checked_flag("skip_single", skip_single),
+            skip_single=checked_flag(skip_single, "skip_single"),
         )  # fmt: skip
         return self._draws.sample(form, batch_size, sampler, self._node(condition))
 
@@ -319,7 +322,7 @@ def mirrored_loader(
 
     Raises:
         BufferConfigError: A mirror of another buffer.
-        TypeError: Not a mirror.
+        ArgumentError: Not a mirror.
     """
     if isinstance(given, Mirror):
         if (given._store.url, given._store.info.id) != (store.url, store.info.id):
@@ -329,7 +332,7 @@ def mirrored_loader(
             )
         return given._loader(options, output, prefetch)
     if given is not True:
-        raise TypeError(f"mirror is True, False or a Mirror, got {described(given)}")
+        raise refused(given, "mirror", "True, False or a Mirror, such as buffer.mirror()")
     mirror = Mirror(store)
     try:
         loader = mirror._loader(options, output, prefetch)

@@ -1,6 +1,7 @@
 """Update the memory of a mirror from the database: one look after the other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,32 @@ from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.own_priorities import live_slots
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
-from sqlbuffer.storage.following.buffer_state import ChunkRow
+from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 from sqlbuffer.storage.following.feed import News
 from sqlbuffer.storage.store import BufferStore
 
 # Room for new steps before the evicted ones are gone, as a share of the capacity.
 SLACK = 1 / 8
 FEWEST_SLOTS = 65_536
+
+
+@dataclass(frozen=True)
+class Look:
+    """All that one look at the database has read.
+
+    Attributes:
+        news: The changes of steps, and the state of the buffer.
+        memory: Memory that takes the changes: a new one, if the look has read everything.
+        pages: The chunks that are not in the memory yet.
+        episodes: Episodes that are new or changed.
+        sessions: (number, id) of sessions that were not known.
+    """
+
+    news: News
+    memory: StepMemory
+    pages: Sequence[Sequence[ChunkRow]]
+    episodes: Sequence[EpisodeState]
+    sessions: Sequence[tuple[int, str]]
 
 
 class Filling:
@@ -100,12 +120,46 @@ class Filling:
                 f"resize()){_fewer_fields(self._layout)}"
             )
 
-    def stage(self, memory: StepMemory, news: News, hold: Callable[[], object]) -> None:
-        """Put the chunks that are new into free slots; they are not visible before `commit`.
+    def read(self, memory: StepMemory, news: News) -> "Look":
+        """Read a look to its end; the memory is not changed.
+
+        A look from the start fills a new memory, page by page: the old one stays until all is read.
 
         Args:
             memory: The steps.
             news: What is new.
+
+        Raises:
+            FieldError: A step cannot be read.
+            MirrorFullError: The steps of a whole buffer do not fit.
+        """
+        if news.is_start:
+            memory = self.new_memory(news.count_steps())
+        # A reward that was given late changes the return of its episode.
+        episodes = _episodes_of(memory, [seq for seq, _ in news.rewards])
+        sessions: set[int] = set()
+        pages: list[list[ChunkRow]] = []
+        for page in news.chunks(memory):
+            episodes.update(chunk.episode_id for chunk in page if chunk.episode_id is not None)
+            sessions.update(chunk.session_id for chunk in page if chunk.session_id is not None)
+            if news.is_start:
+                self._stage(memory, page, news.state.low)
+            else:
+                pages.append(page)
+        known = memory.limits.session_keys
+        return Look(
+            news,
+            memory,
+            pages,
+            news.episodes(sorted(episodes)),
+            news.session_keys(sorted(sessions.difference(known))),
+        )
+
+    def stage(self, look: "Look", hold: Callable[[], object]) -> None:
+        """Put the chunks that are new into free slots; they are not visible before `commit`.
+
+        Args:
+            look: What was read.
             hold: Keeps draws out until the commit. Called where there are too few free slots before
                 what has left makes room.
 
@@ -113,29 +167,37 @@ class Filling:
             FieldError: A step cannot be read.
             MirrorFullError: They do not fit.
         """
-        for page in news.chunks(memory):
-            if not memory.stage(page):
-                hold()
-                memory.make_room(news.state.low)
-                while not memory.stage(page):
-                    if memory.tails is not None and memory.tails.n_wanted:
-                        self._check_tails(memory.n_live, memory.tails)
-                        memory.grow(memory.n_slots)
-                        continue
-                    if memory.n_slots >= self._most_slots - BLOCK:
-                        self._check(self._most_slots + 1)
-                    memory.grow(min(2 * memory.n_slots, self._most_slots))
-                    if memory.priorities is not None:
-                        memory.priorities.grow(memory.n_slots)
-            _stage_priorities(memory, page)
+        for page in look.pages:
+            self._stage(look.memory, page, look.news.state.low, hold)
 
-    def commit(self, memory: StepMemory, news: News) -> None:
+    def _stage(
+        self,
+        memory: StepMemory,
+        page: Sequence[ChunkRow],
+        low: int,
+        hold: Callable[[], object] | None = None,
+    ) -> None:
+        if not memory.stage(page):
+            if hold is not None:
+                hold()
+            memory.make_room(low)
+            while not memory.stage(page):
+                if memory.tails is not None and memory.tails.n_wanted:
+                    self._check_tails(memory.n_live, memory.tails)
+                    memory.grow(memory.n_slots)
+                    continue
+                if memory.n_slots >= self._most_slots - BLOCK:
+                    self._check(self._most_slots + 1)
+                memory.grow(min(2 * memory.n_slots, self._most_slots))
+                if memory.priorities is not None:
+                    memory.priorities.grow(memory.n_slots)
+        _stage_priorities(memory, page)
+
+    def commit(self, look: "Look") -> None:
         """Make the state of a look the one that is drawn from."""
-        now, sampling = news.state, self._config.sampling
+        news, memory = look.news, look.memory
+        now, sampling, selection = news.state, self._config.sampling, news.selection
         memory.low, memory.high, memory.clock = now.low, now.high, now.clock
-        # A reward that was given late changes the return of its episode.
-        changed = _episodes_of(memory, [seq for seq, _ in news.rewards])
-        selection = news.selection
         limits = (
             oldest_version(now.clock, sampling.max_staleness),
             now.session if sampling.current_session_only else None,
@@ -147,8 +209,8 @@ class Filling:
             released=news.released,
             matching=() if selection is None else selection.matching,
             unmatched=() if selection is None else selection.unmatched,
-            episodes=news.episodes(sorted(memory.episodes.unread | changed)),
-            sessions=news.session_keys(sorted(memory.limits.unread)),
+            episodes=look.episodes,
+            sessions=look.sessions,
             limits=limits,
         )
         memory.commit(now.low, changes)

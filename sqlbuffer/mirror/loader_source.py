@@ -18,6 +18,7 @@ from sqlbuffer.loading.source import (
     Place,
     SourceWindow,
 )
+from sqlbuffer.loading.sufficient_data import Shortage
 from sqlbuffer.mirror.memory.step_record import SEQ
 from sqlbuffer.mirror.memory_batches import MemoryBatches
 from sqlbuffer.mirror.memory_draws import Flags, MemoryDraws
@@ -65,9 +66,9 @@ class MirrorSource:
         batch, self.head = self._draws.sampled(self._form, n, sampler, self._node)
         return batch
 
-    def undrawn(self, sampler: Sampler | None = None) -> str:
-        """Return which rows are not drawn, as the end of a message."""
-        return self._draws.undrawn(self._node, sampler, self._form)
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
+        return self._draws.shortage(self._node, sampler, self._form)
 
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""

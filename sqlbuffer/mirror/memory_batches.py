@@ -53,7 +53,7 @@ class MemoryBatches:
         if isinstance(maker, TransitionMaker) and isinstance(form, TransitionForm):
             memory.check_kept(form.names)
             if not (form.stack or form.sequence_fields or maker.checks_ends):
-                self._table = TransitionTable(memory, form.n_step, maker.plan)
+                self._table = TransitionTable(memory, form.n_step, maker.plan, self._n_at_once)
             if not (form.has_next or form.skip_single):
                 self._refused = _StepsWithoutEpisode(memory)
             self._notes_single = form.n_step > 1 and not form.needs_episodes

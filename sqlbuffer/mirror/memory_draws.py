@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.arguments import check_batch_size
+from sqlbuffer.arguments import checked_batch_size
 from sqlbuffer.batches.forms import Form, StepForm, TransitionForm
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.loading.sufficient_data import check_sufficient, undrawn
+from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient, shortage
 from sqlbuffer.mirror.choosing.choosers import chooser_of
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.choosing.uniform import UniformChooser
@@ -23,6 +23,7 @@ from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.sampling.restrictions import below_min_size
 from sqlbuffer.storage.store import BufferStore
 
 Integers = NDArray[np.int64]
@@ -115,11 +116,11 @@ class MemoryDraws:
         if sampler is not None:
             has_condition = self._selects or node != EVERYTHING
             chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
-        check_batch_size(n)
-        n = int(n)
+        n = checked_batch_size(n, sampler, replace=True)
         if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
             self._refreshing.check_prioritized(sampler.normalize)
-        self._store.own_writes.store_before_draw(n, self.n_steps)
+        if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
+            self._store.own_writes.store_before_draw(n, self.n_steps)
 
         def drawn(maker: MemoryBatches, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
             memory = maker.memory
@@ -130,16 +131,16 @@ class MemoryDraws:
             batch, head, clock = self.read(form, node, drawn)
             n_found = batch.n_rows
             if n_found < n:
-                check_sufficient(n_found, n, True, lambda: self.undrawn(node, sampler, form))
+                check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
             self.accounts.log(batch, clock, sampler)
             n_drawn = n_found
         finally:
             self.accounts.end(n_counted, n_drawn)
         return batch, head
 
-    def undrawn(self, node: Node, sampler: Sampler | None, form: Form) -> str:
-        """Return which rows are not drawn though they match, as the end of a message."""
-        return undrawn(self._store, Group("all", (self._settings.node, node)), sampler, form)
+    def shortage(self, node: Node, sampler: Sampler | None, form: Form) -> Shortage:
+        """Return why too few rows are drawn."""
+        return shortage(self._store, Group("all", (self._settings.node, node)), sampler, form)
 
     def step_form(self, fields: Sequence[str] | None) -> StepForm:
         """Return the form of single steps with some fields, all by default; the same object for the
@@ -184,7 +185,7 @@ class MemoryDraws:
         try:
             key = _key_of(given)
             known = self._forms.get(key)
-        except TypeError:
+        except Exception:  # values that cannot be hashed or compared
             return made()  # raises the right error
         if known is None:
             known = made()
@@ -218,7 +219,8 @@ class MemoryDraws:
         """Return what makes batches of a form; it remembers what earlier draws found out."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
-            if len(self._makers) >= MOST_FORMS:
+            # One of another memory would keep all of its steps.
+            if known is not None or len(self._makers) >= MOST_FORMS:
                 self._makers.clear()
             buffer = str(self._store.url), self._store.info.id
             layout = self._store.observation_layout
@@ -231,10 +233,8 @@ class MemoryDraws:
         if n < needed and self._selects:
             n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
         if n < needed:
-            raise InsufficientDataError(
-                f"buffer {name!r} holds {n} rows, and is sampled from {needed} on "
-                f"(min_size); wait for more data"
-            )
+            why_none = "" if n else shortage(self._store, EVERYTHING, None).why_none
+            raise InsufficientDataError(below_min_size(name, n, needed, why_none))
 
 
 def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """The lag of a mirror behind its buffer."""
 
-from contextlib import suppress
+import logging
 from dataclasses import dataclass
 
 from sqlbuffer.errors import StorageError, StorageUnreachableError
@@ -8,6 +8,8 @@ from sqlbuffer.storage.buffers.hanging.hanging_writer import HangingWriter
 from sqlbuffer.storage.following.backlog import backlog_of
 from sqlbuffer.storage.following.buffer_state import BufferState
 from sqlbuffer.storage.store import BufferStore
+
+logger = logging.getLogger("sqlbuffer")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class MirrorLag:
         steps: Number of steps of the buffer that the mirror has not read; None if the database is
             unreachable.
         high: Newest step that the mirror has.
-        error: Reason why the last look failed; None if it succeeded.
+        error: Reason why the last look failed, or why `steps` is unknown; None: neither failed.
         held_back_by: A writer of the buffer whose transaction has been open for more than 5
             seconds. Its steps are not visible before it commits. None: there is no such writer, or
             this role may not see it.
@@ -55,6 +57,9 @@ def lag_of(
     steps, writer = None, None
     # One that does not answer would be waited for.
     if state is not None and not isinstance(error, StorageUnreachableError):
-        with suppress(StorageError):
+        try:
             steps, writer = backlog_of(store, state)
+        except StorageError as own:
+            logger.warning("the lag of a mirror of buffer %r is unknown: %s", store.info.name, own)
+            error = error or own
     return MirrorLag(seconds, steps, high, None if error is None else str(error), writer)

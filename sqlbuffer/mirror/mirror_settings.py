@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.batches.forms import checked_step_names
-from sqlbuffer.config.setting_checks import checked_seconds, checked_size
+from sqlbuffer.checks import checked_duration, checked_integer
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.buffer_fields import Fields
 from sqlbuffer.mirror.memory.step_record import kept_layout
@@ -48,7 +48,7 @@ class MirrorSettings:
         """Return the settings; see `ReplayBuffer.mirror`.
 
         Raises:
-            BufferConfigError: A number of another kind.
+            ArgumentError: A number of another kind.
             ConditionError: The condition is malformed.
             FieldError: A field is unknown.
         """
@@ -61,9 +61,9 @@ class MirrorSettings:
             }
         )
         return cls(
-            checked_size(max_bytes, "max_bytes"),
-            checked_seconds("refresh_s", refresh_s),
-            None if max_lag_s is None else checked_seconds("max_lag_s", max_lag_s),
+            checked_integer(max_bytes, "max_bytes", 1),
+            checked_duration(refresh_s, "refresh_s"),
+            None if max_lag_s is None else checked_duration(max_lag_s, "max_lag_s"),
             check(condition, config.fields.comparable),
             kept,
             kept_layout(store.layout, names),

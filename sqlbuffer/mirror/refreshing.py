@@ -19,7 +19,8 @@ from sqlbuffer.errors import (
     StorageReadOnlyError,
     StorageUnreachableError,
 )
-from sqlbuffer.mirror.filling import Filling
+from sqlbuffer.mirror.filling import Filling, Look
+from sqlbuffer.mirror.memory.slot_arrays import zeroed
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
@@ -27,6 +28,7 @@ from sqlbuffer.mirror.own_priorities import Integers, OwnPriorities, Reals
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.database.retrying import without_repeats
 from sqlbuffer.storage.following.buffer_state import BufferState
 from sqlbuffer.storage.following.feed import Feed
 from sqlbuffer.storage.store import BufferStore
@@ -70,13 +72,16 @@ class Refreshing:
         self._closed = threading.Event()
         self._renewed_at, self._looked_at = float("-inf"), float("-inf")
         self._began_at = 0.0
-        self._n_commits, self._has_begun = 0, False
-        # The memory shows no state of the buffer: a look failed that had begun to change it.
+        # This process's commits before the last look that succeeded, and before the last one.
+        self._n_commits = self._n_tried = 0
+        # A look begins to change the memory.
+        self._has_begun = False
+        # The memory shows no state of the buffer: such a change was interrupted.
         self._is_torn = False
         self._error: Exception | None = None
         self._own = OwnPriorities(store, self._feed.origin, self.lock)
         self._thread: threading.Thread | None = None
-        self.memory: StepMemory
+        self.memory = self._filling.memory_of(0, 0, zeroed)  # until the first look
         self.state: BufferState
 
     def start(self) -> None:
@@ -135,18 +140,23 @@ class Refreshing:
         with self._looking:
             self._publisher.close()
 
-    def refresh(self, write_s: float = math.inf) -> None:
+    def refresh(self) -> None:
         """Write the priorities that were set, and read what is new in the buffer now.
-
-        Args:
-            write_s: Seconds to write; the rest is written later.
 
         Raises:
             MirrorFullError: It does not fit.
             StorageError: The database cannot be read.
         """
+        self._store.reading.with_retries(self.refresh_once)
+
+    def refresh_once(self, write_s: float = math.inf) -> None:
+        """Do as `refresh` does, but fail when the connection is lost.
+
+        Args:
+            write_s: Seconds to write; the rest is written later.
+        """
         try:
-            with self._looking:
+            with self._looking, without_repeats():
                 failure = self._write(write_s)
                 self._look()
                 if failure is not None:
@@ -156,8 +166,8 @@ class Refreshing:
                 self._feed.start_again()
             if isinstance(error, Exception):
                 self._error = error
-                if self._publisher is not None:
-                    self._publisher.failed(self._began_at, error)
+            if self._publisher is not None:
+                self._publisher.failed(self._began_at, error)
             raise
         self._error = None
         if self._publisher is not None:
@@ -178,33 +188,41 @@ class Refreshing:
     def _look(self) -> None:
         self._began_at = began_at = time.monotonic()
         self._has_begun = False
-        n_own = self._commits.n
+        n_own = self._n_tried = self._commits.n
         if began_at - self._renewed_at > RENEWED_S:
             self._feed.register()
             self._renewed_at = began_at
         self._store.reading.own_writes.catch_up()
-        publisher = self._publisher
+        with self._feed.look() as news:
+            look = None if news is None else self._filling.read(self.memory, news)
+        # All of it was read: nothing below waits for the database.
+        if look is not None:
+            self._take(look)
+        self._looked_at, self._n_commits = began_at, n_own
+
+    def _take(self, look: Look) -> None:
+        """Make the state that a look has read the one that is drawn from."""
+        self._has_begun = True
+        news, publisher = look.news, self._publisher
         with ExitStack() as stack:
-            with self._feed.look() as news:
-                if news is not None:
-                    if news.is_start:
-                        # The memory shows no state of the buffer any more.
-                        self._hold(stack)
-                        self._keep_own(news.state)
-                        self.memory = self._filling.new_memory(news.count_steps())
-                    memory, self._has_begun = self.memory, True
-                    if publisher is not None:
-                        publisher.stage()
-                    self._filling.stage(memory, news, lambda: self._hold(stack))
-                    self._hold(stack)
-                    self._filling.commit(memory, news)
-                    self._own.restore(memory)
-                    self.state = news.state
-            if news is not None:
+            if look.memory is self.memory:
                 if publisher is not None:
-                    publisher.publish(self.memory, self._feed.cursor())
-                self._is_torn = False
-        self._looked_at, self._n_commits, self._has_begun = began_at, n_own, False
+                    publisher.stage()
+                self._filling.stage(look, lambda: self._hold(stack))
+                self._hold(stack)
+                self._filling.commit(look)
+            else:
+                self._filling.commit(look)
+                self._hold(stack)
+                self._keep_own(news.state)
+                self.memory = look.memory
+            self._own.restore(look.memory)
+            self.state = news.state
+            self._feed.accept(news)
+            if publisher is not None:
+                publisher.publish(look.memory, self._feed.cursor())
+            self._is_torn = False
+        self._has_begun = False
 
     def _keep_own(self, now: BufferState) -> None:
         """Keep priorities that were set since they were written, if it is the same buffer still."""
@@ -232,7 +250,10 @@ class Refreshing:
             MirrorFullError: The buffer has outgrown it.
         """
         self._check_open()
-        if self._n_commits != self._commits.n:
+        # A look that failed is repeated by the thread, unless a later commit shows that the
+        # database is back.
+        n_seen = self._n_tried if self.is_cut_off else self._n_commits
+        if n_seen != self._commits.n:
             self._refresh_if_reachable()
         error = self._error
         if error is not None and not may_pass(error):
@@ -245,7 +266,7 @@ class Refreshing:
         """Raise where the mirror cannot be used; read the buffer again after a look that failed."""
         check_open(self._closed, self._pid)
         if self._is_torn:
-            self.refresh()
+            self.refresh_once()
 
     def update_priorities(self, seqs: Integers, values: Reals) -> int:
         """Set the priorities of steps, each given once; return how many are in memory.
@@ -290,7 +311,12 @@ class Refreshing:
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws continue; `lag` shows the error
-            self.refresh(0.0)  # priorities can wait
+            self.refresh_once(0.0)  # priorities can wait
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the database was unreachable at the last look."""
+        return isinstance(self._error, StorageUnreachableError)
 
     @property
     def n_live(self) -> int:
@@ -346,5 +372,5 @@ def _follow(
         if own is None or own._pid != os.getpid() or closed.is_set():
             return
         with suppress(Exception):  # kept, for `lag` and for draws
-            own.refresh(refresh_s)
+            own.refresh_once(refresh_s)
         del own

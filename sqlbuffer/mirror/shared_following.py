@@ -9,7 +9,12 @@ from typing import TypeVar
 from weakref import finalize, ref
 
 from sqlbuffer import errors
-from sqlbuffer.errors import BufferConfigError, MirrorBehindError, StorageError
+from sqlbuffer.errors import (
+    BufferConfigError,
+    MirrorBehindError,
+    StorageError,
+    StorageUnreachableError,
+)
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
@@ -20,6 +25,7 @@ from sqlbuffer.mirror.sharing.replica import Replica, open_replica
 from sqlbuffer.mirror.sharing.segment import Counter
 from sqlbuffer.mirror.sharing.shared_place import SharedPlace, identity_of, place_of
 from sqlbuffer.storage.buffers.applied_writes import commits_of
+from sqlbuffer.storage.database.errors import ConnectionLost
 from sqlbuffer.storage.following.feed import state_of
 from sqlbuffer.storage.store import BufferStore
 
@@ -56,7 +62,7 @@ class SharedFollowing:
         finalize(self, self._place.close)
         self._pid = os.getpid()
         self._commits = commits_of(store.url, store.info.id)
-        self._n_commits = 0
+        self._n_commits, self._was_cut_off = 0, False
         self._lock, self._closed = threading.RLock(), threading.Event()
         # Held while this process begins to follow, and at its end.
         self._role = threading.Lock()
@@ -136,8 +142,12 @@ class SharedFollowing:
             StorageError: The database cannot be read.
             MirrorBehindError: The process that follows does not answer.
         """
+        self._store.reading.with_retries(self._refresh_once)
+
+    def _refresh_once(self) -> None:
+        """Do as `refresh` does, but fail when the connection is lost."""
         if self._own is not None:
-            self._own.refresh()
+            self._own.refresh_once()
             return
         began_ns, n_commits = time.monotonic_ns(), self._commits.n
         deadline = time.monotonic() + WAIT_S
@@ -147,13 +157,15 @@ class SharedFollowing:
                 self._n_commits = n_commits
                 return
             error = _error_of(replica)
+            if type(error) is StorageUnreachableError:  # as it would be raised here
+                error = ConnectionLost(str(error))
             if error is not None and replica.segment.get(Counter.FAILED_NS) >= began_ns:
                 raise error
             if time.monotonic() > deadline:
                 raise self._no_answer()
             self._place.wake()
             time.sleep(0.002)
-        self._own.refresh()
+        self._own.refresh_once()
 
     def read(self, made: Callable[[StepMemory], Made]) -> Made:
         """Return a function's result for the steps in one state of the buffer.
@@ -213,6 +225,7 @@ class SharedFollowing:
         if self._n_commits != self._commits.n:
             self._refresh_if_reachable()
         error = _error_of(self._current())
+        self._was_cut_off = isinstance(error, StorageUnreachableError)
         if error is not None and not may_pass(error):
             raise error
         if self._max_lag_s is not None and self._lag_s > self._max_lag_s:
@@ -234,7 +247,14 @@ class SharedFollowing:
 
     def _refresh_if_reachable(self) -> None:
         with suppress(StorageError):  # draws continue; `lag` shows the error
-            self.refresh()
+            self._refresh_once()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the database was unreachable at the last look, as the last draw knows."""
+        if self._own is not None:
+            return self._own.is_cut_off
+        return self._was_cut_off
 
     def _no_answer(self) -> MirrorBehindError:
         return MirrorBehindError(

@@ -42,12 +42,18 @@ class TransitionTable:
         memory: The steps.
         n_step: Largest number of steps that a transition spans.
         plan: Makes the plans of slots.
+        n_at_once: Returns how many slots it may plan at once.
     """
 
     def __init__(
-        self, memory: StepMemory, n_step: int, plan: Callable[[Integers], TransitionPlan]
+        self,
+        memory: StepMemory,
+        n_step: int,
+        plan: Callable[[Integers], TransitionPlan],
+        n_at_once: Callable[[Integers], int],
     ) -> None:
         self._memory, self._n_step, self._plan = memory, n_step, plan
+        self._n_at_once = n_at_once
         self._n_planned, self._n_changes = 0, -1
         self._rows = np.zeros(0, _ROW)
         self._is_accepted: Flags = np.zeros(0, bool)
@@ -82,12 +88,15 @@ class TransitionTable:
         for _ in range(self._n_step):
             before = prev[found[-1]].astype(np.int64)
             found.append(before[before != NONE])
+            if not len(found[-1]):
+                break
         return np.unique(np.concatenate(found))
 
     def _update(self, slots: Integers) -> None:
         table, is_drawable = self._rows, self._memory.is_drawable
-        for start in range(0, len(slots), _PAGE):
-            own = slots[start : start + _PAGE]
+        size = min(_PAGE, self._n_at_once(slots))
+        for start in range(0, len(slots), size):
+            own = slots[start : start + size]
             plan = self._plan(own)
             rows = np.zeros(len(own), _ROW)
             rows["reward"] = as_float32(plan.returns.reward)

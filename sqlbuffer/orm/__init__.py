@@ -25,8 +25,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine, inspect
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.checks import checked_dict, checked_flag, checked_instance, refused
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.orm.mapped_classes import Buffer, Episode, Experience, Task
 from sqlbuffer.query.builder import QueryBuilder, Tree
@@ -54,14 +57,21 @@ def to_sqlalchemy(
             some.
 
     Raises:
+        ArgumentError: `entity` is not a mapped class, or `fields` are not those of a buffer.
         ConditionError: The condition is malformed or too large, or uses an unknown field.
 
     Example:
         >>> print(to_sqlalchemy({"field": "exp_meta.step", "op": "gt", "value": 3}))
         v_experiences.step > :param_1
     """
-    declared = {name: spec.column for name, spec in (fields or {}).items()}
-    return compile_condition(check(condition, declared), inspect(entity).selectable)
+    specs = {} if fields is None else checked_dict(fields, "fields", "buffer.fields")
+    for spec in specs.values():
+        checked_instance(spec, "each value of fields", FieldSpec, "one of buffer.fields")
+    mapped = None if isinstance(entity, str) else inspect(entity, raiseerr=False)
+    if not isinstance(mapped, (Mapper, AliasedInsp)):
+        raise refused(entity, "entity", "Experience, or an alias of it")
+    declared = {name: spec.column for name, spec in specs.items()}
+    return compile_condition(check(condition, declared), mapped.selectable)
 
 
 def engine(url: Database = None, *, writes: bool = False) -> Engine:
@@ -74,12 +84,14 @@ def engine(url: Database = None, *, writes: bool = False) -> Engine:
             transaction that reads before it inserts fails if another process wrote in between.
 
     Raises:
+        ArgumentError: `writes` is not True or False.
         URLError: The URL is not of SQLite or PostgreSQL.
 
     Example:
         >>> engine("sqlite:///replay.db").dialect.name
         'sqlite'
     """
+    writes = checked_flag(writes, "writes")
     resolved = resolve_url(url)
     found = own_engine(url, resolved) or engine_for(resolved)
     return found.execution_options(**{BEGIN: Begin(writes=True)}) if writes else found

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.checks import checked_instance, checked_items, checked_text
 from sqlbuffer.display.html import html_code
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.condition_text import chain_text
 
 Tree = Mapping[str, Any]
 MAX_VALUE_DEPTH = 100  # payloads are not nested deeper
+MAX_VALUES = 2**20  # in one list
 
 
 class QueryBuilder:
@@ -51,8 +53,9 @@ class QueryBuilder:
         """Match rows whose field equals the value; None also matches a missing field.
 
         Raises:
-            ConditionError: A condition cannot hold the value: an array, bytes or a time, or a value
-                nested deeper than 100 levels.
+            ConditionError: The name of the field is not text; or a condition cannot hold the value:
+                an array, bytes or a time, a value nested deeper than 100 levels, or a list of more
+                than a million values.
         """
         return self._leaf(field, "eq", value)
 
@@ -102,7 +105,8 @@ class QueryBuilder:
         Raises:
             ConditionError: As `eq`.
         """
-        return self._leaf(field, "between", [low, high])
+        bounds = [as_data(low, "low"), as_data(high, "high")]
+        return self._leaf(field, "between", bounds)
 
     def in_(self, field: str, value: Any) -> "QueryBuilder":
         """Match rows whose field is one of the values, or, for a text value, a substring of it.
@@ -139,13 +143,21 @@ class QueryBuilder:
         return self._leaf(field, "not_like", value)
 
     def is_null(self, field: str) -> "QueryBuilder":
-        """Match rows where the field is None or missing."""
-        self._conditions.append({"field": field, "op": "is_null"})
+        """Match rows where the field is None or missing.
+
+        Raises:
+            ConditionError: The name of the field is not text.
+        """
+        self._conditions.append({"field": _field_name(field), "op": "is_null"})
         return self
 
     def is_not_null(self, field: str) -> "QueryBuilder":
-        """Match rows whose field exists and is not None."""
-        self._conditions.append({"field": field, "op": "is_not_null"})
+        """Match rows whose field exists and is not None.
+
+        Raises:
+            ConditionError: The name of the field is not text.
+        """
+        self._conditions.append({"field": _field_name(field), "op": "is_not_null"})
         return self
 
     def and_(self) -> "QueryBuilder":
@@ -162,8 +174,10 @@ class QueryBuilder:
         """Add another builder's tree, as it is now, as one group.
 
         Raises:
-            ConditionError: The other builder is not complete; see `build`.
+            ConditionError: The other builder is not complete, or not a builder; see `build`.
         """
+        what = "a QueryBuilder, such as QueryBuilder().eq('task_id', 't1')"
+        checked_instance(builder, "builder", QueryBuilder, what, error=ConditionError)
         self._conditions.append(builder.build())
         return self
 
@@ -178,12 +192,18 @@ class QueryBuilder:
                 "Mismatch between condition and operator counts: the condition is empty; add one, "
                 "such as .eq('task_id', 't1'), or give none where all rows are meant"
             )
-        if len(self._operators) != len(self._conditions) - 1:
+        n_missing = len(self._conditions) - 1 - len(self._operators)
+        if n_missing:
+            remedy = (
+                f"write .and_() or .or_() between each two conditions, {n_missing} more: "
+                ".eq('task_id', 't1').and_().gt('step', 3)"
+                if n_missing > 0
+                else f"each and_() or or_() joins two conditions: leave out {-n_missing}, or add "
+                "the conditions"
+            )
             raise ConditionError(
-                f"Mismatch between condition and operator counts: {len(self._conditions)} "
-                f"conditions need "
-                f"{len(self._conditions) - 1} of and_() / or_() between them, got "
-                f"{len(self._operators)}"
+                "Mismatch between condition and operator counts: conditions: "
+                f"{len(self._conditions)}, operators: {len(self._operators)}; {remedy}"
             )
         tree = self._conditions[0]
         for operator, condition in zip(self._operators, self._conditions[1:], strict=True):
@@ -191,34 +211,49 @@ class QueryBuilder:
         return dict(tree)
 
     def _leaf(self, field: str, op: str, value: Any) -> "QueryBuilder":
-        self._conditions.append({"field": field, "value": as_data(value), "op": op})
+        value = as_data(value, "value")
+        self._conditions.append({"field": _field_name(field), "value": value, "op": op})
         return self
 
 
-def as_data(value: Any, depth: int = 0) -> Any:
-    """Return a value of a condition as JSON has it, with the same meaning."""
+def _field_name(field: Any) -> str:
+    what = "text that names a field, such as 'task_id'"
+    return checked_text(field, "field", what, error=ConditionError)
+
+
+def as_data(value: Any, name: str = "value", depth: int = 0) -> Any:
+    """Return a value of a condition as JSON has it, with the same meaning.
+
+    Args:
+        value: The value.
+        name: Its name in messages.
+        depth: Number of lists and dicts around it.
+
+    Raises:
+        ConditionError: A condition cannot hold the value.
+    """
     if depth > MAX_VALUE_DEPTH:
         raise ConditionError(
-            f"a value in a condition is nested deeper than {MAX_VALUE_DEPTH} levels"
+            f"{name}: a value in a condition is nested deeper than {MAX_VALUE_DEPTH} levels"
         )
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, np.generic):
-        return as_data(value.item())
+    if isinstance(value, np.generic) and value.dtype.kind in "biufU":
+        return as_data(value.item(), name)
     if isinstance(value, Mapping):
-        return {key: as_data(item, depth + 1) for key, item in value.items()}
+        return {key: as_data(item, name, depth + 1) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         raise ConditionError(
-            "arrays cannot be compared in a condition; compare a column or a JSON number"
+            f"{name}: arrays cannot be compared in a condition; compare a column or a JSON number"
         )
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (int, float)):
         return value
-    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
-        return [as_data(item, depth + 1) for item in value]
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, np.generic, type)):
+        items = checked_items(value, name, "a list of values", MAX_VALUES, error=ConditionError)
+        return [as_data(item, name, depth + 1) for item in items]
     raise ConditionError(
-        f"a condition holds None, bool, int, float, text, lists and dicts, got "
-        f"{type(value).__name__}; "
-        "for a time, compare execute_time with seconds since 1970"
+        f"{name}: a condition holds None, bool, int, float, text, lists and dicts, got "
+        f"{type(value).__name__}; for a time, compare execute_time with seconds since 1970"
     )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sqlbuffer.checks import refused
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError
 
 Kind = Literal["text", "int", "real", "bool", "json"]
@@ -89,7 +91,7 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
             nearest known fields.
     """
     if not isinstance(name, str):
-        raise ConditionError(f"a field is named by text such as 'task_id', got {name!r}")
+        raise refused(name, "field", "text that names a field, such as 'task_id'", ConditionError)
     if name in FIELDS:
         return Field(name, *FIELDS[name])
     if name in declared:
@@ -102,21 +104,21 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         is_long = name.startswith("exp_")
         known = list(FIELDS if is_long else dict.fromkeys([*SHORT_NAMES, *FIELDS, *usable]))
         hint = nearest(name, known) or "; known are " + ", ".join(known)
-        raise ConditionError(f"unknown field {name!r}{hint}")
+        raise ConditionError(f"unknown field {shown(name)}{hint}")
     path = parse_path(name, root.end())
     if len(path) > MAX_PATH_SEGMENTS:
         raise ConditionError(
-            f"the path in field {name[:100]!r}... has more than {MAX_PATH_SEGMENTS} segments"
+            f"the path in field {shown(name)} has more than {MAX_PATH_SEGMENTS} segments"
         )
     if sum(isinstance(segment, int) for segment in path) > MAX_PATH_INDEXES:
-        raise ConditionError(f"field {name!r} has more than {MAX_PATH_INDEXES} list indexes")
+        raise ConditionError(f"field {shown(name)} has more than {MAX_PATH_INDEXES} list indexes")
     return Field(name, root[1], "json", path)
 
 
 def _declared_field(name: str, is_usable: bool) -> Field:
     if not is_usable:
         raise ConditionError(
-            f"field {name!r} is kept among the arrays of a row, where conditions do not look; "
+            f"field {shown(name)} is kept among the arrays of a row, where conditions do not look; "
             f"declare it with column=True, or store a copy in extra"
         )
     return Field(name, DECLARED, "json", (name,))
@@ -133,7 +135,7 @@ def parse_path(name: str, start: int) -> tuple[Segment, ...]:
         match = _SEGMENT.match(name, start)
         if match is None:
             raise ConditionError(
-                f"malformed path in field {name!r} at position {start}: "
+                f"malformed path in field {shown(name)} at position {start}: "
                 'write keys as .key or ."a key" and indexes as [0]'
             )
         index, key = match.groups()

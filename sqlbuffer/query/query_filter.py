@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from sqlbuffer.checks import checked_dict, checked_instance, checked_iterable
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.scalar_tags import escape_key, unhex_text, untag_float
@@ -41,6 +42,7 @@ class QueryFilter:
             that are declared with `column=True`.
 
     Raises:
+        ArgumentError: `fields` are not those of a buffer.
         ConditionError: A malformed condition, or an unknown field.
 
     Example:
@@ -58,16 +60,27 @@ class QueryFilter:
         condition: Tree | QueryBuilder | None,
         fields: Mapping[str, FieldSpec] = NO_FIELDS,
     ) -> None:
-        self._fields = dict(fields)
+        self._fields = dict(checked_dict(fields, "fields", "buffer.fields"))
+        for spec in self._fields.values():
+            checked_instance(spec, "each value of fields", FieldSpec, "one of buffer.fields")
         self._node = check(condition, {name: spec.column for name, spec in self._fields.items()})
 
     def check_condition(self, row: DataRow) -> bool:
-        """Return True if the row matches."""
-        return self._matches(self._node, row)
+        """Return True if the row matches.
+
+        Raises:
+            ArgumentError: It is not a `DataRow`.
+        """
+        return self._matches(self._node, checked_row(row, "row"))
 
     def filter(self, rows: Iterable[DataRow]) -> list[DataRow]:
-        """Return the rows that match, in order."""
-        return [row for row in rows if self._matches(self._node, row)]
+        """Return the rows that match, in order.
+
+        Raises:
+            ArgumentError: They are not `DataRow`s.
+        """
+        given = checked_iterable(rows, "rows", "a list of rows such as list(buffer)")
+        return [row for row in given if self._matches(self._node, checked_row(row, "each of rows"))]
 
     def _matches(self, node: Node, row: DataRow) -> bool:
         if isinstance(node, Group):
@@ -77,6 +90,16 @@ class QueryFilter:
         if field.column == DECLARED:
             return meets(node, _declared_value(self._fields[field.name], row))
         return meets(node, _value(field, row))
+
+
+def checked_row(row: Any, name: str) -> DataRow:
+    """Return an argument that is a row.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    checked: DataRow = checked_instance(row, name, DataRow, "a DataRow")
+    return checked
 
 
 def _declared_value(spec: FieldSpec, row: DataRow) -> Any:

@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.scalar_tags import escape_key
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
 
@@ -55,11 +57,7 @@ class SelectedFields:
         Raises:
             FieldError: No list of names, an unknown field, or a malformed path.
         """
-        if isinstance(names, str) or not isinstance(names, Sequence):
-            raise FieldError(
-                f"fields are given as a list of names such as ['state.image', 'reward_t'], got "
-                f"{names!r}"
-            )
+        names = checked_names(names, "fields", "['state.image', 'reward_t']")
         fields: dict[str, Tree] = {}
         for name in names:
             if name not in declared and name not in KEYS:
@@ -72,14 +70,12 @@ class SelectedFields:
         return name in self.fields and self.fields[name] is None
 
 
-def _parse(name: Any, declared: Collection[str]) -> tuple[str, tuple[Segment, ...]]:
-    if not isinstance(name, str):
-        raise FieldError(f"a field is named by text such as 'state.image', got {name!r}")
+def _parse(name: str, declared: Collection[str]) -> tuple[str, tuple[Segment, ...]]:
     inner = name.removeprefix("exp_data.")
     root = next((r for r in (*PAYLOADS, *PLAIN, "reward") if _is_under(inner, r)), None)
     if root is None:
         raise FieldError(
-            f"unknown field {name[:100]!r}; there are "
+            f"unknown field {shown(name)}; there are "
             f"{', '.join((*PAYLOADS, *PLAIN, *declared))}, and what is inside the first four, such "
             f"as 'state.image'; keys come along always"
             f"{nearest(name, [*PAYLOADS, *PLAIN, 'reward', *declared, *KEYS])}"
@@ -89,7 +85,7 @@ def _parse(name: Any, declared: Collection[str]) -> tuple[str, tuple[Segment, ..
     except ConditionError as error:
         raise FieldError(str(error)) from None
     if path and root not in PAYLOADS:
-        raise FieldError(f"field {name!r}: {root} is a single value, with nothing inside")
+        raise FieldError(f"field {shown(name)}: {root} is a single value, with nothing inside")
     return "reward_t" if root == "reward" else root, path
 
 

@@ -1,10 +1,10 @@
 """Check a condition tree before it is evaluated: fields, operators and values."""
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import QueryBuilder, Tree, as_data
 from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf, Node, Operator
@@ -58,7 +58,7 @@ def check(
 def _check_node(node: Any, declared: Mapping[str, bool], depth: int) -> Node:
     if not isinstance(node, Mapping):
         raise ConditionError(
-            f"a condition is a dict such as QueryBuilder().build() makes, got {reprlib.repr(node)}"
+            f"a condition is a dict such as QueryBuilder().build() makes, got {shown(node)}"
         )
     if depth > MAX_DEPTH:
         raise ConditionError(f"the condition is nested deeper than {MAX_DEPTH} levels")
@@ -73,13 +73,13 @@ def _check_node(node: Any, declared: Mapping[str, bool], depth: int) -> Node:
             return _check_group(key, parts, declared, depth)
     raise ConditionError(
         f"a condition node has the keys field, op and value, or one key and_ or or_ (with the "
-        f"underscore), got {sorted(map(str, keys))}"
+        f"underscore), got {shown(list(keys))}"
     )
 
 
 def _check_group(key: str, parts: Any, declared: Mapping[str, bool], depth: int) -> Group:
     if not isinstance(parts, (list, tuple)):
-        raise ConditionError(f"{key} takes a list of conditions, got {reprlib.repr(parts)}")
+        raise ConditionError(f"{key} takes a list of conditions, got {shown(parts)}")
     kind: Literal["all", "any"] = "all" if key == "and_" else "any"
     flat: list[Node] = []
     # A chain of one operator is a deep left-leaning tree; as one flat group it is neither deep here
@@ -106,7 +106,7 @@ def _check_leaf(leaf: Mapping[str, Any], declared: Mapping[str, bool]) -> Node:
         return _check_between(field, leaf.get("value"))
     if not isinstance(op, str) or op not in OPERATORS:
         raise ConditionError(
-            f"unknown operator {op!r} on {field.name}; known are "
+            f"unknown operator {shown(op)} on {field.name}; known are "
             f"{', '.join([*OPERATORS, 'between'])}"
         )
     positive, negated = OPERATORS[op]
@@ -122,9 +122,7 @@ def _check_leaf(leaf: Mapping[str, Any], declared: Mapping[str, bool]) -> Node:
 
 def _check_between(field: Field, bounds: Any) -> Node:
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        raise ConditionError(
-            f"between on {field.name} takes [low, high], got {reprlib.repr(bounds)}"
-        )
+        raise ConditionError(f"between on {field.name} takes [low, high], got {shown(bounds)}")
     low, high = (_check_ordered(field, "between", as_data(bound)) for bound in bounds)
     return Group("all", (Leaf(field, "gte", low), Leaf(field, "lte", high)))
 
@@ -136,9 +134,7 @@ def _check_equal(field: Field, op: str, value: Any) -> Any:
 
 def _check_ordered(field: Field, op: str, value: Any) -> Any:
     if isinstance(value, (list, dict)) or value is None:
-        raise ConditionError(
-            f"{op} on {field.name} takes a number or text, got {reprlib.repr(value)}"
-        )
+        raise ConditionError(f"{op} on {field.name} takes a number or text, got {shown(value)}")
     _check_storable(field, op, value)
     return value
 
@@ -149,7 +145,7 @@ def _check_members(field: Field, op: str, value: Any) -> Any:
     if not isinstance(value, (list, str)):
         raise ConditionError(
             f"{op} on {field.name} takes a list of values (or a text to be part of), got "
-            f"{reprlib.repr(value)}"
+            f"{shown(value)}"
         )
     if isinstance(value, str):
         return value
@@ -178,7 +174,7 @@ def _check_storable(field: Field, op: str, value: Any) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ConditionError(
-                    f"{op} on {field.name}: the keys of a dict value are text, got {key!r}"
+                    f"{op} on {field.name}: the keys of a dict value are text, got {shown(key)}"
                 )
             _check_storable(field, op, item)
     elif isinstance(value, list):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.query.builder import Tree
@@ -47,7 +48,7 @@ def _equal(text: str, specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
         raise ConditionError(
-            f"the condition has the form field=value, such as task_id=t1; got {text!r}"
+            f"the condition has the form field=value, such as task_id=t1; got {shown(text)}"
         )
     field = name.strip()
     kind = parse_field(field, {name: spec.column for name, spec in specs.items()}).kind

@@ -1,5 +1,6 @@
 """Wrap an environment so that a buffer stores each of its steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlbuffer.errors import MissingExtraError
@@ -12,6 +13,7 @@ def recorded(
     env: Any,
     buffer: StepTarget,
     begin: Begin,
+    wait: Callable[[int], None],
     model_version: int | None,
     session_id: str | None = None,
 ) -> Any:
@@ -21,13 +23,14 @@ def recorded(
         env: A gymnasium environment.
         buffer: The buffer that stores its steps.
         begin: Begins an episode there.
+        wait: Waits until a number of steps may be pending there.
         model_version: The first version.
         session_id: The first session.
 
     Raises:
+        ArgumentError: `env` is not an environment.
         FieldError: The buffer has other fields than the environment.
         MissingExtraError: No gymnasium, or one before 1.1.
-        TypeError: `env` is not an environment.
     """
     install = "run `pip install 'gymnasium>=1.1'`"
     try:
@@ -40,4 +43,4 @@ def recorded(
         )
     from sqlbuffer.recording import wrappers
 
-    return wrappers.recorded(env, buffer, begin, model_version, session_id)
+    return wrappers.recorded(env, buffer, begin, wait, model_version, session_id)

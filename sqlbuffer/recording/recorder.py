@@ -94,6 +94,7 @@ class Recorder:
     Args:
         begin: Begins an episode.
         flush: Stores the pending steps.
+        wait: Waits until a number of steps may be pending.
         form: Fields of a step of one environment.
         n_envs: Number of environments.
         autoreset: Gymnasium's mode of automatic resets.
@@ -103,11 +104,13 @@ class Recorder:
         self,
         begin: Begin,
         flush: Callable[[], None],
+        wait: Callable[[int], None],
         form: Form,
         n_envs: int,
         autoreset: Autoreset,
     ) -> None:
         self._begin, self._flush, self._autoreset = begin, flush, autoreset
+        self._wait = wait
         self._lanes = [_Lane(form) for _ in range(n_envs)]
         self.model_version: int | None = None
         self.session_id: str | None = None
@@ -124,6 +127,10 @@ class Recorder:
                 lane.cut()
                 lane.start(_row(observations, i))
         self._note_open()
+
+    def wait(self) -> None:
+        """Wait until the next step of each environment may be pending."""
+        self._wait(len(self._lanes))
 
     def step(
         self,

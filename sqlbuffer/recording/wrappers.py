@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset as AutoresetWrapper
 
 from sqlbuffer.arguments import checked_session
+from sqlbuffer.checks import refused
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
@@ -20,16 +21,18 @@ def recorded(
     env: Any,
     buffer: StepTarget,
     begin: Begin,
+    wait: Callable[[int], None],
     model_version: int | None,
     session_id: str | None,
 ) -> Any:
     """Return an environment that behaves as `env` and stores its steps."""
     is_vector = isinstance(env, VectorEnv)
     if not is_vector and not isinstance(env, gymnasium.Env):
-        raise TypeError(f"record() takes a gymnasium environment, got {type(env).__name__}")
+        raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
     form = form_of(env, buffer.fields, buffer.observation_fields)
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
-    recorder = Recorder(begin, buffer.flush, form, env.num_envs if is_vector else 1, autoreset)
+    n_envs = env.num_envs if is_vector else 1
+    recorder = Recorder(begin, buffer.flush, wait, form, n_envs, autoreset)
     made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, form)
     made.model_version, made.session_id = model_version, session_id
     return made
@@ -104,6 +107,7 @@ class _Records:
     def step(self, action: Any) -> Any:
         """Take a step and store it."""
         self._check_open()
+        self._recorder.wait()  # while nothing is lost
         with self._recorder.aborting():
             given = deepcopy(action)  # an environment may change it
             result = self.env.step(action)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_choice, checked_flag, checked_integer, checked_number
+from sqlbuffer.errors import ArgumentError
 from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 from sqlbuffer.weighted_sampling import race
@@ -49,7 +51,7 @@ class PrioritizedSampler(Sampler):
         seed: Seed that repeats the same sequence of batches over the same live rows and priorities.
 
     Raises:
-        ValueError: An option is invalid.
+        ArgumentError: An argument is invalid.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -74,17 +76,13 @@ class PrioritizedSampler(Sampler):
         exact: bool = False,
         seed: int | None = None,
     ) -> None:
-        if normalize not in NORMALIZE:
-            raise ValueError(f"normalize is one of {', '.join(NORMALIZE)}, got {normalize!r}")
-        for name, value in (("replace", replace), ("stratified", stratified), ("exact", exact)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is True or False, got {value!r}")
-        if stratified and not replace:
-            raise ValueError("stratified=True draws with replacement; leave replace=False out")
-        self.replace = replace
+        self.normalize = checked_choice(normalize, "normalize", NORMALIZE)
+        self.replace = checked_flag(replace, "replace")
+        self.stratified = checked_flag(stratified, "stratified")
+        self.exact = checked_flag(exact, "exact")
+        if self.stratified and not self.replace:
+            raise ArgumentError("stratified=True draws with replacement; leave replace=False out")
         self._annealing = _Annealing(beta, beta_anneal_steps)
-        self.stratified, self.exact = stratified, exact
-        self.normalize = normalize
         self._seeding = Seeding(seed)
 
     def __repr__(self) -> str:
@@ -230,34 +228,21 @@ class _Annealing:
     """A number that is raised to 1 in equal steps; copies of a sampler share it."""
 
     def __init__(self, first: float, n_steps: int | None) -> None:
-        self._first = _checked_beta(first)
-        if n_steps is not None and (
-            isinstance(n_steps, bool) or not isinstance(n_steps, (int, np.integer)) or n_steps < 1
-        ):
-            raise ValueError(
-                f"beta_anneal_steps is a number of batches from 1 on or None, got {n_steps!r}"
-            )
+        self._first = checked_number(first, "beta", 0, 1)
+        what = "a number of batches"
+        if n_steps is not None:
+            n_steps = checked_integer(n_steps, "beta_anneal_steps", 1, what=what, more=", or None")
         self.n_steps, self._n_done = n_steps, 0
 
     @property
     def beta(self) -> float:
         if self.n_steps is None:
             return self._first
-        return self._first + (1.0 - self._first) * min(1.0, self._n_done / int(self.n_steps))
+        return self._first + (1.0 - self._first) * min(1.0, self._n_done / self.n_steps)
 
     def step(self) -> None:
         """Go to the next number."""
         self._n_done += 1
-
-
-def _checked_beta(beta: Any) -> float:
-    if (
-        isinstance(beta, (bool, np.bool_))
-        or not isinstance(beta, (int, float, np.integer, np.floating))
-        or not 0 <= beta <= 1
-    ):
-        raise ValueError(f"beta is a number from 0 to 1, got {beta!r}")
-    return float(beta)
 
 
 def _listed(seqs: NDArray[np.int64]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.checks import checked_flag
 from sqlbuffer.samplers.base import Sampler
 from sqlbuffer.samplers.seeding import Seeding
 
@@ -34,6 +35,9 @@ class RandomSampler(Sampler):
         replace: Draw with replacement: exactly `batch_size` rows if any match.
         seed: Seed that repeats the same sequence of batches over the same live rows.
 
+    Raises:
+        ArgumentError: An argument is invalid.
+
     Example:
         >>> from sqlbuffer import ReplayBuffer
         >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
@@ -43,7 +47,7 @@ class RandomSampler(Sampler):
     """
 
     def __init__(self, *, replace: bool = False, seed: int | None = None) -> None:
-        self.replace = replace
+        self.replace = checked_flag(replace, "replace")
         self._seeding = Seeding(seed)
 
     def __repr__(self) -> str:

@@ -36,6 +36,9 @@ class RandomTaskSample(TaskSampler):
     Args:
         seed: Seed that repeats the same sequence of batches over the same live rows.
 
+    Raises:
+        ArgumentError: The seed is not an integer from 0 on.
+
     Example:
         >>> from sqlbuffer import ReplayBuffer
         >>> buffer = ReplayBuffer("sqlite://")

@@ -6,15 +6,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sqlbuffer.checks import checked_integer
+
 T = TypeVar("T")
+MAX_SEED = 2**128 - 1  # as many bits as numpy makes of it
 
 
-def check_seed(seed: Any) -> None:
-    """Raise unless it is a non-negative integer or None."""
-    if seed is not None and (
-        isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0
-    ):
-        raise ValueError(f"seed must be a non-negative integer or None, got {seed!r}")
+def checked_seed(seed: Any) -> int | None:
+    """Return a seed, or None.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    return None if seed is None else checked_integer(seed, "seed", 0, MAX_SEED, more=", or None")
 
 
 class Seeding:
@@ -26,8 +30,7 @@ class Seeding:
     """
 
     def __init__(self, seed: int | None) -> None:
-        check_seed(seed)
-        self.seed = None if seed is None else int(seed)
+        self.seed = checked_seed(seed)
         self._path: tuple[int, ...] = ()
         self._n_calls = 0
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from sqlbuffer.display.html import html_table
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.steps.data_rows import DataRow, shown_values
 from sqlbuffer.steps.tables import as_table
 from sqlbuffer.steps.tensors import as_tensor, check_device
@@ -112,7 +113,7 @@ class Batch(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
-            raise AttributeError(f"the batch has no {name!r}; it has {', '.join(arrays)}")
+            raise AttributeError(f"the batch has no {shown(name)}; it has {', '.join(arrays)}")
         return arrays[name]
 
     def __dir__(self) -> Iterable[str]:
@@ -162,7 +163,7 @@ class RowList(list[T]):
     def __getattr__(self, name: str) -> Any:
         columns = self.__dict__.get("columns", {})
         if name not in columns:
-            raise AttributeError(f"the rows have no {name!r}; they have {', '.join(columns)}")
+            raise AttributeError(f"the rows have no {shown(name)}; they have {', '.join(columns)}")
         return columns[name]
 
     def __repr__(self) -> str:

@@ -91,9 +91,8 @@ class ColumnBatch:
             `priority`, float64; `uses`; `quarantined_at` and `quarantine_reason`. None in a list
             means no value; a list may be missing if no step has a value.
         fields: The typed fields: arrays of shape (n, *shape), and `RaggedValues`.
-        is_null: True where the number, flag or field of a step is missing, bool of shape (n,), by
-            the name of the column; `fields` for all typed fields. A column without missing values
-            is left out.
+        is_null: True where the number or flag of a step is missing, bool of shape (n,), by the name
+            of the column. A column without missing values is left out.
     """
 
     seq: NDArray[np.int64]

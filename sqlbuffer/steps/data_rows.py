@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.encoder import Encoder
@@ -16,18 +17,49 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.strict_models import with_own_errors
 
+LONGEST_KEY_BITS = 1_000  # about 300 digits
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
 
 def _plain_scalar(value: Any) -> Any:
     """Turn numpy and torch scalars into Python's."""
-    return value.item() if hasattr(value, "item") and not isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)) or not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except Exception:  # several numbers: pydantic refuses them
+        return value
 
 
-Key = Annotated[str, Field(coerce_numbers_to_str=True), BeforeValidator(_plain_scalar)]
-Integer = Annotated[int, BeforeValidator(_plain_scalar)]
-Real = Annotated[float, BeforeValidator(_plain_scalar)]
-Flag = Annotated[bool, BeforeValidator(_plain_scalar)]
+def _scalar_but(refused: tuple[type, ...], error: str) -> BeforeValidator:
+    """Return what refuses types from which pydantic would make a value, with one of its errors."""
+
+    def check(value: Any) -> Any:
+        value = _plain_scalar(value)
+        if isinstance(value, refused):
+            raise PydanticCustomError(error, "another type")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _short_number(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > LONGEST_KEY_BITS:
+        raise ValueError("expected text, or a number of fewer digits")
+    return value
+
+
+_BYTES = (bytes, bytearray)
+_TEXT = (str, *_BYTES)
+Key = Annotated[
+    str,
+    Field(coerce_numbers_to_str=True),
+    BeforeValidator(_short_number),
+    _scalar_but(_BYTES, "string_type"),
+]
+Integer = Annotated[int, _scalar_but(_TEXT, "int_type")]
+Real = Annotated[float, _scalar_but(_TEXT, "float_type")]
+Flag = Annotated[bool, _scalar_but(_TEXT, "bool_type")]
 
 
 def _equal_by_content(self: Any, other: Any) -> Any:
@@ -68,6 +100,9 @@ class ExpMeta:
         episode_id: Rollout of the task, if there are several; numbers become text.
         model_version: Version of the model that acted.
         session_id: Training session; numbers become text.
+
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
 
     Example:
         >>> ExpMeta("task_1", "search", "agent_1", 1, 1700000000.0).step
@@ -111,10 +146,13 @@ class Experience:
         reward_t: Reward of the step.
         adv_t: Advantage.
         v_t: Value estimate.
-        messages: Conversation of an LLM agent.
+        messages: Conversation of an LLM agent: a list of messages.
         terminated: True if the step ended the episode in a terminal state.
         truncated: True if the episode was cut after the step.
         extra: Any other value.
+
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
 
     Example:
         >>> Experience(state={"x": 1}, action="left").actions
@@ -173,6 +211,9 @@ class DataRow:
         seq: Number in insert order within the buffer. None until the row is read from one; not
             compared by `==`.
 
+    Raises:
+        FieldError: A value has another type, or a name is unknown.
+
     Example:
         >>> row = DataRow(ExpMeta("t", "search", "a", 1, 0.0), Experience(state=1, actions=[0]))
         >>> len(row.id), row.to_dict()["exp_data"]["actions"]
@@ -182,7 +223,7 @@ class DataRow:
     exp_meta: ExpMeta
     exp_data: Experience
     id: Key = field(default_factory=uuid7)
-    seq: int | None = field(default=None, compare=False, kw_only=True)
+    seq: Integer | None = field(default=None, compare=False, kw_only=True)
     fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     __eq__ = _equal_by_content

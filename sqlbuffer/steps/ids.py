@@ -1,8 +1,10 @@
 """UUID version 7 (RFC 9562, section 5.7): time-ordered, so that unique indexes grow at one end."""
 
 import os
+import re
 import time
 
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
@@ -20,3 +22,8 @@ def uuid7s(n: int) -> list[str]:
         f"{digits[i + 7 : i + 19]}"
         for i in range(0, 20 * n, 20)
     ]
+
+
+def is_uuid(text: str) -> bool:
+    """Return True for a UUID in the form in which the library writes it."""
+    return _UUID.fullmatch(text) is not None

@@ -12,11 +12,12 @@ class StoreResult:
 
     Attributes:
         inserted: Number of stored rows.
-        duplicates: Number of rows that were not stored again: the buffer holds their id with the
-            same content.
-        conflicts: Number of rows that were not stored: the buffer holds their id with other
-            content.
-        conflicting_ids: Ids of these conflicting rows.
+        duplicates: Number of rows that were not stored again: the buffer holds their id, or their
+            place in an episode, with the same content.
+        conflicts: Number of rows that were not stored: the buffer holds their id, or their place in
+            an episode, with other content.
+        conflicting_ids: Ids of these conflicting rows; `<episode>/<t>` for a step of an episode
+            that is known by its place there.
         seqs: Number of each row in the order of the call, stored now or before; -1 if it is not
             stored. int64 of shape (n,).
 

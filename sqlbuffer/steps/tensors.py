@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer.checks import refused
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.extras import install
 
@@ -32,20 +34,18 @@ def check_device(device: Any) -> None:
 
     Raises:
         MissingExtraError: torch is not installed.
-        ValueError: torch has no such device, or it is not there.
+        ArgumentError: torch has no such device, or it is not there.
     """
     try:
         import torch
     except ImportError:
         raise MissingExtraError(
-            f"tensors on device {str(device)!r} need torch; run {install('torch')}; numpy arrays "
+            f"tensors on device {shown(device)} need torch; run {install('torch')}; numpy arrays "
             f"need no device"
         ) from None
     try:
         kind = torch.device(device).type
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device is one of torch, such as 'cpu' or 'cuda', got {device!r}"
-        ) from None
+    except Exception:  # each kind of value has its own error
+        raise refused(device, "device", "one of torch, such as 'cpu' or 'cuda'") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}, and torch finds no CUDA here; use device='cpu'")
+        raise refused(device, "device", "'cpu' here, where torch finds no CUDA")

@@ -109,12 +109,7 @@ class BufferStore(OpenBuffer):
         return self if is_counted else self.reading
 
     def _on_standby(self, read_url: str) -> "BufferStore":
-        url = resolve_url(read_url)
-        if {self.url.get_backend_name(), url.get_backend_name()} != {"postgresql"}:
-            raise BufferConfigError(
-                f"read_url={shown_url(url)!r} goes with a PostgreSQL database and is a standby of "
-                f"it; SQLite has none: leave out read_url"
-            )
+        url = _standby_url(self.url, read_url)
         options = self.options.model_copy(update={"read_url": None, "max_lag_s": None})
         found = BufferStore(url, self.info, options=options)
         own = StandbyReads(self, found, self.own_writes, self.options.max_lag_s)
@@ -155,6 +150,8 @@ class BufferStore(OpenBuffer):
         """
         check_compression(config.payloads.compression)
         resolved = resolve_url(url)
+        if options.read_url is not None:
+            _standby_url(resolved, options.read_url)  # or the buffer would be made
         engine = own_engine(url, resolved)
 
         def info() -> BufferInfo:
@@ -176,3 +173,19 @@ class BufferStore(OpenBuffer):
         if isinstance(store.reading.own_writes, StandbyReads):
             store.reading.own_writes.check()
         return store
+
+
+def _standby_url(primary: URL, read_url: str) -> URL:
+    """Return the resolved URL of a standby.
+
+    Raises:
+        BufferConfigError: One of the two is not of PostgreSQL.
+        URLError: It is not a URL.
+    """
+    url = resolve_url(read_url)
+    if {primary.get_backend_name(), url.get_backend_name()} != {"postgresql"}:
+        raise BufferConfigError(
+            f"read_url={shown_url(url)!r} goes with a PostgreSQL database and is a standby of it; "
+            f"SQLite has none: leave out read_url"
+        )
+    return url

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.checks import checked_names, checked_text
+from sqlbuffer.errors import ArgumentError, MissingExtraError
 from sqlbuffer.extras import install
 from sqlbuffer.storage.database.urls import Database
 
@@ -30,7 +31,9 @@ def app(url: Database = None, *, token: str | None = None, hosts: Collection[str
         The ASGI application.
 
     Raises:
+        ArgumentError: The token is not text, or the hosts are not a list of names.
         MissingExtraError: Starlette or Jinja2 is not installed.
+        StorageUnreachableError: There is no such SQLite file.
         URLError: The URL is not of SQLite or PostgreSQL, or the database is in memory.
 
     Example:
@@ -43,6 +46,9 @@ def app(url: Database = None, *, token: str | None = None, hosts: Collection[str
         ...     ReplayBuffer(url).close()
         ...     yours = Starlette(routes=[Mount("/replay", app(url))])
     """
+    if token is not None:
+        checked_text(token, "token", "text, a secret of your choice")
+    hosts = checked_names(hosts, "hosts", "['replay.example.org']", error=ArgumentError)
     require_extra()
     from sqlbuffer.web.application import make_app
 

@@ -2,9 +2,9 @@
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -28,6 +28,8 @@ _METHODS = ("GET", "HEAD")
 # Requests of the page itself, or of an address that the user typed. A browser that sends no such
 # header is checked by its cookie.
 _OWN_SITES = ("same-origin", "none", None)
+# A name or an address with its port. Parsers of URLs also take a user, and text behind a bracket.
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%[\w.~-]+)?)\]|(?P<name>[\w.-]+))(?::\d*)?")
 # Nothing there is secret, and the page that refuses needs its style.
 _PUBLIC = "/static/"
 
@@ -132,11 +134,9 @@ class Access:
 
 
 def name_of(host: str) -> str:
-    """Return the name in a header `Host`: without its port and brackets."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """Return the name in a header `Host`: without its port and brackets; "" if it has no name."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found["address"] or found["name"]).lower()
 
 
 def path_of(request: Request) -> str:
@@ -163,7 +163,7 @@ def _is_own(request: Request, host: str) -> bool:
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name.partition("%")[0])
+        ipaddress.ip_address(name)
     except ValueError:
         return False
     return True

@@ -1,5 +1,6 @@
 """The curves and distributions of a buffer, with what each is made from."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +13,21 @@ from sqlbuffer.storage.browsing.buffer_curves import (
     EpisodePoints,
     StepTimes,
     TimeSpan,
+    written_before,
 )
 from sqlbuffer.storage.browsing.buffer_overviews import WINDOW_S
 from sqlbuffer.storage.browsing.rollout_curves import rollout_points
+from sqlbuffer.storage.flow.limiters import BUCKET_S
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.web.curves import (
     Curve,
     Floats,
     Histogram,
     Series,
+    aligned_grid,
     grid_of,
     histogram,
-    rates,
+    ratio_of,
     value_curve,
 )
 
@@ -32,6 +36,8 @@ MOST_EPISODES = 10_000
 _MOST_INTERVALS = 120
 _SHORTEST_S = 1.0
 _OF_DRAWS_S = 60.0
+_PRECISION_S = 0.001
+_REPORTED = "≈: processes report their draws every 5 seconds."
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,11 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     curves = (
         value_curve("returns", "Returns", of, ended.ended_at, ended.returns),
         value_curve("lengths", "Lengths of episodes", of, ended.ended_at, ended.lengths),
-        _speed(steps, counts),
+        _speed(connection, number, span, steps, counts),
         value_curve(
             "staleness", "Staleness of sampled steps", stale_note, drawn.drawn_at, drawn.mean
         ),
-        _samples_per_insert(steps, counts),
+        _samples_per_insert(connection, number, span, steps, counts),
     )
     return BufferFigures(stats, curves, _histograms(stats, ended, of, now - steps.written_at))
 
@@ -103,49 +109,95 @@ def _of_episodes(ended: EpisodePoints) -> str:
     return f"All {n:,} episodes that have ended."
 
 
-def _speed(steps: StepTimes, counts: DrawnCounts) -> Curve:
-    if steps.seqs.size < 2:
+@dataclass(frozen=True)
+class _Activity:
+    """Steps written and rows sampled in intervals; NaN where that is unknown."""
+
+    edges: Floats
+    written: Floats
+    drawn: Floats
+
+    def per_second(self, label: str, counted: Floats) -> Series:
+        """Return a count of each interval as a rate, with that of all known intervals."""
+        seconds = np.diff(self.edges)
+        known = seconds[np.isfinite(counted)].sum()
+        mean = float(np.nansum(counted) / known) if known else None
+        return Series(label, counted / seconds, mean=mean)
+
+
+def _activity(
+    connection: Any,
+    number: int,
+    span: TimeSpan,
+    steps: StepTimes,
+    counts: DrawnCounts,
+    most: int,
+    width_s: float,
+    since: float = -math.inf,
+) -> _Activity:
+    """Count what was written and sampled in at most so many intervals.
+
+    Draws are counted in intervals of ten seconds, so these are made of such. They begin with the
+    first step, or with the first whole interval if earlier steps have left; and they end with the
+    last write or draw.
+    """
+    begin, end = float(steps.written_at[0]), max(float(steps.written_at[-1]), counts.last_at)
+    if steps.n_before or begin < since:
+        begin = math.ceil(max(begin, since) / BUCKET_S) * BUCKET_S
+    if span.until is not None:
+        end = min(end, span.until // BUCKET_S * BUCKET_S)
+    if counts.rows.size and begin < end:
+        cells = aligned_grid(begin, end, most, width_s)
+        edges = np.concatenate([[begin], cells[1:-1], [end]])
+        is_inside = counts.begun_at > begin - BUCKET_S
+        inside = counts.begun_at[is_inside]
+        drawn, _ = np.histogram(inside, cells, weights=counts.rows[is_inside])
+        drawn[edges[:-1] < counts.since] = np.nan
+    else:
+        edges = grid_of(steps.written_at[0], steps.written_at[-1], most, _SHORTEST_S)
+        drawn = np.full(edges.size - 1, np.nan)
+    at = edges.copy()
+    # Times are read to some microseconds.
+    at[0], at[-1] = at[0] - _PRECISION_S, at[-1] + _PRECISION_S
+    written = np.diff(written_before(connection, number, steps, at))
+    return _Activity(edges, written, drawn)
+
+
+def _speed(
+    connection: Any, number: int, span: TimeSpan, steps: StepTimes, counts: DrawnCounts
+) -> Curve:
+    if not steps.seqs.size:
         return Curve("speed", "Steps per second", "Nothing to show: no steps.", steps.seqs)
-    edges = grid_of(steps.written_at[0], steps.written_at[-1], _MOST_INTERVALS, _SHORTEST_S)
-    written = Series("in", rates(edges, steps.written_at, steps.seqs))
-    note = (
-        f"In: from the times of {steps.seqs.size:,} stored steps, at even distances. Out: rows "
-        "sampled in the last hour."
-    )
-    return Curve("speed", "Steps per second", note, edges[1:], (written, _drawn_on(edges, counts)))
+    found = _activity(connection, number, span, steps, counts, _MOST_INTERVALS, BUCKET_S)
+    note = f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
+    series = found.per_second("in", found.written), found.per_second("≈ out", found.drawn)
+    return Curve("speed", "Steps per second", note, found.edges[1:], series)
 
 
-def _drawn_on(edges: Floats, counts: DrawnCounts) -> Series:
-    """Return the rows sampled in a second of each interval, where they are known."""
-    if not counts.rows.size:
-        return Series("out", np.full(edges.size - 1, np.nan))
-    times, total = _drawn_in_all(counts)
-    values = rates(edges, times, total)
-    values[edges[1:] <= times[0]] = np.nan
-    return Series("out", values)
-
-
-def _drawn_in_all(counts: DrawnCounts) -> tuple[Floats, Floats]:
-    """Return a counter of the rows sampled: the times at which it was read, and its values."""
-    ends = counts.begun_at + counts.interval_s
-    times = np.column_stack([counts.begun_at, ends]).ravel()
-    summed = np.cumsum(counts.rows)
-    return times, np.column_stack([summed - counts.rows, summed]).ravel()
-
-
-def _samples_per_insert(steps: StepTimes, counts: DrawnCounts) -> Curve:
+def _samples_per_insert(
+    connection: Any, number: int, span: TimeSpan, steps: StepTimes, counts: DrawnCounts
+) -> Curve:
     title = "Samples per insert"
-    if steps.seqs.size < 2 or not counts.rows.size:
-        note = "Nothing to show: no rows were written and sampled within the last hour."
-        return Curve("ratio", title, note, steps.seqs[:0])
-    times, total = _drawn_in_all(counts)
-    begin, end = max(times[0], steps.written_at[0]), max(times[-1], steps.written_at[-1])
-    edges = grid_of(begin, end, _MOST_INTERVALS // 2, _OF_DRAWS_S)
-    written = rates(edges, steps.written_at, steps.seqs)
-    drawn = rates(edges, times, total)
-    ratio = np.divide(drawn, written, out=np.full_like(drawn, np.nan), where=written > 0)
-    note = "Rows sampled for each row written, minute by minute of the last hour."
-    return Curve("ratio", title, note, edges[1:], (Series("sampled / written", ratio),))
+    empty = Curve(
+        "ratio",
+        title,
+        "Nothing to show: no rows were written and sampled within the last hour.",
+        steps.seqs[:0],
+    )
+    if not steps.seqs.size:
+        return empty
+    found = _activity(
+        connection, number, span, steps, counts, _MOST_INTERVALS // 2, _OF_DRAWS_S, counts.since
+    )
+    ratios, of_all = ratio_of(found.drawn, found.written)
+    if of_all is None:
+        return empty
+    note = (
+        "Rows sampled for each row written, minute by minute of the last hour. The mean is that of "
+        f"all of them. {_REPORTED}"
+    )
+    series = (Series("≈ sampled / written", ratios, mean=of_all),)
+    return Curve("ratio", title, note, found.edges[1:], series)
 
 
 def _histograms(

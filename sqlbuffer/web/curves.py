@@ -1,5 +1,6 @@
 """Points to curves and histograms: pure functions over arrays."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,13 @@ class Series:
         label: Its name.
         values: A value for each x; NaN if there is none.
         kind: `line`, `points` or `faint`.
+        mean: Mean over the whole time; None for that of the values.
     """
 
     label: str
     values: Floats
     kind: str = "line"
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Curve:
             finite = each.values[np.isfinite(each.values)]
             if finite.size:
                 least, most = float(finite.min()), float(finite.max())
-                found.append((each.label, least, float(finite.mean()), most, float(finite[-1])))
+                mean = float(finite.mean()) if each.mean is None else each.mean
+                found.append((each.label, least, mean, most, float(finite[-1])))
         return tuple(found)
 
 
@@ -149,17 +153,27 @@ def grid_of(begin: float, end: float, n: int, shortest_s: float) -> Floats:
     return np.linspace(begin, max(end, begin + shortest_s), n + 1)
 
 
-def rates(edges: Floats, times: Floats, counted: Floats) -> Floats:
-    """Return the growth of a counter per second in each interval.
-
-    Args:
-        edges: The edges of the intervals.
-        times: Times at which the counter was read, increasing.
-        counted: Values of the counter at these times.
+def aligned_grid(begin: float, end: float, n: int, width_s: float) -> Floats:
+    """Return the edges of about n equal intervals at most, which begin and end at multiples of a
+    width.
     """
-    if times.size < _FEWEST_PER_MEAN:
-        return np.full(edges.size - 1, np.nan)
-    return np.asarray(np.diff(np.interp(edges, times, counted)) / np.diff(edges), np.float64)
+    width = width_s * max(1, math.ceil((end - begin) / (n * width_s)))
+    first = math.floor(begin / width)
+    last = max(first + 1, math.ceil(end / width))
+    return np.arange(first, last + 1, dtype=np.float64) * width
+
+
+def ratio_of(parts: Floats, wholes: Floats) -> tuple[Floats, float | None]:
+    """Return each part of its whole, and the sum of all parts of the sum of all wholes.
+
+    NaN stands for unknown. A part of nothing is NaN, and counts in the sum.
+    """
+    is_known = np.isfinite(parts) & np.isfinite(wholes)
+    total = float(wholes[is_known].sum())
+    ratios = np.divide(
+        parts, wholes, out=np.full_like(parts, np.nan), where=is_known & (wholes > 0)
+    )
+    return ratios, float(parts[is_known].sum()) / total if total else None
 
 
 def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histogram:

@@ -91,6 +91,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "about": about,
         "age": age,
         "as_json": as_json,
         "count": count,
@@ -119,6 +120,11 @@ def _shown(value: Any) -> Any:
 def count(value: int | None) -> str:
     """Return a number of things: 1,234."""
     return _NOTHING if value is None else f"{value:,}"
+
+
+def about(text: str, is_exact: bool) -> str:
+    """Return the text of a number, marked if it is an estimate."""
+    return text if is_exact or text == _NOTHING else f"≈ {text}"
 
 
 def figure(value: Any) -> str:

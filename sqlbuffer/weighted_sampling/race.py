@@ -60,6 +60,8 @@ def draw(key: int, weights: Weights, n: int, *, replace: bool) -> WeightedDraw:
     The draw stops early if reading all weights would cost less. Its rows are then the first ones.
     """
     found = np.empty(0, np.int64)
+    if not replace:
+        n = min(n, weights.size * weights.blocks.size)
     wanted = _horizon(n)
     budget = MOST_GROWTH * wanted
     n_round = 0

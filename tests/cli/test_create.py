@@ -68,7 +68,7 @@ def test_a_server_without_a_schema_is_not_given_one(run, postgres_url):
     ("text", "message"),
     [
         ('{"max_capacity": 5}', "standard input: BufferConfig has no 'max_capacity'; put it into"),
-        ('{"retention": {"max_capacity": 0}}', "standard input: max_capacity is a positive"),
+        ('{"retention": {"max_capacity": 0}}', "standard input: max_capacity is an integer"),
         ("{", "standard input: BufferConfig: Invalid JSON"),
     ],
 )

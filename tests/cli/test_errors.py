@@ -179,11 +179,11 @@ def test_a_usage_error_names_the_help_of_its_command(run):
     assert result.stderr == "sqlbuffer: No such option: --nonsense; see `root db sql --help`\n"
 
 
-def test_an_error_names_its_entry_in_the_docs_but_not_for_a_program(run):
+def test_an_error_names_the_command_that_explains_it_but_not_for_a_program(run):
     words = ("info", "mysql://host/replay")
-    assert run(*words).stderr.splitlines()[1:] == ["See docs/reference/errors.md#urlerror"]
+    assert run(*words).stderr.splitlines()[1:] == ["See `sqlbuffer errors URLError`"]
     assert len(run(*words, "--json").stderr.splitlines()) == 1
 
 
-def test_a_usage_error_names_no_entry(run):
+def test_a_usage_error_names_no_command(run):
     assert len(run("show").stderr.splitlines()) == 1

@@ -51,3 +51,24 @@ def test_info_of_a_database_without_buffers(run, schema_url):
     result = run("info", schema_url)
     assert result.exit_code == 0
     assert "no buffers yet" in result.output
+
+
+def test_info_shows_the_typed_fields_of_each_buffer(run, schema_url):
+    fields = {"obs": ("float32", (3, 2)), "level": {"dtype": "int64", "column": True}}
+    meta = {"seed": "int64"}
+    ReplayBuffer(schema_url, name="typed", fields=fields, meta_fields=meta).close()
+    ReplayBuffer(schema_url, name="plain").close()
+    plain, typed = json.loads(run("info", schema_url, "--json").output)
+    assert plain["fields"] is None
+    expected = [
+        ("obs", "step", "float32", [3, 2], False),
+        ("level", "step", "int64", [], True),
+        ("seed", "episode", "int64", [], False),
+    ]
+    assert [tuple(field.values()) for field in typed["fields"]] == expected
+    table = run("info", schema_url).output
+    assert [*typed["fields"][0]] == ["field", "level", "dtype", "shape", "comparable"]
+    lines = [line.replace(" ", "") for line in table.splitlines()]
+    assert "│typed│obs│step│float32│[3,2]│false│" in lines
+    assert "│typed│seed│episode│int64│[]│false│" in lines
+    assert "comparable" not in run("info", schema_url, "--csv").output.splitlines()[1]

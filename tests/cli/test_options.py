@@ -4,6 +4,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli.options import database
+from sqlbuffer.errors import StorageUnreachableError
 from tests.cli.conftest import ODD_TASK
 from tests.support.cli_errors import error_lines
 
@@ -105,6 +106,29 @@ def test_a_missing_word_is_a_usage_error_that_says_what_to_type(here, command, r
     assert result.exit_code == 2
     assert remedy in result.stderr
     assert len(error_lines(result.stderr)) == 1
+
+
+@pytest.mark.parametrize("command", [("ls",), ("info",), ("sample",), ("db", "check")])
+@pytest.mark.parametrize("folder", [".", "./", "..", "./data", "data/"])
+def test_a_folder_is_told_with_a_database_in_it(run, tmp_path, command, folder):
+    (tmp_path / "data").mkdir()
+    result = run(*command, folder)
+    assert result.exit_code == 3
+    assert "is a folder; name a database in it, such as" in result.stderr
+    (tmp_path / "data" / "runs.db").touch()
+    shown = run(*command, folder).stderr
+    assert ("data/runs.db" in shown) == ("data" in folder)
+
+
+def test_a_word_that_is_taken_for_a_buffer_is_named_if_there_is_no_database(run):
+    result = run("ls", "cartpole")
+    assert result.exit_code == 3
+    assert "'cartpole' is not a file or a URL: no database is named" in result.stderr
+
+
+def test_a_folder_is_no_database_in_python(tmp_path):
+    with pytest.raises(StorageUnreachableError, match="is a folder"):
+        ReplayBuffer(f"sqlite:///{tmp_path}", retry_s=0)
 
 
 def test_a_path_that_no_url_can_say_is_refused(here, tmp_path):

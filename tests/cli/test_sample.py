@@ -122,7 +122,8 @@ def test_what_cannot_be_drawn_is_a_usage_error_in_one_line(run, filled, options)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--buffer", "empty"), "all 0 rows held in buffer 'empty', of 5 asked for\n"),
+        (("--buffer", "empty"), "buffer 'empty' is empty\n"),
+        (("--buffer", "empty", "--tasks", "--eq", "step=1"), "buffer 'empty' is empty\n"),
         (("--buffer", "talks"), "all 2 rows held in buffer 'talks', of 5 asked for\n"),
         (("--buffer", "talks", "--tasks"), "all 1 tasks held in buffer 'talks', of 5 asked for\n"),
         (("--buffer", "talks", "-n", "2"), ""),

@@ -98,6 +98,16 @@ def test_a_statement_that_writes_is_refused_in_one_line(run, filled, statement):
     assert ReplayBuffer.list(filled) == ["arrays", "empty", "talks"]
 
 
+@pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR KEY SHARE"])
+def test_a_statement_that_locks_rows_is_refused_for_that_reason(run, postgres_url, lock):
+    ReplayBuffer(postgres_url, create=True).close()
+    result = run("sql", postgres_url, f"SELECT * FROM buffers {lock}")
+    assert result.exit_code == 1
+    assert f"SELECT {lock} in a read-only transaction" in result.stderr
+    assert "`sqlbuffer sql` only reads" in result.stderr
+    assert "standby" not in result.stderr
+
+
 @pytest.mark.parametrize("first", ["COMMIT", "ROLLBACK", "SELECT 1"])
 def test_a_second_statement_is_refused(run, filled, first):
     result = run("sql", filled, f"{first}; DELETE FROM buffers")

@@ -23,10 +23,17 @@ def test_prints_a_line_a_buffer_where_nobody_s_terminal_is(run, filled):
     date_ahead(filled)
     lines = run("watch", filled, "--once").stdout.splitlines()
     assert [re.match(r"\S+Z (\w+): ", line)[1] for line in lines] == ["arrays", "empty", "talks"]
-    assert "rows 20, fill 20%, in/s 20, out/s 0, out/in 0, waiting -, staleness -" in lines[0]
-    assert "rows 0, fill 0%, in/s 0, out/s 0, out/in -," in lines[1]
+    assert "rows 20, fill 20%, in/s (60s) 20, out/s (60s) 0, out/in 0, waiting -," in lines[0]
+    assert "rows 0, fill 0%, in/s (60s) 0, out/s (60s) 0, out/in -," in lines[1]
     (line,) = run("watch", filled, "--once", "--buffer", "talks").stdout.splitlines()
     assert "talks: rows 2, fill -" in line
+
+
+def test_rates_say_over_which_time_they_are_and_that_draws_are_about(run, filled):
+    with ReplayBuffer(filled, name="talks") as buffer:
+        buffer.sample(2)
+    (line,) = run("watch", filled, "--once", "-b", "talks", "--window", "2.5").stdout.splitlines()
+    assert re.search(r"in/s \(2.5s\) \S+, out/s \(2.5s\) ≈ \S+,", line)
 
 
 def test_json_has_every_figure_on_a_line(run, filled):

@@ -17,6 +17,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -314,6 +315,31 @@ class TestRefusals:
     def test_a_sparse_tensor_is_refused_with_its_path(self):
         torch = pytest.importorskip("torch")
         assert refusal({"t": torch.ones(2, 2).to_sparse()}).startswith("exp_data.state.t:")
+
+    @pytest.mark.parametrize(
+        ("value", "remedy"),
+        [
+            (pd.NaT, "give None for a missing one"),
+            (pd.Timestamp(1), "a numpy.datetime64 or numpy.timedelta64 for nanoseconds, or its"),
+            (pd.Timedelta(1), "a numpy.datetime64 or numpy.timedelta64 for nanoseconds, or its"),
+            (pd.DataFrame({"a": [1]}), "would lose its columns; give a dict with a list for each"),
+            (pd.Series([1]), "would lose its index; give a dict with a list for each label, or"),
+        ],
+        ids=shown,
+    )
+    def test_what_would_lose_something_is_refused_with_the_remedy(self, value, remedy):
+        assert remedy in refusal(value)
+        assert refusal({"t": [value]}).startswith("exp_data.state.t[0]: ")
+
+    def test_times_of_pandas_without_nanoseconds_become_pythons(self):
+        moment, zone = dt.datetime(2024, 1, 1, 0, 0, 0, 5), dt.timezone(dt.timedelta(hours=1))
+        assert back(pd.Timestamp(moment)) == moment
+        in_zone = pd.Timestamp(moment, tz=zone)
+        assert back(in_zone).isoformat() == "2024-01-01T00:00:00.000005+01:00"
+        assert back(pd.Timedelta(5, "us")) == dt.timedelta(microseconds=5)
+        # An hour that the clocks repeat, of which Python says that it equals no other.
+        repeated = dt.datetime(2020, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
+        assert back(repeated).isoformat() == "2020-10-25T02:30:00+01:00"
 
     @pytest.mark.parametrize(
         ("value", "path"),

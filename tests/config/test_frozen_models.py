@@ -31,7 +31,7 @@ def test_a_frozen_model_refuses_changes_by_an_error_of_the_library(model, name):
         (lambda: BufferConfig.model_validate_json("{"), "BufferConfig: Invalid JSON"),
         (
             lambda: BufferConfig.model_validate_strings({"retention": {"max_capacity": "x"}}),
-            "max_capacity is a positive integer",
+            "max_capacity is an integer from 1 on",
         ),
         (lambda: Connection(wait_s="x"), "wait_s is a number of seconds"),
         (lambda: Connection.model_validate({"waits": 1}), "Connection has no 'waits'; it has"),

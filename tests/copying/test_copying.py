@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from contextlib import closing
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.support.copied_buffers import (
     odd_steps,
     typed_steps,
 )
+from tests.support.proxy import Proxy, losing_each_message
 from tests.support.sql import connected, run, scalar
 from tests.support.views import shown
 
@@ -160,6 +163,24 @@ def interrupting(reached: list[int]) -> Any:
             raise KeyboardInterrupt
 
     return interrupt
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_a_copy_goes_on_over_lost_connections_of_its_source(
+    make_database_url: MakeDatabaseUrl, make: Any
+) -> None:
+    url, numbers = make_database_url("postgresql", schema=True), count()
+    copies = make_database_url("sqlite", schema=True)
+    with closing(Proxy(url)) as proxy, make(proxy.url, "source") as source:
+
+        def copied() -> list[int]:
+            with ReplayBuffer(copies, f"copy {next(numbers)}", config=source.config) as target:
+                source.copy_to(target)
+                return [row.seq for row in target]
+
+        seqs = [row.seq for row in source]
+        # Every eighth message: a copy sends about fifty.
+        assert all(found == seqs for found in losing_each_message(proxy, copied, every=8))
 
 
 @pytest.mark.parametrize("make", [json_rows, typed_steps])

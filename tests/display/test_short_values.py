@@ -1,10 +1,11 @@
 """Values of any size print in one short line."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from sqlbuffer.display.short_values import short
+from sqlbuffer.display.short_values import short, shown
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,20 @@ class Broken:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * 10_000, list(range(10_000)), dict.fromkeys(range(10_000)), b"x" * 10_000, Broken()],
+    [
+        *("x" * 10_000, list(range(10_000)), dict.fromkeys(range(10_000)), b"x" * 10_000),
+        *(bytearray(10_000), pytest.param(10**10_000, id="integer"), Broken()),
+    ],
 )
 def test_a_large_or_broken_value_is_short(value):
     assert len(short(value)) < 120
+    assert len(shown([[value] * 9] * 9)) < 120
+
+
+def test_a_value_in_a_message_is_one_line():
+    table = pd.DataFrame({"x": range(99)})
+    assert "\n" in repr(table)
+    assert "\n" not in shown(table)
 
 
 def test_deep_values_end_in_dots():

@@ -26,7 +26,8 @@ command without a URL uses `SQLBUFFER_URL`, or `sqlite:///sqlbuffer.db` if that 
 """
 EXIT_INTRO = """## Exit codes
 
-Errors are one line on standard error. The next line names their entry in [Errors](errors.md).
+Errors are one line on standard error. The next line names the command that prints their entry in
+[Errors](errors.md), such as `sqlbuffer errors URLError`.
 """
 MEANINGS = {
     0: "The command succeeded.",

@@ -1,21 +1,26 @@
 """Every error has an entry in docs/reference/errors.md, and messages lead there."""
 
+import ast
 import copy
 import inspect
 import pickle
 import re
+import tomllib
 import traceback
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer, errors
+from sqlbuffer.cli import app
 from sqlbuffer.cli.errors import exit_code
 from sqlbuffer.interchange import insert_jsonl
 from tests.docs.pages import text_of
+from tests.support.markdown import ROOT
 from tests.support.sql import run as sql_run
 
-PAGE = errors.REFERENCE
+PAGE = "docs/reference/errors.md"
 CLASSES = {
     name: kind
     for name, kind in vars(errors).items()
@@ -52,9 +57,9 @@ def test_the_index_of_the_page_names_each_error(name):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_traceback_names_the_entry_once_also_after_pickling(name):
+def test_a_traceback_names_the_command_that_explains_it_once_also_after_pickling(name):
     error = CLASSES[name]("what happened")
-    note = f"See {PAGE}#{name.lower()}"
+    note = f"See `sqlbuffer errors {name}`"
     again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
     for each in (error, again, copy.copy(error)):
         assert each.__notes__ == [note]
@@ -66,7 +71,59 @@ def test_a_class_of_another_module_leads_to_its_public_base_class():
     class Inner(errors.StorageUnreachableError):
         pass
 
-    assert Inner("away").__notes__ == [f"See {PAGE}#storageunreachableerror"]
+    assert Inner("away").__notes__ == ["See `sqlbuffer errors StorageUnreachableError`"]
+
+
+def run(*words):
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_command_prints_the_entry(name):
+    for word in (name, name.lower(), f"sqlbuffer.errors.{name}"):
+        shown = run("errors", word).stdout
+        assert shown.startswith(f"{name}\n\n")
+        assert "- Remedy: " in shown
+        assert "](" not in shown
+        assert "```" not in shown
+        (message,) = re.findall(r"^```text\n(.+)\n```$", ENTRIES[name], re.M)
+        assert message in shown
+    listed = run("errors").stdout
+    assert name in listed
+
+
+def test_an_unknown_error_is_told_the_nearest_name():
+    result = run("errors", "StorageBusyErr")
+    assert (result.exit_code, "did you mean StorageBusyError?" in result.stderr) == (2, True)
+    assert "lists all" in run("errors", "x").stderr
+
+
+def test_the_page_is_part_of_the_wheel():
+    project = tomllib.loads(text_of("pyproject.toml"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included[PAGE] == "sqlbuffer/errors.md"
+
+
+def test_no_message_names_a_page_that_an_installed_user_does_not_have():
+    found = []
+    for path in (ROOT / "sqlbuffer").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+        }
+        found += [
+            f"{path.name}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.search(r"docs/.*\.md", node.value)
+            and id(node) not in docstrings
+            and path.name != "run_errors.py"  # which finds the page
+        ]
+    assert found == []
 
 
 def test_the_example_of_the_page_runs(read):
@@ -113,6 +170,7 @@ def test_messages_are_those_of_the_page(tmp_path, monkeypatch):
             lambda: buffer.episode(task_id="t", episode_id="e1"),
             lambda: buffer.sample(64, strict=True),
             lambda: buffer.copy_to(small),
+            lambda: buffer.sample("ten"),
             lambda: insert_jsonl("bad.jsonl", url, "lines"),
             lambda: paced.sample(1),
             lambda: lose_a_lease(leased),

@@ -5,6 +5,7 @@ import pytest
 from sqlbuffer import BufferConfig, Experience, PrioritizedSampler, QueryBuilder, ReplayBuffer, mix
 from sqlbuffer.compat import ding, memmap, minestudio
 from sqlbuffer.errors import (
+    ArgumentError,
     BufferConfigError,
     BufferNotFoundError,
     ConditionError,
@@ -59,7 +60,7 @@ def test_settings_are_checked_together():
     "call", [ReplayBuffer.list, lambda url, **s: ReplayBuffer.drop(url, "a", **s)]
 )
 def test_seconds_of_retries_are_checked(call):
-    with pytest.raises(BufferConfigError, match="retry_s"):
+    with pytest.raises(ArgumentError, match="retry_s"):
         call("sqlite:///missing.db", retry_s=-1)
 
 
@@ -98,7 +99,7 @@ def test_a_loader_of_a_mixture_checks_its_options(buffer, options, error):
 def test_a_lease_is_renewed_for_some_time():
     with ReplayBuffer("sqlite://", leases=True) as leased:
         leased.add(state=1)
-        with leased.lease(1) as batch, pytest.raises(BufferConfigError, match="lease_s"):
+        with leased.lease(1) as batch, pytest.raises(ArgumentError, match="lease_s"):
             batch.renew(0)
 
 

@@ -60,7 +60,7 @@ def test_a_step_is_a_copy_with_what_it_was_given():
     for i in range(20):
         x[:] = i
         step = packer.encode(100 + i, {"x": x, "n": i, "reward": i / 2, "terminated": i == 3})
-        assert (step.id, step.episode_key, step.task_id) == (f"e/{100 + i}", "e", "task")
+        assert (step.t, step.episode_key, step.task_id) == (100 + i, "e", "task")
         assert (step.reward_t, step.n_bytes) == (i / 2, 24)
         given.append(step)
     (chunk,) = pack_steps(SMALL, given).chunks

@@ -117,7 +117,7 @@ class NaiveBuffer:
     def single(self, step: Step) -> Item:
         return {**step.fields, **built_in(step), **keys_of(step)}
 
-    def transition(
+    def transition(  # noqa: C901  # the rules in the order of the documentation
         self,
         step: Step,
         n_step: int = 1,
@@ -209,7 +209,7 @@ class NaiveBuffer:
         dtype, shape = self.fields[name]
         return np.zeros([0 if n == -1 else n for n in shape], dtype)
 
-    def window(
+    def window(  # noqa: C901  # the rules in the order of the documentation
         self,
         step: Step,
         length: int,

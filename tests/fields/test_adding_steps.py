@@ -3,9 +3,10 @@
 import threading
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.errors import EpisodeExistsError, FieldError, SQLBufferError
 from tests.support.sql import run, scalar
 
@@ -146,6 +147,15 @@ def test_columns_are_appended_to_their_episode(buffer, buffer_url):
         buffer_url, "SELECT e.key, s.t FROM chunk_steps s JOIN episodes e ON e.id = s.episode_id"
     )
     assert sorted(found) == [*(("e", t) for t in range(6)), *(("f", t) for t in range(3))]
+    # Steps without a number follow those of their episode.
+    ids = {"id": list("xy"), "task_id": "t", "episode_id": "e"}
+    assert buffer.extend(columns(range(9, 11)), **ids).inserted == 2
+    assert buffer.extend(columns(range(9, 11)), **ids).duplicates == 2
+    buffer.add(**step(11), task_id="t", episode_id="e")
+    buffer.add(**step(12), task_id="t", episode_id="e", step=20)
+    buffer.add(**step(13), task_id="t", episode_id="e")
+    steps = [r.exp_meta.step for r in buffer if r.exp_meta.episode_id == "e"]
+    assert steps == [*range(9), 20, 21]
     with buffer.episode(episode_id="g", task_id="t") as episode:
         episode.append(**step(1))
     with pytest.raises(EpisodeExistsError, match="'g' of task 't' is stored already"):
@@ -167,6 +177,9 @@ def test_a_buffer_without_fields_takes_the_episode_too(buffer_url):
         ("next_observation", "next_obs"),
         ("acton", "action"),
         ("act", "action"),
+        ("done", "terminated or truncated"),
+        ("timeout", "truncated"),
+        ("next_state", "next_obs"),
     ],
 )
 def test_an_unknown_name_has_a_hint_at_the_nearest_one(buffer, name, near):
@@ -204,3 +217,45 @@ def test_a_step_that_was_not_taken_leaves_no_gap_either(buffer, buffer_url):
         run(buffer_url, "ALTER TABLE chunk_data_away RENAME TO chunk_data")
     buffer.add(**step(1))
     assert [row.exp_meta.step for row in buffer] == [0, 1]
+
+
+PLAIN = {"a": [1, 2], "b": [3, 4]}
+WRONG = {
+    "one message": ("messages", {"role": "user", "content": "?"}, "give messages=\\[message\\]"),
+    "a table": ("state", pd.DataFrame(PLAIN), "would lose its columns"),
+    "a time": ("extra", {"at": [pd.NaT]}, r"extra\.at\[0\]: NaT, a pandas.NaTType, is not exactly"),
+}
+
+
+@pytest.mark.parametrize("fields", [None, {"obs": "float32"}], ids=["json", "typed"])
+@pytest.mark.parametrize(("name", "value", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_value_that_would_lose_something_is_refused_by_each_call(
+    buffer_url, fields, name, value, message
+):
+    own = {"obs": 1.0} if fields else {}
+    columns = {name: [value, value], **{field: [1.0, 1.0] for field in own}}
+    row = DataRow(ExpMeta("t"), Experience(**{name: value}), fields=own)
+    with ReplayBuffer(buffer_url, fields=fields) as buffer:
+        episode = buffer.episode()
+        for call in (
+            lambda: buffer.add(**{name: value}, **own),
+            lambda: buffer.store(row),
+            lambda: buffer.extend(columns),
+            lambda: buffer.store_episode(columns),
+            lambda: episode.append(**{name: value}, **own),
+        ):
+            with pytest.raises(FieldError, match=message):
+                call()
+        episode.end()
+        assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("name", ["state", "actions", "messages", "extra"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_table_is_not_a_column_of_payloads(buffer_url, name, n):
+    table = pd.DataFrame({"a": range(n), "b": range(n)})
+    with ReplayBuffer(buffer_url) as buffer:
+        with pytest.raises(FieldError, match=rf"{name}: .* give its rows: table.to_dict"):
+            buffer.extend({name: table})
+        buffer.extend({"state": table["a"]})
+        assert [row.exp_data.state for row in buffer] == list(range(n))

@@ -63,3 +63,12 @@ def test_a_vectorized_environment_has_the_fields_of_one():
 def test_a_space_of_no_fixed_size_is_refused_by_the_name_of_its_field():
     with pytest.raises(FieldError, match="field 'obs_text': a space Text has no fixed size"):
         fields_from_env(Env(spaces.Dict({"text": spaces.Text(5)}), spaces.Discrete(2)))
+
+
+def test_the_arguments_are_not_the_fields(tmp_path):
+    found = fields_from_env(Env(PIXELS, POSE))
+    hint = r"write ReplayBuffer\(url, \*\*fields_from_env\(env\)\)"
+    for name in ("fields", "meta_fields"):
+        with pytest.raises(FieldError, match=hint):
+            ReplayBuffer(f"sqlite:///{tmp_path}/replay.db", **{name: found})
+    assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
-from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, QueryBuilder, ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, LatestSampler, ReplayBuffer
 from sqlbuffer.aio import AsyncReplayBuffer
 from sqlbuffer.errors import FieldError
-from tests.support.sql import run
 
 FIELDS = {
     "obs": ("float32", (2, 3)),
@@ -114,15 +113,7 @@ def test_rows_are_equal_by_their_fields(buffer):
     assert last.to_dict()["fields"]["level"] == N - 1
 
 
-def test_other_rows_have_none(buffer_url, buffer):
-    run(
-        buffer_url,
-        "INSERT INTO v_experiences (buffer, task_id, agent_id, step) "
-        "VALUES ('default', 'u', 'a', 1)",
-    )
-    of_u = QueryBuilder().eq("exp_meta.task_id", "u").build()
-    assert [row.fields for row in buffer.get_all(of_u)] == [{}]
-    assert len([row for row in buffer if row.fields]) == N
+def test_other_rows_have_none(buffer_url):
     with ReplayBuffer(buffer_url, name="rows") as rows:
         rows.add(state=1)
         assert [row.fields for row in rows] == [{}]

@@ -114,7 +114,7 @@ def test_fields_that_differ_from_the_stored_ones_are_named_with_both_declaration
     ]:
         with pytest.raises(FieldError, match=message):
             Fields(specs=declared).check_same(stored)
-    with pytest.raises(FieldError, match="as a dict"):
+    with pytest.raises(FieldError, match="fields is a dict"):
         parse_specs([("obs", "float32")])
 
 
@@ -271,7 +271,7 @@ def test_an_observation_is_made_of_the_field_obs_unless_something_else_is_said()
     both = Fields(specs=declared, observations=["obs", "camera"])
     assert both.observations == ("obs", "camera")
     assert Fields.model_validate_json(both.model_dump_json()) == both
-    with pytest.raises(FieldError, match=r"observation field 'image' is not declared.*obs, camera"):
+    with pytest.raises(FieldError, match=r"field 'image' is not declared.*obs, camera"):
         Fields(specs=declared, observations="image")
     with pytest.raises(FieldError, match=r"stored as \['obs', 'camera'\].*given as \['obs'\]"):
         Fields(specs=declared, observations="obs").check_same(both)

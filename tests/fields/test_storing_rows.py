@@ -183,7 +183,10 @@ def test_writers_append_to_one_episode_at_once(buffer, buffer_url):
     def write(n):
         with ReplayBuffer(buffer_url) as own:
             for step in range(10):
-                own.store_batch(of_episode("e", [100 * n + step]))
+                if n % 2:  # at a step that all have in common
+                    own.store_batch(of_episode("e", [0]))
+                else:
+                    own.add(**typed(step), task_id="t", agent_id="a", step=0, episode_id="e")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))

@@ -1,6 +1,7 @@
 """Reads of a process see the steps that it has given to the buffer, stored or not."""
 
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -128,12 +129,11 @@ def test_a_rate_limiter_holds_a_writer_back_and_no_reader(make, buffer_url):
     episode.end()
 
 
-def test_steps_that_cannot_be_stored_fail_no_reader(make):
-    buffer, other = make(), make()
-    with buffer.episode(episode_id="e") as episode:
+def test_steps_that_cannot_be_stored_fail_no_reader(buffer_url):
+    buffer, other = (ReplayBuffer(buffer_url, fields=FIELDS, flush_s=NEVER_S) for _ in range(2))
+    with closing(buffer), closing(other), buffer.episode(episode_id="e") as episode:
         append(episode, 2, buffer)
-        columns = {name: [7.0] for name in buffer.fields}
-        other.extend({"id": ["e/1"], "reward": [5.0], **columns})
+        other.extend({"reward": [5.0], "obs": [7.0]}, episode_id="e", task_id="e")
         assert [row.exp_data.reward_t for row in buffer] == [5.0, 1.0]
         with pytest.raises(EpisodeExistsError, match="another writer has the same episode"):
             append(episode, 1, buffer)

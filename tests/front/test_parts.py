@@ -64,9 +64,9 @@ def test_the_decoding_reads_the_fields_that_are_named(store, decoding):
 def test_the_sampler_draws_rows_and_tasks(store, decoding):
     rows, _ = stored(store)
     sampler = BatchSampler(store, decoding)
-    drawn = sampler.rows(RandomSampler(seed=1), 9, EVERYTHING, False, None)
+    drawn = sampler.sample(RandomSampler(seed=1), 9, EVERYTHING, None, False, None)
     assert {row.id for row in drawn} == {row.id for row in rows}
-    assert {len(task) for task in sampler.tasks(None, 9, EVERYTHING, False, None)} == {2}
+    assert {len(task) for task in sampler.tasks(None, 9, EVERYTHING)} == {2}
     assert len(sampler.peek(RandomTaskSample(), 9, EVERYTHING)) == 2
     assert sampler.peek(None, 0, EVERYTHING) == []
     assert converted(len, drawn) == 4
@@ -87,7 +87,7 @@ def test_the_changes_reach_the_rows(store, decoding):
     update = changes.update_priorities(np.array([*seqs, 99]), 0.25, 0.0)
     assert (update.updated, update.missing) == (4, 1)
     assert changes.quarantine([seqs[0]], "bad") == 1
-    assert len(BatchSampler(store, decoding).rows(None, 9, EVERYTHING, False, None)) == 3
+    assert len(BatchSampler(store, decoding).sample(None, 9, EVERYTHING, None, False, None)) == 3
     assert changes.release([seqs[0]]) == 1
 
 

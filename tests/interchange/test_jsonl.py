@@ -165,29 +165,131 @@ def test_types_follow_from_the_first_lines(
         ),
         ('{"reward": "much"}', r"line 3: reward_t: expected a number, .* got 'much'"),
         ('{"state": {"$array": 5}}', "line 3: a value is tagged wrongly"),
+        ('{"reward": {"$float": 3}}', "line 3: a value is tagged wrongly"),
         ('{"step": 1.5}', "line 3: step: expected an integer"),
     ],
 )
-def test_a_bad_line_is_named_and_those_before_it_are_stored(
-    buffer_url: str, monkeypatch: pytest.MonkeyPatch, bad: str, message: str
+def test_a_bad_line_is_named_and_only_those_before_it_in_a_pipe_are_stored(
+    buffer_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: str, message: str
 ) -> None:
-    piped(monkeypatch, "\n".join([LINE % (1, 1), LINE % (2, 2), bad, LINE % (4, 4)]))
+    buffer = ReplayBuffer(buffer_url, "old")
+    text = "\n".join([LINE % (1, 1), LINE % (2, 2), bad, LINE % (4, 4)])
+    piped(monkeypatch, text)
     with pytest.raises((FileImportError, FieldError), match=message) as error:
-        insert_jsonl("-", buffer_url, "new")
+        insert_jsonl("-", buffer_url, "old")
     assert "steps stored before it: 2" in str(error.value)
-    buffer = ReplayBuffer(buffer_url, "new", create=False)
     assert [row.exp_meta.step for row in buffer] == [1, 2]
+    # Nothing is stored of a file, and no buffer is made.
+    path = tmp_path / "steps.jsonl"
+    path.write_text(text)
+    piped(monkeypatch, text)
+    for source, name in [(path, "old"), ("-", "new")]:
+        with pytest.raises((FileImportError, FieldError), match=message) as error:
+            insert_jsonl(source, buffer_url, name)
+        assert "steps stored before it: 0" in str(error.value)
+    assert ReplayBuffer.list(buffer_url) == ["old"]
+    assert len(buffer) == 2
 
 
-def test_a_value_that_a_field_cannot_hold_names_its_line(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+# Values of a key in the first lines, and the field that holds all of them; None: no field does.
+FIRST_VALUES: list[tuple[list[Any], str | None]] = [
+    ([[10], [11, 12]], "int64(-1,)"),
+    ([[1.5], [], [2]], "float64(-1,)"),
+    ([[], [True]], "bool(-1,)"),
+    ([[[1, 2]], [[3, 4], [5, 6]]], "int64(-1, 2)"),
+    ([[[1], [2]], [[3, 4], [5, 6]]], "int64(2, -1)"),
+    ([[[1, 2]], []], "int64(-1, 2)"),
+    ([[[], []], [[3], [5]]], "int64(2, -1)"),
+    ([[[1, 2]], [[3, 4.5]]], "float64(1, 2)"),
+    ([True, 3], "int64"),
+    ([3, None, 2**63], None),
+    ([3, 2**63], "uint64"),
+    ([-3, 2**63], None),
+    ([1, [1]], None),
+    ([[[1, 2]], [[3], [4]]], None),
+    ([[[1], [2, 3]]], None),
+    ([1, "one"], None),
+]
+
+
+def test_a_new_field_holds_the_values_of_all_first_lines(
+    buffer_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    buffer = ReplayBuffer(sqlite_url, "typed", fields={"x": ("float32", (2,))})
-    piped(monkeypatch, '{"x": [1, 2]}\n{"x": [1, 2, 3]}\n')
+    path = tmp_path / "steps.jsonl"
+    made = []
+    for i, (values, spec) in enumerate(FIRST_VALUES):
+        text, name = "".join(json.dumps({"x": value}) + "\n" for value in values), f"case {i}"
+        path.write_text(text)
+        piped(monkeypatch, text)
+        source = "-" if buffer_url.startswith("sqlite") else path
+        if spec is None:
+            with pytest.raises((FileImportError, FieldError), match=r"line \d: .*'x'"):
+                insert_jsonl(source, buffer_url, name)
+            continue
+        assert insert_jsonl(source, buffer_url, name).n_stored == len(values)
+        with ReplayBuffer(buffer_url, name, create=False) as buffer:
+            assert str(buffer.fields["x"]) == spec
+            assert [row.fields["x"].tolist() for row in buffer] == values
+        made.append(name)
+    assert sorted(ReplayBuffer.list(buffer_url)) == sorted(made)
+
+
+@pytest.mark.parametrize(
+    "lines_of_file", ['{"x": [10]}\n{"x": [11', "{", '{"x": [10]}\n{"x": "text"}']
+)
+def test_a_file_that_is_refused_makes_no_database(
+    sqlite_url: str, tmp_path: Path, lines_of_file: str
+) -> None:
+    (tmp_path / "steps.jsonl").write_text(lines_of_file)
+    with pytest.raises((FileImportError, FieldError), match=r"line \d: "):
+        insert_jsonl(tmp_path / "steps.jsonl", sqlite_url, "new")
+    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+
+def test_lines_of_a_pipe_stay_in_a_new_buffer_after_the_first_ones(
+    buffer_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They cannot be read again, as lines of a file can."""
+    text = "\n".join([LINE % (i, i) for i in range(1_001)] + ["{"])
+    piped(monkeypatch, text)
+    with pytest.raises(FileImportError, match=r"line 1,002: .*; steps stored before it: 1,001"):
+        insert_jsonl("-", buffer_url, "piped")
+    assert len(ReplayBuffer(buffer_url, "piped", create=False)) == 1_001
+    (tmp_path / "steps.jsonl").write_text(text)
+    with pytest.raises(FileImportError, match=r"line 1,002: .*; steps stored before it: 0"):
+        insert_jsonl(tmp_path / "steps.jsonl", buffer_url, "filed")
+    assert ReplayBuffer.list(buffer_url) == ["piped"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "whole", "bad"),
+    [
+        (("float32", (2,)), [1, 2], [1, 2, 3]),
+        ("S2", "ab", "\u0416"),
+        ("longdouble", 1.5, "text"),
+        ("longdouble", 1.5, {}),
+    ],
+)
+def test_a_value_that_a_field_cannot_hold_names_its_line(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, spec: Any, whole: Any, bad: Any
+) -> None:
+    buffer = ReplayBuffer(sqlite_url, "typed", fields={"x": spec})
+    piped(monkeypatch, json.dumps({"x": whole}) + "\n" + json.dumps({"x": bad}) + "\n")
     with pytest.raises(
         FieldError, match=r"line 2: field 'x': expected .*; steps stored before it: 1"
     ):
         insert_jsonl("-", sqlite_url, "typed")
+    assert len(buffer) == 1
+
+
+def test_typed_steps_of_an_episode_that_has_ended_are_named(
+    buffer_url: str, tmp_path: Path
+) -> None:
+    buffer = ReplayBuffer(buffer_url, "typed", fields={"x": "float32"})
+    buffer.store_episode({"x": [0.5]}, episode_id="e", task_id="t")
+    (tmp_path / "steps.jsonl").write_text('{"x": 1.5, "episode_id": "e", "task_id": "t"}\n')
+    with pytest.raises(FileImportError, match=r"lines 1 to 1: episode 'e' .* before them: 0"):
+        insert_jsonl(tmp_path / "steps.jsonl", buffer_url, "typed")
     assert len(buffer) == 1
 
 

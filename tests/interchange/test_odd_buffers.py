@@ -15,7 +15,6 @@ from sqlbuffer.errors import ExportError, FieldError, StorageReadOnlyError
 from sqlbuffer.interchange import export_jsonl, export_parquet, import_parquet
 from tests.interchange.test_parquet_export import steps_of
 from tests.support.copied_buffers import comparable, json_rows, typed_steps
-from tests.support.sql import connected
 
 VALUES = {
     "float16": [0.1, np.nan, -np.inf],
@@ -68,24 +67,6 @@ def test_a_field_named_like_a_column_keeps_its_name(buffer_url: str, tmp_path: P
     export_jsonl(source, tmp_path / "steps.jsonl")
     first = json.loads((tmp_path / "steps.jsonl").read_text().split("\n")[0])
     assert [first[name] for name in names] == [float(i) for i in range(len(names))]
-
-
-def test_steps_of_plain_sql_have_no_fields(buffer_url: str, tmp_path: Path) -> None:
-    source = ReplayBuffer(buffer_url, "source", fields={"x": ("float32", (2,))})
-    source.extend({"x": np.ones((2, 2), np.float32)}, task_id="t")
-    with connected(buffer_url) as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO v_experiences (buffer, task_id, agent_id, step, reward) "
-            "VALUES ('source', 'plain', 'a', 7, 1.5)"
-        )
-        connection.commit()
-    export_parquet(source, tmp_path / "out")
-    table = steps_of(tmp_path / "out")
-    assert table["x"].to_pylist() == [[1.0, 1.0], [1.0, 1.0], None]
-    assert table["reward"].to_pylist()[2] == 1.5
-    import_parquet(tmp_path / "out", buffer_url, "copy")
-    export_parquet(ReplayBuffer(buffer_url, "copy", create=False), tmp_path / "again")
-    assert repr(steps_of(tmp_path / "again").to_pylist()) == repr(table.to_pylist())
 
 
 def test_text_that_is_not_unicode_is_named(sqlite_url: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_empty_buffer_has_files_without_rows(
 ) -> None:
     buffer = ReplayBuffer(database_url, create=True, fields=fields)
     report = export_parquet(buffer, tmp_path / "out")
-    assert (report.n_steps, report.n_episodes, report.n_files) == (0, 0, 3)
+    assert (report.n_steps, report.n_episodes, report.n_files) == (0, 0, 4)
     assert len(steps_of(tmp_path / "out")) == 0
 
 

@@ -1,5 +1,7 @@
 """`import_parquet` restores what was exported, and appends the rest."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, event
 
-from sqlbuffer import ReplayBuffer
-from sqlbuffer.errors import CopyError, FieldError, FileImportError, StorageReadOnlyError
+from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import (
+    CopyError,
+    FieldError,
+    FileImportError,
+    SchemaMissingError,
+    StorageReadOnlyError,
+)
 from sqlbuffer.interchange import export_parquet, import_parquet
 from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.interchange.test_parquet_export import steps_of
@@ -69,6 +77,27 @@ def test_an_export_restores_what_the_views_show(
     assert (copy.clock, copy.session_id, copy.config) == (
         source.clock, source.session_id, source.config,
     )  # fmt: skip
+
+
+def test_steps_keep_the_ids_that_the_library_made(urls: tuple[str, str], tmp_path: Path) -> None:
+    source = ReplayBuffer(urls[0], fields={"x": "int64"})
+    source.store_episode({"x": range(6)}, episode_id="e", task_id="t")
+    source.extend({"x": range(4)}, task_id="t")
+    again = [row for row in source if row.seq in (1, 3, 7)]
+    seqs = QueryBuilder().in_("seq", [row.seq for row in again]).build()
+    # Stored again, they have the ids of a chunk that is still there.
+    assert source.delete(seqs) == 3
+    assert [source.store(row).inserted for row in again if row.exp_meta.episode_id is None] == [1]
+    export_parquet(source, tmp_path / "out")
+    import_parquet(tmp_path / "out", urls[1], "copy")
+    copy = ReplayBuffer(urls[1], "copy", create=False)
+    ids = [row.id for row in source]
+    assert [row.id for row in copy] == ids
+    assert len(set(ids)) == 8
+    for sent, buffer in ((copy, source), (source, copy)):
+        assert buffer.store_batch(list(sent)).duplicates == 8
+    one = QueryBuilder().eq("id", again[2].id).build()
+    assert [row.seq for row in copy.get_all(one)] == [11]
 
 
 @pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
@@ -268,6 +297,37 @@ def test_files_of_others_go_into_fields_of_a_buffer(buffer_url: str, tmp_path: P
     assert rows[1].exp_data.state == [3.0, 4.0, 5.0]
 
 
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_appended_steps_end_no_episode(buffer_url: str, is_typed: bool, tmp_path: Path) -> None:
+    """As the page on appending files says it."""
+    fields = {"x": "float64"} if is_typed else None
+    buffer = ReplayBuffer(buffer_url, "mine", fields=fields, open_timeout_s=1e-3)
+    step: dict[str, Any] = {"x": 0.5} if is_typed else {"state": 1}
+    ended = {name: [value] * 3 for name, value in step.items()}
+    buffer.store_episode(ended, episode_id="ended", task_id="t")
+    buffer.episode("t", episode_id="open").append(**step)
+    buffer.flush()
+
+    def append(*episodes: str) -> None:
+        n = len(episodes)
+        values = {"x": [0.5] * n} if is_typed else {"state": ["1"] * n}
+        keys = {"episode_id": episodes, "task_id": ["t"] * n, "terminated": [True] * n}
+        pq.write_table(pa.table({**values, **keys}), tmp_path / "steps.parquet")
+        import_parquet(tmp_path / "steps.parquet", buffer_url, "mine")
+
+    append("open", "new")
+    if is_typed:
+        with pytest.raises(FileImportError, match=r"rows from 0 on: episode 'ended' of task 't'"):
+            append("ended", "ended")
+    else:
+        append("ended", "ended")
+    status = "SELECT episode_id, status, length FROM v_episodes WHERE buffer = 'mine' ORDER BY 1"
+    assert [tuple(row) for row in run(buffer_url, status)] == [
+        ("ended", "complete", 3), ("new", "abandoned", None), ("open", "abandoned", None),
+    ]  # fmt: skip
+    assert len(buffer) == (6 if is_typed else 8)
+
+
 @pytest.mark.parametrize(
     ("more", "names", "message"),
     [
@@ -304,11 +364,209 @@ def test_fields_that_do_not_fit_are_named(
         import_parquet(path, sqlite_url, "mine", columns=names)
 
 
+def has_schema(url: str) -> bool:
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return False
+    try:
+        ReplayBuffer.list(url)
+    except SchemaMissingError:
+        return False
+    return True
+
+
+def flip(path: Path, bit: int) -> None:
+    """Change one bit of a file."""
+    raw = bytearray(path.read_bytes())
+    raw[bit // 8 % len(raw)] ^= 1 << bit % 8
+    path.write_bytes(raw)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def halve(path: Path) -> None:
+    """Leave half of the rows of a Parquet file, with its metadata."""
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) // 2), path)
+
+
+def say(path: Path, **changed: Any) -> None:
+    """Change what a manifest says."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+STEPS, EPISODES, MANIFEST = "steps-00000.parquet", "episodes.parquet", "sqlbuffer-manifest.json"
+DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+    *((name, halve) for name in (STEPS, EPISODES)),
+    *((name, cut) for name in (STEPS, EPISODES, MANIFEST)),
+    *((name, Path.unlink) for name in (STEPS, EPISODES, MANIFEST)),
+    (MANIFEST, lambda path: say(path, steps=1)),
+    (MANIFEST, lambda path: say(path, episodes=1)),
+    (MANIFEST, lambda path: say(path, format=2)),
+    (MANIFEST, lambda path: say(path, files=[])),
+    (MANIFEST, lambda path: path.write_text("[]")),
+    (EPISODES, lambda path: shutil.copy(path, path.with_name("steps-00001.parquet"))),
+]
+
+
+@pytest.mark.parametrize("make", [json_rows, typed_steps])
+def test_an_export_that_is_not_whole_is_refused_and_leaves_nothing(
+    make_database_url: MakeDatabaseUrl, make: Make, tmp_path: Path
+) -> None:
+    source, out = make(make_database_url("sqlite", schema=True), "source"), tmp_path / "out"
+    export_parquet(source, out)
+    bits = np.random.default_rng(0).integers(0, 2**40, 24).tolist()
+    damages = DAMAGES + [
+        ((STEPS, EPISODES, MANIFEST)[i % 3], lambda path, bit=bit: flip(path, bit))
+        for i, bit in enumerate(bits)
+    ]
+    new = [make_database_url(kind, schema=False) for kind in KINDS]
+    filled = [make_database_url(kind, schema=True) for kind in KINDS]
+    for url in filled:
+        ReplayBuffer(url, "empty", config=source.config)
+        store_one(ReplayBuffer(url, "source", config=source.config))
+    n_before = len(ReplayBuffer(filled[0], "source"))
+    for i, (name, damage) in enumerate(damages):
+        broken = tmp_path / f"broken-{i}"
+        shutil.copytree(out, broken)
+        damage(broken / name)
+        for url, target in [*((url, None) for url in new), *((url, "empty") for url in filled)]:
+            with pytest.raises(FileImportError, match=r"again|upgrade|alone"):
+                import_parquet(broken, url, target)
+        for url in filled:
+            with pytest.raises(FileImportError):
+                import_parquet(broken, url)
+    assert not any(map(has_schema, new))
+    for url in filled:
+        assert sorted(ReplayBuffer.list(url)) == ["empty", "source"]
+        assert len(ReplayBuffer(url, "empty")) == 0
+        assert len(ReplayBuffer(url, "source")) == n_before
+        assert import_parquet(out, url, "empty").is_restored
+
+
+@pytest.mark.parametrize("fields", [None, {"x": "float32"}])
+def test_an_export_that_is_damaged_while_it_is_read_leaves_nothing(
+    buffer_url: str, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 1)
+    for most in ("MOST_ROWS", "MOST_CHUNKS"):
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 2)
+    source, out = ReplayBuffer(buffer_url, "source", fields=fields), tmp_path / "out"
+    for task in range(6):
+        source.extend({"x" if fields else "state": [0.5, task]}, task_id=str(task))
+    export_parquet(source, out)
+    ReplayBuffer(buffer_url, "old", config=source.config)
+    file = pq.ParquetFile(out / STEPS)
+    last = file.metadata.row_group(file.num_row_groups - 1).column(0)
+    for name in ("old", "new"):
+        n_stored: list[int] = []
+
+        def damage(n_done: int, *_: object, n_stored: list[int] = n_stored) -> None:
+            n_stored.append(n_done)
+            if len(n_stored) == 1:
+                flip(out / STEPS, 8 * (last.data_page_offset + last.total_compressed_size - 1))
+
+        with pytest.raises(FileImportError, match=r"0\.parquet cannot be read, or is damaged"):
+            import_parquet(out, buffer_url, name, on_progress=damage)
+        assert 0 < n_stored[0] < len(source)
+        flip(out / STEPS, 8 * (last.data_page_offset + last.total_compressed_size - 1))
+    assert sorted(ReplayBuffer.list(buffer_url)) == ["old", "source"]
+    old = ReplayBuffer(buffer_url, "old")
+    assert len(old) == 0
+    assert import_parquet(out, buffer_url, "old").is_restored
+
+
+def test_a_single_file_of_an_export_is_appended(buffer_url: str, tmp_path: Path) -> None:
+    source = typed_steps(buffer_url, "source")
+    export_parquet(source, tmp_path / "out")
+    report = import_parquet(tmp_path / "out" / STEPS, buffer_url, "copy")
+    assert (report.is_restored, report.n_stored) == (False, len(source))
+    copy = ReplayBuffer(buffer_url, "copy", create=False)
+    assert copy.fields == source.fields
+    assert comparable([row.fields for row in copy]) == comparable([row.fields for row in source])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_a_damaged_file_of_others_is_refused_and_leaves_nothing(
+    make_database_url: MakeDatabaseUrl, is_new: bool, is_typed: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The first rows are whole: nothing is stored before all were read."""
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_files.ROWS_AT_ONCE", 2)
+    more = {} if is_typed else {"observation": pa.array(["{}"] * 6)}
+    path = foreign(tmp_path / "steps.parquet", **more)
+    options = {"row_group_size": 2, "write_page_checksum": True}
+    pq.write_table(pq.read_table(path), path, **options)
+    names = {"observation": "obs" if is_typed else "state", "action": "act" if is_typed else None}
+    last = pq.read_metadata(path).row_group(2)
+    columns = [last.column(i) for i in range(last.num_columns)]
+    ends = [
+        (own.dictionary_page_offset or own.data_page_offset) + own.total_compressed_size
+        for own in columns
+    ]
+    whole = path.read_bytes()
+    for kind in KINDS:
+        url = make_database_url(kind, schema=not is_new)
+        if not is_new:
+            fields = {"obs": ("float32", (3,)), "act": "int32"} if is_typed else None
+            ReplayBuffer(url, "mine", fields=fields)
+        for end in (ends[0], ends[-1]):
+            path.write_bytes(whole)
+            flip(path, 8 * (end - 1))
+            with pytest.raises(FileImportError, match=r"steps\.parquet cannot be read, or is"):
+                import_parquet(path, url, "mine", columns=names)
+        path.write_bytes(whole)
+        if is_new:
+            assert not has_schema(url)
+            ReplayBuffer(url, "other", create=True)
+        else:
+            assert len(ReplayBuffer(url, "mine")) == 0
+        assert import_parquet(path, url, "mine", columns=names).n_stored == 6
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_row_that_does_not_fit_leaves_nothing(
+    make_database_url: MakeDatabaseUrl, is_new: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_files.ROWS_AT_ONCE", 2)
+    names = {"observation": "obs", "action": None}
+    for kind in KINDS:
+        url = make_database_url(kind, schema=not is_new)
+        if not is_new:
+            ReplayBuffer(url, "mine", fields={"obs": ("float32", (3,))})
+        for name, values in {
+            "task_id": ["t"] * 5 + ["\0"],
+            "state": ["{}"] * 5 + ["{"],
+            "observation": [[1.0, 2.0, 3.0]] * 5 + [[1.0, 2.0]],
+        }.items():
+            path = foreign(tmp_path / "steps.parquet", **{name: pa.array(values)})
+            with pytest.raises((FileImportError, FieldError), match=r"row|items"):
+                import_parquet(path, url, "mine", columns=names)
+        if is_new:
+            assert not has_schema(url)
+        else:
+            assert len(ReplayBuffer(url, "mine")) == 0
+
+
+@pytest.mark.parametrize(
+    "noted", [b"{", b"[]", b"{}", b'{"format": 99}', b'{"format": 1, "is_whole": true}', b"\xff"]
+)
+def test_metadata_that_is_damaged_is_named(sqlite_url: str, tmp_path: Path, noted: bytes) -> None:
+    path = foreign(tmp_path / "steps.parquet")
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({b"sqlbuffer": noted}), path)
+    with pytest.raises(FileImportError, match=r"steps\.parquet|later release"):
+        import_parquet(path, sqlite_url, columns={"observation": None, "action": None})
+
+
 def test_missing_and_damaged_files_are_named(sqlite_url: str, tmp_path: Path) -> None:
     with pytest.raises(FileImportError, match="there is no"):
         import_parquet(tmp_path / "nothing", sqlite_url)
     with pytest.raises(FileImportError, match=r"has no files \*\.parquet"):
         import_parquet(tmp_path, sqlite_url)
     (tmp_path / "a.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(FileImportError, match=r"a\.parquet cannot be read as Parquet"):
+    with pytest.raises(FileImportError, match=r"a\.parquet cannot be read, or is damaged"):
         import_parquet(tmp_path / "a.parquet", sqlite_url)

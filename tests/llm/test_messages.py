@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from sqlbuffer.llm.messages import (
@@ -102,6 +103,54 @@ def test_parts_that_are_texts_are_joined_and_others_become_json() -> None:
         '[{"type": "image_url", "image_url": {"url": "x"}}]'
     )
     assert normal_message({"role": "assistant"}) == {"role": "assistant", "content": ""}
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize(
+    ("part", "medium"),
+    [
+        ({"type": "image_url", "image_url": {"url": PNG}}, "'image_url'"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "'image_url'"),
+        ({"type": "input_image", "image_url": PNG}, "'input_image'"),
+        ({"type": "image", "source": {"type": "base64", "data": "iVBO"}}, "'image'"),
+        ({"type": "image", "text": "a caption"}, "'image'"),
+        ({"type": "input_audio", "input_audio": {"data": "UklG"}}, "'input_audio'"),
+        ({"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}, "'video_url'"),
+        ({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBE"}}, "pdf"),
+        ({"inline_data": {"mime_type": "image/png", "data": "iVBO"}}, "'image/png'"),
+        ({"type": "tool_result", "content": [{"type": "image", "source": {}}]}, "'image'"),
+        ({"type": "picture", "pixels": np.zeros((2, 2))}, r"an array of the shape \(2, 2\)"),
+        ({"type": "picture", "raw": b"iVBO"}, "bytes"),
+    ],
+)
+def test_refuses_a_medium_that_would_become_text(part: object, medium: str) -> None:
+    content = [{"type": "text", "text": "What is this?"}, part]
+    for messages, actions in (
+        ([{"role": "user", "content": content}], None),
+        ([QUESTION], [{"role": "assistant", "content": content}]),
+        ([QUESTION], [part]),
+    ):
+        with pytest.raises(ValueError, match=f"{medium} in a message would become text"):
+            joined_messages([(messages, actions)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"See {PNG}",
+        [{"type": "text", "text": PNG}],
+        [{"type": "tool_use", "name": "draw", "input": {"type": "circle", "r": 1.5}}],
+        [{"type": "document", "source": {"media_type": "text/plain", "data": "a text"}}],
+        [{"type": "score", "value": np.float32(0.5)}],
+    ],
+)
+def test_text_and_values_of_json_stay_text(content: object) -> None:
+    (message,) = joined_messages([([{"role": "user", "content": content}], None)])
+    assert isinstance(message["content"], str)
+    call = {"name": "draw", "arguments": {"image": PNG}}
+    assert PNG in str(joined_messages([([QUESTION], [call])])[-1]["tool_calls"])
 
 
 def test_tool_calls_have_json_texts_as_arguments() -> None:

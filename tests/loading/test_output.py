@@ -86,9 +86,9 @@ def test_arrays_that_torch_has_no_tensors_for_stay_arrays():
         (({"a": ""},), "a dict of names, got ''"),
         (({"a": "info"},), "'info' is a part of every batch"),
         (({"a": "x", "b": "x"},), "two fields the same name"),
-        ((None, "obs"), "a tuple of names such as"),
-        ((None, ()), "a tuple of names such as"),
-        ((None, ("obs", 3)), "3 cannot be the name of a part"),
+        ((None, "obs"), "a list of"),
+        ((None, ()), "a list of"),
+        ((None, ("obs", 3)), "to_named_tuple is a list of names .* 3"),
         ((None, ("class",)), "'class' cannot be the name of a part"),
         ((None, ("_",)), "'_' cannot be the name of a part"),
         ((None, ("a b",)), "'a b' cannot be the name of a part"),
@@ -117,7 +117,7 @@ def test_a_device_that_is_none_is_refused(device):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="allowed: this machine has CUDA")
 def test_a_machine_without_cuda_says_so():
-    with pytest.raises(ValueError, match="torch finds no CUDA here; use device='cpu'"):
+    with pytest.raises(ValueError, match="device is 'cpu' here, where torch finds no CUDA"):
         Output(device="cuda:0")
 
 

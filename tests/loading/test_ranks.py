@@ -220,11 +220,11 @@ def test_draws_without_end_differ_between_ranks_and_repeat_with_the_seed(filled)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard": (2, 2)}, "0 <= rank < world, got \\(2, 2\\)"),
+        ({"shard": (2, 2)}, "0 <= rank < world <= .*, got \\(2, 2\\)"),
         ({"shard": (-1, 2)}, "0 <= rank < world"),
         ({"shard": (0, 0)}, "0 <= rank < world"),
         ({"shard": (0,)}, "\\(rank, world\\) or 'torch'"),
-        ({"shard": "jax"}, "\\(rank, world\\) or 'torch', got 'jax'"),
+        ({"shard": "jax"}, "\\(rank, world\\) or 'torch', .* got 'jax'"),
         ({"shard": 1}, "\\(rank, world\\) or 'torch'"),
         ({"shard": (0.0, 2)}, "two integers"),
         ({"shard": (True, 2)}, "two integers"),

@@ -239,8 +239,8 @@ def test_datasets_pickle_small_however_many_rows(buffer):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda b: IterableDataset(b), TypeError, "takes a loader, such as buffer.loader"),
-        (lambda b: Dataset(b.loader()), TypeError, "Dataset takes a ReplayBuffer"),
+        (lambda b: IterableDataset(b), TypeError, "loader is a loader, such as buffer.loader"),
+        (lambda b: Dataset(b.loader()), TypeError, "buffer is a ReplayBuffer"),
         (lambda b: Dataset(b, "step", n_step=3), ValueError, "mode 'step' takes no n_step"),
         (lambda b: Dataset(b, "step", shuffle=True), TypeError, "Dataset takes no shuffle"),
         (lambda b: Dataset(b, "step", epochs=1), TypeError, "Dataset takes no epochs"),

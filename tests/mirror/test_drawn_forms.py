@@ -1,5 +1,6 @@
 """Windows, episodes and stacks that a mirror draws are those of its buffer, as often as each."""
 
+import tracemalloc
 from itertools import islice
 
 import numpy as np
@@ -8,12 +9,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import (
+    Batch,
+    FifoSampler,
+    PrioritizedSampler,
+    QueryBuilder,
+    RandomSampler,
+    ReplayBuffer,
+)
 from sqlbuffer.errors import InsufficientDataError
 from tests.support.episodes import EPISODES, FIELDS, arrays_of, empty, observation, store
 from tests.support.episodes import Made as Episode
 from tests.support.mirrors import assert_same_batches, every_row, rows_of
 
+# Arguments far beyond what is there, and the least that mean the same.
+BEYOND = [
+    ("transition", {"n_step": 999_999}, {"n_step": 7}),
+    ("n_step", {"n_step": 3_000, "sequence_fields": ["obs", "reward"]}, {"n_step": 7}),
+    ("window", {"length": 3_000, "burn_in": 2_000}, {"length": 7, "burn_in": 7}),
+    ("window", {"length": 999, "stack": {"obs": 3}}, {"length": 7}),
+]
 VARIED = {"obs": ("float32", (2,)), "image": ("uint8", (40, 40)), "tokens": ("int32", (-1,))}
 FORMS = [
     ("window", {"length": 3, "burn_in": 2}),
@@ -23,9 +38,25 @@ FORMS = [
 ]
 
 
+def sampled_transitions(buffer, mirror):
+    for source in (buffer, mirror):
+        source.sample_transitions(64, n_step=10**6)
+        source.sample_transitions(4, n_step=3, stack={"obs": 1_000})
+        next(iter(source.loader("n_step", 64, n_step=10**5)))
+        next(iter(source.loader("window", 2, length=2_000, stack={"obs": 20})))
+
+
+def sampled_rows(buffer, mirror):
+    assert len(buffer.sample(10**12, sampler=PrioritizedSampler(replace=False))) == 1_000
+    for sampler in (PrioritizedSampler(replace=False), RandomSampler(), FifoSampler()):
+        for source in (buffer, mirror):
+            with pytest.raises(InsufficientDataError, match="and 1000 match"):
+                source.sample_arrays(2**40, sampler=sampler)
+
+
 @pytest.fixture
 def buffer(buffer_url):
-    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=1_000) as buffer:
+    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True, max_capacity=1_000) as buffer:
         yield buffer
 
 
@@ -160,3 +191,53 @@ def test_a_seed_repeats_the_batches_of_another_mirror(buffer, mode, options):
                         [old.sample_arrays(200, sampler=samplers[0])],
                         [new.sample_arrays(200, sampler=samplers[1])],
                     )
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(EPISODES)
+def test_arguments_beyond_what_is_there_change_nothing_but_zeros(buffer_url, buffer, episodes):
+    empty(buffer, buffer_url)
+    store(buffer, buffer_url, episodes)
+    with buffer.mirror() as mirror:
+        for mode, beyond, least in BEYOND:
+            for source in (buffer, mirror):
+                given = {"epochs": 1, "shuffle": False}
+                expected, found = (
+                    list(source.loader(mode, 500, **given, **options))
+                    for options in (beyond | least, beyond)
+                )
+                assert_same_but_zeros(
+                    expected, found, beyond.get("burn_in", 0) - least.get("burn_in", 0)
+                )
+
+
+def assert_same_but_zeros(expected, found, n_before):
+    for batch, larger in zip(expected, found, strict=True):
+        arrays = {}
+        for name, values in larger.items():
+            n = batch[name].shape[1] if batch[name].ndim > 1 else None
+            if n is not None and values.shape[1] > n:
+                rest = np.delete(values, np.s_[n_before : n_before + n], axis=1)
+                assert not rest.any()
+                values = values[:, n_before : n_before + n]
+            arrays[name] = values
+        info = {
+            **larger.info,
+            **{name: batch.info[name] for name in ("burn_in",) if name in batch.info},
+        }
+        assert_same_batches([batch], [Batch(arrays, info)])
+
+
+@pytest.mark.parametrize("make", [sampled_transitions, sampled_rows])
+def test_memory_depends_on_what_is_there(buffer, make):
+    for number in range(20):
+        buffer.store_episode(columns(50), episode_id=f"e{number}", final={"obs": [0, 0]})
+    with buffer.mirror() as mirror:
+        make(buffer, mirror)  # imports, and compiles statements
+        tracemalloc.start()
+        try:
+            make(buffer, mirror)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 16 * 2**20

@@ -14,7 +14,6 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import (
     BufferConfigError,
     BufferNotFoundError,
-    FieldError,
     InsufficientDataError,
     MirrorBehindError,
     MirrorFullError,
@@ -351,16 +350,3 @@ def age(url):
     path = url.removeprefix("sqlite:///")
     for own in (path, path + "-wal"):
         os.utime(own, (time.time() - 3_600,) * 2)
-
-
-def test_a_step_without_arrays_is_named_and_not_left_out(buffer, mirror, buffer_url):
-    run(
-        buffer_url,
-        "INSERT INTO v_experiences (buffer, task_id, agent_id, step) "
-        "VALUES ('default', 't', 'a', 1)",
-    )
-    for draw in (mirror.refresh, lambda: mirror.sample_arrays(4)):
-        with pytest.raises(FieldError, match="row 101 holds no arrays"):
-            draw()
-    buffer.delete(QueryBuilder().eq("task_id", "t").build())
-    check(buffer, mirror)

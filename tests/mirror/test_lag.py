@@ -12,7 +12,7 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import app
 from sqlbuffer.errors import StorageUnreachableError
 from tests.support.episodes import FIELDS
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, assert_one_line_each
 from tests.support.sql import connected
 
 
@@ -61,7 +61,7 @@ def test_a_step_that_is_committed_late_counts_although_its_number_is_lower(serve
         assert mirror.lag().steps == 2
 
 
-def test_steps_are_unknown_while_the_database_is_away(server_url):
+def test_steps_are_unknown_while_the_database_is_away(server_url, caplog):
     with (
         closing(Proxy(server_url)) as proxy,
         ReplayBuffer(proxy.url, fields=FIELDS, retry_s=0) as buffer,
@@ -69,13 +69,22 @@ def test_steps_are_unknown_while_the_database_is_away(server_url):
     ):
         proxy.closed = True
         proxy.cut_all()
-        assert (mirror.lag().steps, mirror.lag().held_back_by) == (None, None)
+        lag = mirror.lag()
+        assert (lag.steps, lag.held_back_by) == (None, None)
+        assert "cannot reach" in lag.error
+        assert [record.message for record in caplog.records] == [
+            f"the lag of a mirror of buffer 'default' is unknown: {lag.error}"
+        ]
+        assert_one_line_each(caplog.records)
         with pytest.raises(StorageUnreachableError):
             mirror.refresh()
         assert "cannot reach" in mirror.lag().error
         proxy.closed = False
         mirror.refresh()
-        assert mirror.lag().steps == 0
+        assert (mirror.lag().steps, mirror.lag().error) == (0, None)
+        proxy.cut_all()  # while no connection was in use
+        assert (mirror.lag().steps, mirror.lag().error) == (0, None)
+        assert len(caplog.records) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lists the locks of processes")

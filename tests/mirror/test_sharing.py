@@ -12,6 +12,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import (
+    ArgumentError,
     BufferConfigError,
     MirrorBehindError,
     MirrorFullError,
@@ -435,6 +436,6 @@ def test_what_cannot_be_shared_is_refused(tmp_path):
         buffer.mirror(shared=True)
     with (
         ReplayBuffer(f"sqlite:///{tmp_path}/a.db", fields=FIELDS) as buffer,
-        pytest.raises(BufferConfigError, match="shared=True too"),
+        pytest.raises(ArgumentError, match="shared=True too"),
     ):
         buffer.mirror(path=tmp_path / "mirror")

@@ -10,8 +10,15 @@ import pytest
 from gymnasium import spaces
 
 from sqlbuffer import QueryBuilder, ReplayBuffer, fields_from_env
-from sqlbuffer.errors import ExportError, FieldError, FileImportError, InsufficientDataError
+from sqlbuffer.errors import (
+    ArgumentError,
+    ExportError,
+    FieldError,
+    FileImportError,
+    InsufficientDataError,
+)
 from sqlbuffer.interchange import export_minari, import_minari
+from tests.conftest import KINDS, MakeDatabaseUrl
 
 NAMES = ("obs", "action", "reward", "terminated", "truncated")
 
@@ -296,15 +303,64 @@ def test_an_environment_of_other_spaces_is_refused_before_anything_is_written(
 def test_a_damaged_or_empty_data_set_is_named(sqlite_url: str, tmp_path: Path) -> None:
     buffer = recorded(sqlite_url, gymnasium.make("CartPole-v1"), n_episodes=1)
     export_minari(buffer, "recorded-v0")
-    metadata = tmp_path / "minari" / "recorded-v0" / "data" / "metadata.json"
+    folder = tmp_path / "minari" / "recorded-v0"
+    (folder / "sqlbuffer-manifest.json").unlink()  # as in a data set of another program
+    metadata = folder / "data" / "metadata.json"
     whole = metadata.read_text()
     metadata.write_text(whole.replace('"total_episodes": 1', '"total_episodes": 0'))
     with pytest.raises(InsufficientDataError, match="has no episodes"):
         import_minari("recorded-v0", sqlite_url, "again")
     metadata.write_text(whole[:20])
-    with pytest.raises(FileImportError, match="cannot be read: JSONDecodeError"):
+    with pytest.raises(
+        FileImportError, match=r"data cannot be read, or is damaged \(JSONDecodeError"
+    ):
         import_minari("recorded-v0", sqlite_url, "again")
     assert "again" not in ReplayBuffer.list(sqlite_url)
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet", "hdf5"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_damaged_data_set_leaves_nothing(
+    make_database_url: MakeDatabaseUrl, tmp_path: Path, data_format: str, is_own: bool
+) -> None:
+    source = recorded(make_database_url("sqlite"), gymnasium.make("CartPole-v1"), n_episodes=3)
+    export_minari(source, "whole-v0", data_format=data_format)
+    folder = tmp_path / "minari" / "whole-v0"
+    if not is_own:  # a data set of another program has no checksums
+        (folder / "sqlbuffer-manifest.json").unlink()
+    # Without a manifest the metadata of single episodes is not read.
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and (is_own or file.parent.name == "data" or file.suffix != ".json")
+    )
+    urls = {kind: make_database_url(kind, schema=kind == "postgresql") for kind in KINDS}
+    old = ReplayBuffer(urls["postgresql"], "old", **fields_from_env(gymnasium.make("CartPole-v1")))
+
+    def check_refused(file: Path, damaged: bytes) -> None:
+        whole = file.read_bytes()
+        file.write_bytes(damaged)
+        for url, name in [*((url, "new") for url in urls.values()), (urls["postgresql"], "old")]:
+            with pytest.raises(FileImportError, match=r"again$|again\n"):
+                import_minari(folder, url, name)
+        file.write_bytes(whole)
+
+    for file in files:
+        raw = file.read_bytes()
+        check_refused(file, raw[: len(raw) // 2])
+        if is_own:
+            for place in (0, len(raw) // 3, len(raw) - 1):
+                check_refused(file, raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+    if data_format != "hdf5":
+        lost = folder / "data" / "1"
+        lost.rename(tmp_path / "lost")
+        with pytest.raises(FileImportError, match=r"is missing|NotFound|has 2 episodes"):
+            import_minari(folder, urls["sqlite"], "new")
+        (tmp_path / "lost").rename(lost)
+    assert not Path(urls["sqlite"].removeprefix("sqlite:///")).exists()
+    assert ReplayBuffer.list(urls["postgresql"]) == ["old"]
+    assert len(old) == 0
+    assert import_minari(folder, urls["postgresql"], "old").n_stored == len(source)
 
 
 def test_what_a_killed_export_leaves_is_repaired_or_removed_by_the_next_one(
@@ -364,6 +420,38 @@ def test_a_buffer_with_other_fields_is_refused(sqlite_url: str) -> None:
         import_minari(dataset, sqlite_url, "other")
 
 
+def test_wrong_arguments_are_named(sqlite_url: str, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(sqlite_url, fields={"obs": "float32", "action": "int64"})
+    exports: dict[str, list[Any]] = {
+        "buffer": [None, 3],
+        "dataset_id": [None, 3, "", "no version", "a\0-v0"],
+        "data_format": ["zzz", 1],
+        "overwrite": ["no"],
+        "fields": [3, "obs"],
+        "on_progress": [3],
+    }
+    given = {"buffer": buffer, "dataset_id": "new-v0"}
+    for name, values in exports.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"^{name} is .*, got "):
+                export_minari(**{**given, name: value})
+    with pytest.raises(ArgumentError, match=r"each further argument is one of .*, got 'autor'"):
+        export_minari(buffer, "new-v0", autor="me")
+    with pytest.raises(FieldError, match="the environment 3 cannot be made"):
+        export_minari(buffer, "new-v0", env=3)
+    imports: dict[str, list[Any]] = {
+        "dataset": [None, 3, "", object()], "infos": [3, "logp"], "on_progress": ["print"],
+    }  # fmt: skip
+    for name, values in imports.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=rf"^{name} is .*, got "):
+                import_minari(
+                    **{"dataset": "new-v0", "url": sqlite_url, "name": "new", name: value}
+                )
+    assert not (tmp_path / "minari").exists()
+    assert ReplayBuffer.list(sqlite_url) == ["default"]
+
+
 def test_an_unknown_data_set_is_named(sqlite_url: str) -> None:
-    with pytest.raises(FileNotFoundError, match="nothing-v0"):
+    with pytest.raises(FileImportError, match="nothing-v0"):
         import_minari("nothing-v0", sqlite_url)

@@ -110,17 +110,18 @@ class TestBuilder:
         assert tree == {"field": "a", "value": [1, 2], "op": "between"}
 
     @pytest.mark.parametrize(
-        "builder",
+        ("builder", "remedy"),
         [
-            QueryBuilder(),
-            eq_a().eq("b", 2),
-            eq_a().and_().or_().eq("b", 2),
-            QueryBuilder().and_().eq("a", 1),
-            eq_a().and_(),
+            (QueryBuilder(), "add one, such as"),
+            (eq_a().eq("b", 2), r"write \.and_\(\) or \.or_\(\) between .*, 1 more"),
+            (eq_a().eq("b", 2).eq("c", 3), ", 2 more: "),
+            (eq_a().and_().or_().eq("b", 2), "leave out 1, or add the conditions"),
+            (QueryBuilder().and_().eq("a", 1), "leave out 1"),
+            (eq_a().and_(), "joins two conditions: leave out 1"),
         ],
     )
-    def test_a_wrong_number_of_operators_is_refused(self, builder):
-        message = "Mismatch between condition and operator counts"
+    def test_a_wrong_number_of_operators_is_refused_with_a_remedy(self, builder, remedy):
+        message = f"^Mismatch between condition and operator counts: .*; ?.*{remedy}"
         with pytest.raises(ValueError, match=message):
             builder.build()
         with pytest.raises(ConditionError, match=message):
@@ -131,7 +132,7 @@ class TestBuilder:
             QueryBuilder().build()
 
     def test_nested_wants_a_builder(self):
-        with pytest.raises(AttributeError):
+        with pytest.raises(ConditionError, match="builder is a QueryBuilder"):
             QueryBuilder().nested(None)
 
     def test_values_become_what_json_has(self):

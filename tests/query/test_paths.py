@@ -164,7 +164,7 @@ def test_malformed_paths_are_refused_with_their_place(path):
 
 @pytest.mark.parametrize("name", [None, 1, b"id", ["id"], ("exp_meta", "step")])
 def test_a_field_is_named_by_text(name):
-    with pytest.raises(ConditionError, match="named by text"):
+    with pytest.raises(ConditionError, match="field is text that names a field"):
         parse_field(name)
 
 

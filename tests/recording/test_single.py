@@ -401,7 +401,7 @@ def test_a_buffer_may_have_more_fields_with_defaults_and_smaller_floats(sqlite_u
 def test_something_else_is_no_environment(sqlite_url, env):
     with (
         ReplayBuffer(sqlite_url) as buffer,
-        pytest.raises(TypeError, match=r"record\(\) takes a gymnasium environment, got"),
+        pytest.raises(TypeError, match=r"env is a gymnasium environment, .* got"),
     ):
         buffer.record(env)
 

@@ -265,9 +265,9 @@ def test_a_condition_selects_tasks_and_all_their_rows_come_back(tasks_buffer):
 
 
 def test_samplers_of_the_wrong_kind_are_refused(tasks_buffer):
-    with pytest.raises(TypeError, match="use sample"):
+    with pytest.raises(TypeError, match="takes a Sampler of rows"):
         tasks_buffer.sample_tasks(1, sampler=RandomSampler())
-    with pytest.raises(TypeError, match="Sampler or a TaskSampler, got str"):
+    with pytest.raises(TypeError, match=r"sampler is a Sampler of rows, .* got 'random'"):
         tasks_buffer.sample(1, sampler="random")
     with pytest.raises(TypeError):
         tasks_buffer.sample(1, sampler=RandomSampler)

@@ -53,6 +53,26 @@ WRONG = {
         lambda: Experience(reward_t="high"),
         "reward_t: expected a number, such as reward_t=0.5, got 'high'",
     ),
+    "digits for a reward": (
+        lambda: Experience(reward_t="1.0"),
+        "reward_t: expected a number, such as reward_t=0.5, got '1.0'",
+    ),
+    "digits for a step": (
+        lambda: ExpMeta("t", step="7"),
+        "step: expected an integer, such as step=3, got '7'",
+    ),
+    "bytes for a key": (
+        lambda: ExpMeta(b"ab"),
+        "task_id: expected text, such as task_id='a', got b'ab'",
+    ),
+    "text for a flag": (
+        lambda: Experience(truncated="yes"),
+        "truncated: expected True or False, such as truncated=True, got 'yes'",
+    ),
+    "text for a time": (
+        lambda: ExpMeta("t", execute_time="5"),
+        "execute_time: expected a number, such as execute_time=0.5, got '5'",
+    ),
     "a number for a flag": (
         lambda: Experience(terminated=7),
         "terminated: expected True or False, such as terminated=True, got 7",

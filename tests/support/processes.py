@@ -1,6 +1,7 @@
 """Several processes at once, and waiting for what they do."""
 
 import multiprocessing
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,3 +94,16 @@ def _run(barrier: Any, sender: Any, function: Callable[..., Any], arguments: Any
         result = error
     sender.send(result)
     sender.close()
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the processes that a process has started."""
+    lines = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
+    pairs = [map(int, line.split()) for line in lines]
+    return [pid for pid, ppid in pairs if ppid == parent]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process runs; a dead one that nobody waited for does not."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] not in ("", "Z")

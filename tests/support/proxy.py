@@ -1,11 +1,16 @@
 """A proxy before a PostgreSQL server that cuts connections where a test wants it."""
 
+import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
+from typing import TypeVar
 
 from sqlalchemy import make_url
+
+T = TypeVar("T")
 
 
 class Proxy:
@@ -18,6 +23,10 @@ class Proxy:
         on_cut: Called after a cut, before the client can connect again.
         refusals: How many new connections to refuse once one was cut.
         closed: Refuse all new connections.
+        sends_left: How many messages of clients pass before an outage: every connection is cut, and
+            new ones are refused. None: there is none.
+        bytes_left: The same for the bytes of the server's answers.
+        is_brief: New connections are not refused in such an outage.
         n_cut: How many were cut at a commit.
     """
 
@@ -36,6 +45,9 @@ class Proxy:
         self.on_cut: Callable[[], object] = lambda: None
         self.refusals = 0
         self.closed = False
+        self.sends_left: int | None = None
+        self.bytes_left: int | None = None
+        self.is_brief = False
         self.n_cut = 0
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -49,6 +61,11 @@ class Proxy:
     def cut_all(self) -> None:
         """Cut every connection now."""
         self._end(*self._sockets)
+
+    def end_outage(self) -> None:
+        """Pass everything from now on."""
+        self.sends_left = self.bytes_left = None
+        self.closed = False
 
     def close(self) -> None:
         self.closed = True
@@ -78,6 +95,11 @@ class Proxy:
     def _up(self, client: socket.socket, server: socket.socket, state: dict[str, bool]) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
+                if self.sends_left is not None:
+                    self.sends_left -= 1
+                    if self.sends_left < 0:
+                        self._begin_outage()
+                        return
                 if b"COMMIT\0" in data and self.cuts:
                     cut = self.cuts.pop(0)
                     state["cut"] = cut is not None
@@ -95,9 +117,20 @@ class Proxy:
                 if state["cut"]:
                     self._cut(client, server)
                     return
+                if self.bytes_left is not None:
+                    self.bytes_left -= len(data)
+                    if self.bytes_left < 0:
+                        client.sendall(data[: self.bytes_left])
+                        self._begin_outage()
+                        return
                 client.sendall(data)
         if not state["cut"]:
             self._end(client, server)
+
+    def _begin_outage(self) -> None:
+        self.sends_left = self.bytes_left = None
+        self.closed = not self.is_brief
+        self.cut_all()
 
     def _cut(self, client: socket.socket, server: socket.socket) -> None:
         # The server's end first: its transaction is over when the client learns of the cut.
@@ -111,6 +144,29 @@ class Proxy:
         for end in ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+def losing_each_message(proxy: Proxy, call: Callable[[], T], every: int = 1) -> Iterator[T]:
+    """Yield the results of a call, made again and again: each time another message to the server
+    is lost with its connection, and the last time none.
+    """
+    proxy.is_brief = True
+    for n in count(0, every):
+        proxy.sends_left = n
+        yield call()
+        if proxy.sends_left is not None:
+            proxy.sends_left = None
+            return
+
+
+def assert_one_line_each(records: Iterable[logging.LogRecord]) -> None:
+    """Assert that what was logged of outages has one line, without SQL and tracebacks."""
+    for record in records:
+        text = record.getMessage()
+        assert record.name == "sqlbuffer", text
+        assert "\n" not in text
+        assert "SELECT" not in text
+        assert record.exc_info is None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from tests.support.postgres import all_installed_programs
-from tests.support.processes import wait_until
+from tests.support.processes import children_of, is_running, wait_until
 
 
 def server_user() -> str | None:
@@ -105,14 +105,14 @@ class OwnServer:
         """End the server and every process of it by SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)  # or it would start new ones meanwhile
-        children = _children_of(self._process.pid)
+        children = children_of(self._process.pid)
         for pid in [*children, self._process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
         # The next server refuses to start beside a process of this one.
-        wait_until(lambda: not any(map(_is_running, children)), "the server's processes to end")
+        wait_until(lambda: not any(map(is_running, children)), "the server's processes to end")
 
     def kill_session(self, pid: int) -> None:
         """End one session's process by SIGKILL: the server ends all of them and recovers."""
@@ -224,15 +224,3 @@ def wait_for_replay(primary: OwnServer, standby: OwnServer) -> None:
         wait_until(
             lambda: target.execute(replayed, (end,)).fetchone() == (True,), "the standby to replay"
         )
-
-
-def _children_of(parent: int) -> list[int]:
-    lines = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
-    pairs = [map(int, line.split()) for line in lines]
-    return [pid for pid, ppid in pairs if ppid == parent]
-
-
-def _is_running(pid: int) -> bool:
-    """Tell whether a process runs; a dead one that nobody waited for does not."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return state.stdout.strip()[:1] not in ("", "Z")

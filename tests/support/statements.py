@@ -65,3 +65,27 @@ def tables_used(buffer, names):
     finally:
         for name, listener in listeners.items():
             event.remove(engine, name, listener)
+
+
+@contextmanager
+def interrupted(buffer, n_steps):
+    """End statements on SQLite after that many steps of its machine, as errors of a disk would."""
+    engine, left = engine_behind(buffer), [n_steps]
+
+    def is_over():
+        left[0] -= 1
+        return left[0] < 0
+
+    def watch(connection, _record, _proxy):
+        connection.set_progress_handler(is_over, 1)
+
+    def stop_watching(connection, _record, _state):
+        connection.set_progress_handler(None, 0)
+
+    event.listen(engine, "checkout", watch)
+    event.listen(engine, "reset", stop_watching)  # before the rollback
+    try:
+        yield
+    finally:
+        event.remove(engine, "checkout", watch)
+        event.remove(engine, "reset", stop_watching)

@@ -63,8 +63,14 @@ def test_the_page_that_refuses_links_to_the_same_place_without_the_token(guarded
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "localhost.evil.example", ""]
-)
+    "host",
+    [
+        "evil.example", "evil.example:8765", "localhost.evil.example", "", "[::1].evil",
+        "[::1].evil:8765", "evil[::1]", "[::1", "[::1]:80:80", "[localhost].evil", "evil@localhost",
+        "evil@[::1]", "127.0.0.1%evil", "127.0.0.1.evil", "localhost/evil", "localhost:80@evil",
+        "[localhost]", "[evil]",
+    ],
+)  # fmt: skip
 def test_a_host_of_another_name_is_refused(guarded, host):
     response = guarded.get("/?token=secret", headers={"Host": host})
     assert response.status_code == 421
@@ -72,7 +78,9 @@ def test_a_host_of_another_name_is_refused(guarded, host):
     assert "set-cookie" not in response.headers
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8765", "[::1]:8765"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8765", "[::1]:8765", "[::1]"]
+)
 def test_a_port_that_is_forwarded_is_let_in(guarded, host):
     assert guarded.get("/?token=secret", headers={"Host": host}).status_code == 303
 

@@ -5,7 +5,9 @@ import json
 import math
 import re
 import shlex
+import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import numpy as np
@@ -62,7 +64,7 @@ def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of,
     assert returns["mean of 2"][-1] == N_STEPS * (N_EPISODES - 1.5)
     assert lines_of(curves["Lengths of episodes"])["each"] == [N_STEPS] * N_EPISODES
     assert curves["Returns"]["x"] == sorted(curves["Returns"]["x"])
-    assert set(lines_of(curves["Steps per second"])) == {"in", "out"}
+    assert set(lines_of(curves["Steps per second"])) == {"in", "≈ out"}
     stale = lines_of(curves["Staleness of sampled steps"])["each"]
     assert all(3 <= value <= 5 for value in stale)
     assert stale
@@ -70,6 +72,61 @@ def test_curves_and_distributions_are_those_of_the_buffer(schema_url, client_of,
     assert all(f"<h2>{title}" in page for title in ("Priorities", "Reuse", "Age in seconds"))
     assert page.count('<svg class="bars"') == 5
     assert "uses are counted in buffers with max_use" not in page
+
+
+def date(url, name, typed, writes, draws, reported_s):
+    """Store steps, and date their writes and draws: seconds after the begin of a minute -> number.
+
+    Draws are kept in intervals of ten seconds.
+    """
+    begin = (time.time() // 60 - 10) * 60
+
+    def moment(seconds):
+        return f"{datetime.fromtimestamp(begin + seconds, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+
+    table, number = ("chunks", "first_seq") if typed else ("experiences", "seq")
+    with ReplayBuffer(url, name=name, **({"fields": FIELDS} if typed else {})) as buffer:
+        for seconds, n in writes.items():
+            last = buffer.stats().inserted
+            buffer.extend({"obs": np.zeros((n, 2))} if typed else {"state": [{}] * n})
+            dated = f"UPDATE {table} SET inserted_at = '{moment(seconds)}' WHERE {number} > {last}"
+            run_sql(url, dated)
+        buffer.sample(1)
+    run_sql(url, f"UPDATE flow SET heartbeat_at = '{moment(reported_s)}'")
+    run_sql(url, "DELETE FROM flow_history")
+    for seconds, n in draws.items():
+        run_sql(
+            url,
+            "INSERT INTO flow_history (buffer_id, bucket, holder, n_sampled, n_batches) "
+            f"SELECT id, {int(begin + seconds) // 10}, 'a', {n}, 1 FROM buffers",
+        )
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_rates_and_ratios_are_of_all_that_was_written_and_drawn(schema_url, client_of, typed):
+    date(schema_url, "train", typed, {3: 50, 8: 30, 17: 20}, {0: 340, 10: 340}, 19)
+    page = client_of(schema_url).get("/buffer?buffer=train").text
+    curves = curves_of(page)
+    speed = lines_of(curves["Steps per second"])
+    assert speed["in"] == pytest.approx([80 / 7, 20 / 9], rel=1e-3)
+    assert speed["≈ out"] == pytest.approx([340 / 7, 340 / 9], rel=1e-3)
+    assert lines_of(curves["Samples per insert"]) == {"≈ sampled / written": [6.8]}
+    numbers = re.findall(r"<tr><th scope=.row.>(.*?)</th>(.*?)</tr>", page)
+    means = {label: cells.split("</td>")[1].split(">")[1] for label, cells in numbers}
+    assert (means["in"], means["≈ out"]) == ("6.25", "42.5")
+    assert means["≈ sampled / written"] == "6.8"
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
+def test_draws_before_the_oldest_step_left_have_no_ratio(schema_url, client_of, typed):
+    date(schema_url, "train", typed, {3: 50, 8: 30, 63: 20}, {0: 340, 50: 340, 60: 60}, 69)
+    table, number = ("chunks", "first_seq") if typed else ("experiences", "seq")
+    run_sql(schema_url, f"DELETE FROM {table} WHERE {number} <= 50")
+    page = client_of(schema_url).get("/buffer?buffer=train").text
+    # The first interval begins after the oldest step, at 10 seconds.
+    ratio = lines_of(curves_of(page)["Samples per insert"])["≈ sampled / written"]
+    assert ratio == [None, 3.0]
+    assert '<td class="n">20</td>' in page  # the mean: 400 / 20
 
 
 def test_an_empty_buffer_says_of_each_figure_what_is_missing(schema_url, client_of):

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from sqlbuffer.web.curves import (
     MOST_POINTS,
+    aligned_grid,
     grid_of,
     histogram,
     moving_mean,
-    rates,
+    ratio_of,
     value_curve,
 )
 
@@ -60,11 +61,23 @@ def test_whole_numbers_have_a_bar_each():
     assert histogram("t", "n", [0, 0, 2]).bars == ((0.0, 1.0, 2), (1.0, 2.0, 0), (2.0, 3.0, 1))
 
 
-def test_rates_are_what_a_counter_grew():
-    edges = grid_of(0.0, 100.0, 120, 10.0)
-    assert edges.size == 11
-    found = rates(edges, np.array([0.0, 50.0, 100.0]), np.array([0.0, 500.0, 500.0]))
-    assert found.tolist() == [10.0] * 5 + [0.0] * 5
+@given(st.floats(0, 1e9), st.floats(0, 1e5), st.integers(1, 130), st.integers(1, 60))
+def test_an_aligned_grid_covers_a_time_with_few_multiples_of_a_width(begin, length, most, width):
+    edges = aligned_grid(begin, begin + length, most, float(width))
+    assert edges[0] <= begin < edges[1]
+    assert edges[-2] < begin + length <= edges[-1] or edges.size == 2
+    assert edges.size <= most + 2
+    assert np.ptp(np.diff(edges)) == 0
+    assert (edges % width == 0).all()
+
+
+def test_the_ratio_of_all_counts_parts_of_nothing_and_leaves_out_what_is_unknown():
+    nan = np.nan
+    parts, wholes = np.array([30.0, 5.0, nan, 7.0]), np.array([10.0, 0.0, 10.0, nan])
+    ratios, of_all = ratio_of(parts, wholes)
+    np.testing.assert_array_equal(ratios, [3.0, nan, nan, nan])
+    assert of_all == 3.5
+    assert ratio_of(parts[1:3], wholes[1:3])[1] is None
 
 
 @pytest.mark.parametrize(("begin", "end"), [(5.0, 5.0), (5.0, 5.5), (5.0, 4.0)])

@@ -292,6 +292,8 @@ def test_hostile_values_are_only_shown(schema_url, client_of, field):
     with ReplayBuffer(schema_url, name=HOSTILE, track_samples=True) as buffer:
         for step, value in enumerate(hostile_values()):
             given = {field: {SCRIPT: value} if field == "extra" else value}
+            if field == "messages" and isinstance(value, dict):
+                given = {field: [value]}
             buffer.add(task_id=HOSTILE, agent_id=HOSTILE, episode_id=HOSTILE, step=step, **given)
         seqs = [row.seq for row in buffer]
         buffer.annotate(seqs, extra={SCRIPT: SCRIPT}, version=1)

@@ -104,6 +104,13 @@ def test_what_cannot_be_run_is_told(schema_url, client_of, statement, said):
     assert client.get(asked(statement, "/sql.csv")).status_code == 400
 
 
+def test_a_statement_that_locks_rows_is_told_so(postgres_url, client_of):
+    ReplayBuffer(postgres_url, create=True).close()
+    page = client_of(postgres_url).get(asked("SELECT * FROM buffers FOR UPDATE")).text
+    assert "write a SELECT that locks no rows" in page
+    assert "standby" not in page
+
+
 def test_a_link_on_another_site_runs_nothing(schema_url, client_of):
     headers = {
         "Sec-Fetch-Site": "cross-site",

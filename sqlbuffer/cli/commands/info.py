@@ -9,7 +9,7 @@ from sqlbuffer.cli.buffer_choice import opened
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import BufferName, Csv, Exact, Json, Ndjson, Url, database, example
-from sqlbuffer.cli.overviews import for_people, note_if_measured
+from sqlbuffer.cli.overviews import buffers_for_people, note_if_measured
 
 # The table leaves these out if no buffer has a value of them.
 _RARE = (
@@ -39,8 +39,8 @@ def info(
 ) -> None:
     """Show a database and all its buffers in full.
 
-    Times are UTC. In a file or a pipe, tables are not cut. `sqlbuffer ls` shows less, and is
-    quicker.
+    A second table has their typed fields. Times are UTC. In a file or a pipe, tables are not cut.
+    `sqlbuffer ls` shows less, and is quicker.
     """
     if config:
         if json or csv or ndjson or exact:
@@ -57,22 +57,25 @@ def info(
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     found = status.check(url)
-    answer = listings.buffers_in_full(url, exact=exact)
-    if format_ is Format.TABLE:
-        server = status.server(url)
-        out = console()
-        facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
-        out.print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)
-        if answer.rows:
-            columns, rows = that_say_something(answer.columns, answer.rows)
-            write(columns, for_people(columns, rows), format_)
-            note_if_measured(answer.columns, answer.rows)
-            for line in listings.unfinished_copies(url):
-                note(line)
-        else:
-            note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
+    answer, fields = listings.buffers_in_full(url, exact=exact), listings.fields(url)
+    if format_ is not Format.TABLE:
+        rows = [(*row, fields.get(row[0])) for row in answer.rows]
+        write([*answer.columns, "fields"], rows, format_)
         return
-    write(answer.columns, answer.rows, format_)
+    server = status.server(url)
+    facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
+    console().print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)
+    if not answer.rows:
+        note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
+        return
+    columns, shown = that_say_something(answer.columns, answer.rows)
+    write(*buffers_for_people(columns, shown), format_)
+    listed = [(name, *field.values()) for name, own in fields.items() for field in own]
+    if listed:
+        write(("buffer", "field", "level", "dtype", "shape", "comparable"), listed, format_)
+    note_if_measured(answer.columns, answer.rows)
+    for line in listings.unfinished_copies(url):
+        note(line)
 
 
 def that_say_something(

@@ -18,7 +18,7 @@ from sqlbuffer.cli.options import (
     database_and_optional_word,
     example,
 )
-from sqlbuffer.cli.overviews import for_people, note_if_measured
+from sqlbuffer.cli.overviews import buffers_for_people, for_people, note_if_measured
 
 EPILOG = example(
     "sqlbuffer ls sqlite:///replay.db",
@@ -73,7 +73,7 @@ def _list_buffers(url: str | None, format_: Format, *, exact: bool) -> None:
     if format_ is not Format.TABLE:
         write(answer.columns, answer.rows, format_)
     elif answer.rows:
-        write(answer.columns, for_people(answer.columns, answer.rows), format_)
+        write(*buffers_for_people(answer.columns, answer.rows), format_)
         note_if_measured(answer.columns, answer.rows)
     else:
         note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")

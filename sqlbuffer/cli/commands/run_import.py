@@ -19,7 +19,7 @@ def import_(
         str,
         typer.Argument(
             metavar="OUT",
-            help="A folder or file that was exported, or a data set of Minari by its name.",
+            help="A folder that was exported, other files, or a data set of Minari by its name.",
         ),
     ],
     target: Annotated[
@@ -61,9 +61,10 @@ def import_(
 ) -> None:
     """Store the steps of files in a buffer.
 
-    An export restores its buffer, which must be missing or empty: numbers, ids, times, episodes and
-    settings. Other files are appended. If the command is interrupted, run it again: it continues
-    where it stopped.
+    The folder of an export restores its buffer, which must be missing or empty: numbers, ids,
+    times, episodes and settings. Other files are appended. All files are checked first: if one is
+    damaged, nothing is stored. If the command is interrupted, run it again: it continues where it
+    stopped.
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError

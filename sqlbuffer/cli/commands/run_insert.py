@@ -29,7 +29,8 @@ def insert(
     """Store steps that are given as JSON, one step in each line.
 
     A line has the arguments of `ReplayBuffer.add`: task_id, step, state, actions, reward, and so
-    on. A line that cannot be stored ends the command; the lines before it are stored.
+    on. A line that cannot be stored ends the command. A file is checked before its first line is
+    stored; of standard input, the lines before the wrong one are stored.
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.terminal import console

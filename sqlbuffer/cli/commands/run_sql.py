@@ -51,7 +51,7 @@ def sql(
     if not text.strip():
         raise UsageError('the statement is empty; type `sqlbuffer sql URL "SELECT ..."`')
     try:
-        with readonly.stream(url, text) as found:
+        with readonly.asked(url, text) as found:
             if found.columns:
                 write(found.columns, found.rows, format_, exact=True)
             else:

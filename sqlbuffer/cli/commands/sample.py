@@ -78,13 +78,16 @@ def sample(
             drawn, rows = [], found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
             n_drawn = len(rows)
         name, fields = found.name, found.fields
+        is_empty = n_drawn < n and not len(found)
     if format_ is not Format.TABLE:
         write(*in_full(rows, fields), format_)
     elif tasks:
         write(_TASK_COLUMNS, map(_summary, drawn), format_)
     else:
         write(*in_brief(rows, fields), format_)
-    if n_drawn < n:
+    if is_empty:
+        note(f"buffer {name!r} is empty")
+    elif n_drawn < n:
         what, which = ("tasks" if tasks else "rows"), ("held" if tree is None else "that match")
         note(f"all {n_drawn} {what} {which} in buffer {name!r}, of {n} asked for")
 

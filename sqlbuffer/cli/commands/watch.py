@@ -8,6 +8,7 @@ import typer
 
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import BufferName, Url, database, example
+from sqlbuffer.cli.overviews import about
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
@@ -19,9 +20,6 @@ EPILOG = example(
     "sqlbuffer watch replay.db --once --json",
 )
 LEAST_S, MOST_S = 0.1, 3_600.0
-COLUMNS = (
-    "buffer", "rows", "fill", "in/s", "out/s", "out/in", "waiting", "staleness", "priority", "uses",
-)  # fmt: skip
 
 
 def watch(
@@ -46,8 +44,9 @@ def watch(
     """Show the inserts and draws of each buffer, live.
 
     Ctrl-C ends it. A terminal shows one table that is updated. In a file or a pipe, each look
-    prints a line for each buffer. Rates are those of the last minute; staleness, priority and uses
-    are medians.
+    prints a line for each buffer. `in/s` and `out/s` are means over the last minute, or --window;
+    `out/in` is since the buffer was made; staleness, priority and uses are medians. `≈` is an
+    estimate.
     """
     for name, value in (("--every", every), ("--window", window)):
         if not LEAST_S <= value <= MOST_S:
@@ -57,7 +56,7 @@ def watch(
         if json:
             _repeat(lambda: _print_json(watcher.look()), every, once)
         else:
-            _show(watcher, every, once)
+            _show(watcher, _columns(window), every, once)
     except KeyboardInterrupt:
         raise typer.Exit from None
     finally:
@@ -123,22 +122,33 @@ def _repeat(work: Any, every: float, once: bool) -> None:
         time.sleep(max(0.0, began + every - time.monotonic()))
 
 
-def _show(watcher: _Watcher, every: float, once: bool) -> None:
+def _columns(window_s: float) -> tuple[str, ...]:
+    """Return the names of the columns; those of rates say over which time they are."""
+    over = f"({window_s:g}s)"
+    return (
+        "buffer", "rows", "fill", f"in/s {over}", f"out/s {over}", "out/in", "waiting",
+        "staleness", "priority", "uses",
+    )  # fmt: skip
+
+
+def _show(watcher: _Watcher, columns: tuple[str, ...], every: float, once: bool) -> None:
     from sqlbuffer.cli.terminal import console, table
 
     out = console()
     if not out.is_terminal:
-        _repeat(lambda: _print_lines(watcher.look()), every, once)
+        _repeat(lambda: _print_lines(columns, watcher.look()), every, once)
         return
+    # In two lines: one would be wider than most terminals.
+    columns = tuple(name.replace(" ", "\n") for name in columns)
     if once:
-        out.print(table(COLUMNS, map(_cells, watcher.look())))
+        out.print(table(columns, map(_cells, watcher.look())))
         return
     from rich.live import Live
 
     with Live(console=out, auto_refresh=False, transient=False) as live:
 
         def draw() -> None:
-            live.update(table(COLUMNS, map(_cells, watcher.look())), refresh=True)
+            live.update(table(columns, map(_cells, watcher.look())), refresh=True)
 
         _repeat(draw, every, once)
 
@@ -149,12 +159,12 @@ def _cells(stats: "Stats") -> list[Any]:
         for n, role in ((stats.inserts_waiting, "insert"), (stats.samples_waiting, "sample"))
         if n
     ]
+    fill = None if stats.fill is None else f"{stats.fill:.0%}"
     return [
         stats.buffer,
-        stats.rows,
-        None if stats.fill is None else f"{stats.fill:.0%}",
+        *((stats.rows, fill) if stats.exact else map(about, (stats.rows, fill))),
         _rate(stats.insert_rate),
-        _rate(stats.sample_rate),
+        about(_rate(stats.sample_rate)) if stats.sample_rate else 0.0,
         stats.samples_per_insert,
         ", ".join(waiting) or None,
         _median(stats.staleness),
@@ -171,13 +181,13 @@ def _median(found: "Distribution | None") -> float | None:
     return None if found is None else found.median
 
 
-def _print_lines(found: "list[Stats]") -> None:
+def _print_lines(columns: tuple[str, ...], found: "list[Stats]") -> None:
     from sqlbuffer.cli.terminal import shown
 
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for stats in found:
         name, *cells = map(shown, _cells(stats))
-        pairs = (f"{column} {cell}" for column, cell in zip(COLUMNS[1:], cells, strict=True))
+        pairs = (f"{column} {cell}" for column, cell in zip(columns[1:], cells, strict=True))
         sys.stdout.write(f"{now} {name}: {', '.join(pairs)}\n")
     sys.stdout.flush()
 

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from sqlbuffer.arguments import checked_clock
+from sqlbuffer.checks import integer_of, real_of
 from sqlbuffer.compat.minestudio.datatypes import FragmentMetadata
 from sqlbuffer.compat.minestudio.errors import (
     FragmentAssertionError,
@@ -12,7 +13,6 @@ from sqlbuffer.compat.minestudio.errors import (
 )
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import FieldError
-from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.fragments.pool import Rules
 
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.checks import checked_integer
 from sqlbuffer.config.opener_settings import OpenerSettings
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, URLError
@@ -25,7 +26,6 @@ from sqlbuffer.integrations.sb3.arguments_refused import (
 from sqlbuffer.integrations.sb3.env_episodes import EnvEpisodes
 from sqlbuffer.integrations.sb3.sample_making import SampleMaker, Samples
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
-from sqlbuffer.loading.modes import check_count
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.database.engine import is_memory, resolve_url
@@ -120,8 +120,8 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         if isinstance(self, HerReplayBuffer):
             raise BufferConfigError(HER)
         check_arguments(settings, optimize_memory_usage=optimize_memory_usage)
-        check_count("buffer_size", buffer_size, 1)
-        check_count("n_envs", n_envs, 1)
+        checked_integer(buffer_size, "buffer_size", 1)
+        checked_integer(n_envs, "n_envs", 1)
         gamma = checked_gamma(n_steps, gamma)
         # The attributes of SB3's buffers without their arrays, which hold all steps.
         self.observation_space, self.action_space = observation_space, action_space

@@ -3,17 +3,21 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_choice, checked_integer
 from sqlbuffer.codec.decoder import decode
-from sqlbuffer.errors import MissingExtraError
+from sqlbuffer.errors import ArgumentError, MissingExtraError
 from sqlbuffer.extras import install
 from sqlbuffer.interchange.buffer_stream import PAYLOAD_COLUMNS, StreamPiece
 from sqlbuffer.interchange.example_columns import example_columns
 from sqlbuffer.interchange.held_stream import HeldStream
-from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows, optional_values
+from sqlbuffer.interchange.hugging_face.rollouts import (
+    ROLLOUT_FORMS,
+    RolloutForm,
+    RolloutRows,
+    optional_values,
+)
 from sqlbuffer.steps.column_batch import ColumnBatch
 
 
@@ -43,12 +47,13 @@ def to_hf(
         min_margin: See `RolloutRows`.
 
     Raises:
+        ArgumentError: An argument is invalid, or there is more than one shard of rollouts.
+        ConditionError: The condition is malformed.
         CopyError: The buffer is one of `sqlbuffer.compat`. In an iteration: steps have left,
             because the role may not hold them or the program that made the data set has ended.
-        FieldError: A column is unknown.
+        FieldError: A column is unknown. In an iteration over rollouts: as in `RolloutRows`.
         MissingExtraError: `datasets` is not installed.
         TypeError: The database is in memory, so no other process can open it.
-        ValueError: The kind of rows is unknown, or there is more than one shard of rollouts.
 
     Example:
         >>> import os, tempfile
@@ -59,19 +64,20 @@ def to_hf(
         >>> [float(example["x"]) for example in to_hf(buffer)]
         [0.5, 1.5]
     """
+    checked_buffer(buffer)
+    checked_choice(rows, "rows", ("steps", *ROLLOUT_FORMS))
+    checked_integer(n_shards, "n_shards", 1)
+    if rows != "steps" and (n_shards != 1 or columns is not None):
+        raise ArgumentError("n_shards and columns are for rows='steps': an episode is in one shard")
     try:
         from datasets import IterableDataset
     except ImportError:
         raise MissingExtraError(f"to_hf() needs datasets; run {install('hf')}") from None
     if rows == "steps":
-        if n_shards < 1:
-            raise ValueError(f"n_shards is 1 or more, got {n_shards}")
         own, fields = example_columns(buffer.fields, columns)
         held = HeldStream(buffer, condition, fields)
         kwargs = {"held": held, "columns": (*own, *fields), "shards": held.pieces(n_shards)}
         return IterableDataset.from_generator(_steps, gen_kwargs=kwargs)
-    if n_shards != 1 or columns is not None:
-        raise ValueError("n_shards and columns are for rows='steps': an episode is in one shard")
     own_rows = RolloutRows(buffer, rows, condition, min_margin)
     held = HeldStream(buffer, condition, ())
     kwargs = {"held": held, "rows": own_rows, "shards": held.pieces(1)}
@@ -100,9 +106,7 @@ def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
     """Return the value of each step of a batch: fields as arrays, JSON as the stored values."""
     if name in batch.fields:
         arrays = batch.fields[name]
-        missing = batch.is_null.get(name, batch.is_null.get("fields", ()))
-        gone = set(np.flatnonzero(missing).tolist())
-        return [None if i in gone else arrays[i] for i in range(len(batch))]
+        return [arrays[i] for i in range(len(batch))]
     if name not in PAYLOAD_COLUMNS:
         return optional_values(batch, name)
     pairs = zip(batch.column(name), batch.column("arrays"), strict=True)

@@ -10,12 +10,14 @@ from typing import Any
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_path
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.interchange.dataset_card import CARD, rollouts_card
+from sqlbuffer.interchange.dataset_card import rollouts_card
 from sqlbuffer.interchange.export_report import counted
 from sqlbuffer.interchange.hugging_face.rollouts import RolloutForm, RolloutRows
 from sqlbuffer.interchange.output_folder import OutputFolder
 from sqlbuffer.interchange.parquet.arrow_schema import load_pyarrow
+from sqlbuffer.interchange.parquet.parquet_export import COMPRESSIONS
 from sqlbuffer.llm.messages import MESSAGE_KEYS
 from sqlbuffer.sizes import shown_size
 
@@ -71,8 +73,9 @@ def export_rollouts(
 ) -> RolloutExport:
     """Write rollouts to a folder that `datasets.load_dataset` opens.
 
-    The folder has `train-00000.parquet` and so on. A message has `role`, `content` and other keys
-    (`MESSAGE_KEYS`), which are null if the message does not have them.
+    The folder has `train-00000.parquet` and so on, and a manifest with the sizes and checksums of
+    the files. A message has `role`, `content` and other keys (`MESSAGE_KEYS`), which are null if
+    the message does not have them.
 
     Args:
         buffer: The buffer.
@@ -86,11 +89,13 @@ def export_rollouts(
             the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        ExportError: The path exists already, or the disk is full.
-        FieldError: A step holds something that is not a message.
+        ExportError: The path exists already or cannot be made, or the disk is full.
+        FieldError: A step holds something that is not a message, or a medium such as an image,
+            which would become text; the message names the episode.
         MissingExtraError: pyarrow is not installed.
-        ValueError: The form is unknown.
 
     Example:
         >>> import tempfile
@@ -103,14 +108,15 @@ def export_rollouts(
         1
     """
     began_at = time.monotonic()
+    target = checked_path(path, "path", "the path of a folder to make")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
+    overwrite = checked_flag(overwrite, "overwrite")
     load_pyarrow()
     rows = RolloutRows(buffer, form, condition, min_margin, on_progress)
-    with OutputFolder(path, overwrite=overwrite) as folder:
+    with OutputFolder(target, overwrite=overwrite) as folder:
         n_rows = _write(rows, folder.work, compression)
         card = rollouts_card(buffer.name, folder.path.name, form)
-        (folder.work / CARD).write_text(card, "utf-8")
-        n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
-        folder.finish()
+        _, n_bytes = folder.finish(card, {"rows": n_rows})
     return RolloutExport(
         str(path), form, n_rows, rows.n_skipped, rows.n_steps, n_bytes, time.monotonic() - began_at
     )
@@ -127,7 +133,9 @@ def _write(rows: RolloutRows, folder: Path, compression: str) -> int:
             n_files += 1
             with (
                 path.open("wb") as file,
-                pq.ParquetWriter(file, schema, compression=compression) as writer,
+                pq.ParquetWriter(
+                    file, schema, compression=compression, write_page_checksum=True
+                ) as writer,
             ):
                 while page and file.tell() < FILE_BYTES:
                     writer.write_table(_table(page, schema))

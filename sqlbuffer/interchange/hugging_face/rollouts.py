@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_choice, checked_number
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
 from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
 from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
@@ -43,7 +44,8 @@ class RolloutRows:
         n_steps: Number of steps that the last iteration has read.
 
     Raises:
-        ValueError: The form is unknown.
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
 
     Example:
         >>> buffer = ReplayBuffer("sqlite://")
@@ -64,10 +66,11 @@ class RolloutRows:
     n_steps: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.form not in ROLLOUT_FORMS:
-            raise ValueError(
-                f"a row is one of {', '.join(map(repr, ROLLOUT_FORMS))}, not {self.form!r}"
-            )
+        checked_buffer(self.buffer)
+        checked_choice(self.form, "form", ROLLOUT_FORMS)
+        checked_number(self.min_margin, "min_margin", 0)
+        self.on_progress = checked_progress(self.on_progress)
+        self.buffer._conditions.node(self.condition)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows; see `each`."""
@@ -78,7 +81,8 @@ class RolloutRows:
 
         Raises:
             CopyError: The buffer is one of `sqlbuffer.compat`, or steps left before they were read.
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
         """
         self.n_skipped = self.n_steps = 0
         with BufferStream(self.buffer, self.condition, fields=()) as stream:
@@ -92,7 +96,8 @@ class RolloutRows:
             piece: The whole stream.
 
         Raises:
-            FieldError: A step holds something that is not a message.
+            FieldError: A step holds something that is not a message, or a medium such as an image,
+                which would become text; the message names the episode.
 
         :meta private:
         """

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.scalar_tags import tag_float
-from sqlbuffer.errors import FileImportError
+from sqlbuffer.errors import FieldError, FileImportError
+from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues
@@ -35,6 +36,8 @@ PAYLOADS = ("state", "actions", "messages", "extra")
 _OTHER_NAMES = {"reward": "reward_t", "advantage": "adv_t", "value": "v_t", "action": "actions"}
 # Values that a step has in its own buffer, and gets again in another.
 _IGNORED = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
+# What a tag raises that has another value than it is to have.
+_WRONG_TAG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 # Steps whose values are objects of Python at a time.
 _STEPS_AT_ONCE = 2_048
@@ -64,11 +67,8 @@ def _lines(
         if own in names and shown not in specs
     }
     columns.update((name, _field_list(spec, batch.fields[name])) for name, spec in specs.items())
-    no_fields = batch.is_null.get("fields")
-    for i, values in enumerate(zip(*columns.values(), strict=True)):
+    for values in zip(*columns.values(), strict=True):
         step = {name: v for name, v in zip(columns, values, strict=True) if v is not None}
-        if no_fields is not None and no_fields[i]:
-            step = {name: value for name, value in step.items() if name not in specs}
         yield orjson.dumps(step, option=_OPTIONS)
 
 
@@ -148,8 +148,8 @@ def row_of_json(tree: Any, specs: Mapping[str, FieldSpec]) -> tuple[DataRow, Any
             for name, value in values.items()
         }
         given = {name: untag(value, b"") for name, value in fields.items() if value is not None}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise FileImportError(f"a value is tagged wrongly: {error!r}") from None
+    except _WRONG_TAG as error:
+        raise FileImportError(f"a value is tagged wrongly: {error!r:.200}") from None
     typed = {name: _field_value(specs[name], value) for name, value in given.items()}
     meta = ExpMeta(
         task_id=_text(own.get("task_id"), "default"),
@@ -210,10 +210,13 @@ def _sorted_values(
 
 
 def _field_value(spec: FieldSpec, value: Any) -> Any:
-    if spec.dtype.kind == "S":
-        value = np.char.encode(np.asarray(value, str), "latin-1")
-    if spec.dtype.kind == "f" and spec.dtype.itemsize > 8:
-        value = np.asarray(value, spec.dtype)
+    try:
+        if spec.dtype.kind == "S":
+            value = np.char.encode(np.asarray(value, str), "latin-1")
+        if spec.dtype.kind == "f" and spec.dtype.itemsize > 8:
+            value = np.asarray(value, spec.dtype)
+    except (ValueError, TypeError) as error:
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
     return spec.cast(value)
 
 
@@ -221,36 +224,54 @@ def declared_fields(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return declarations of fields for those keys of the first step that are not built in.
 
     Args:
-        trees: The first steps. A field of integers is one of floats where another step has floats.
+        trees: The first steps. A field holds the values of all of them, with 64 bits: a length that
+            differs between them varies.
 
     Raises:
-        FileImportError: A value that no field can hold; the message names the key.
+        FileImportError: Values that no field can hold; the message names the key.
     """
-    found = {}
-    for key, value in trees[0].items():
+    declarations = {}
+    for key in trees[0]:
         name = _OTHER_NAMES.get(key, key)
-        if name in COLUMNS or name in _IGNORED:
-            continue
-        array = _array(value)
-        others = [_array(tree[key]) for tree in trees[1:] if tree.get(key) is not None]
+        if name not in COLUMNS and name not in _IGNORED:
+            values = [tree[key] for tree in trees if tree.get(key) is not None]
+            declarations[key] = _declaration(key, values or [None])
+    return declarations
+
+
+def _declaration(key: str, values: Sequence[Any]) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and the shape of a field that holds some values."""
+    arrays = list(map(_array, values))
+    for value, array in zip(values, arrays, strict=True):
         if array.dtype.kind not in "biuf":
             raise FileImportError(
                 f"key {key!r}: no typed field can be made of {str(value)[:40]!r}; put it into "
                 f"extra, or make the buffer before, with the fields that it is to have"
             )
-        # An empty list says nothing of its items; the length varies.
-        shape = array.shape if array.size else (-1,)
-        if any(other.shape == (0,) for other in others) and len(shape) == 1:
-            shape = (-1,)
-        is_float = array.dtype.kind in "iu" and any(
-            other.dtype.kind == "f" and other.size for other in others
+    # An empty list says nothing of its items, nor of lists inside it; its length varies.
+    shapes = {array.shape for array in arrays if array.shape != (0,)} or {(0,)}
+    if len({len(shape) for shape in shapes}) > 1:
+        raise FileImportError(
+            f"key {key!r}: its values have the shapes {', '.join(map(str, sorted(shapes)))}, and a "
+            f"field has one number of dimensions; put it into extra"
         )
-        found[key] = ("float64" if is_float else str(array.dtype), shape)
-    return found
+    lengths = [set(of_axis) for of_axis in zip(*shapes, strict=True)]
+    if lengths and any(array.shape == (0,) for array in arrays):
+        lengths[0].add(0)
+    shape = tuple(n.pop() if len(n) == 1 and n != {0} else VARIABLE for n in lengths)
+    kinds = {array.dtype.kind for array in arrays if array.size} or {"f"}
+    if "f" in kinds:
+        return "float64", shape
+    if "u" in kinds and min(int(array.min()) for array in arrays if array.size) < 0:
+        raise FileImportError(
+            f"key {key!r}: no field holds negative integers and integers from 2**63 on; write them "
+            f"as floats, or put them into extra"
+        )
+    return "uint64" if "u" in kinds else "int64" if "i" in kinds else "bool", shape
 
 
 def _array(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(untag(value, b""))
-    except (ValueError, TypeError, KeyError):
+    except _WRONG_TAG:
         return np.asarray("text")

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import checked_buffer
+from sqlbuffer.checks import checked_flag, checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import ExportError
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.jsonl.json_steps import json_lines
 from sqlbuffer.interchange.output_folder import is_full
-from sqlbuffer.interchange.work_place import WorkPlace
+from sqlbuffer.interchange.work_place import WorkPlace, make_parents
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
@@ -44,8 +46,10 @@ def export_jsonl(
         on_progress: See `export_parquet`.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        ExportError: The path exists already, or the disk is full.
+        ExportError: The path exists already or cannot be made, or the disk is full.
         FieldError: A column is unknown.
         StorageBusyError: A transaction that writes to the buffer does not end.
 
@@ -59,11 +63,15 @@ def export_jsonl(
         1
     """
     began_at = time.monotonic()
-    specs = buffer.fields
+    target = checked_path(path, "path", "the path of a file to make, or - for standard output")
+    overwrite = checked_flag(overwrite, "overwrite")
+    on_progress = checked_progress(on_progress)
+    specs = checked_buffer(buffer).fields
     built_in, fields = chosen_columns(tuple(specs), columns)
     chosen = {name: specs[name] for name in fields}
     n_steps = n_bytes = 0
-    with BufferStream(buffer, condition, fields=fields) as stream, _output(path, overwrite) as file:
+    unopened = BufferStream(buffer, condition, fields=fields)
+    with unopened as stream, _output(target, overwrite) as file:
         for batch, end in stream.batches():
             for line in json_lines(batch, chosen, built_in):
                 file.write(line)
@@ -78,21 +86,20 @@ def export_jsonl(
 
 
 @contextmanager
-def _output(path: "str | os.PathLike[str]", overwrite: bool) -> Iterator[Any]:
+def _output(target: Path, overwrite: bool) -> Iterator[Any]:
     """Open a file of another name, which gets its own at the end; or standard output."""
-    if str(path) == "-":
+    if str(target) == "-":
         yield _Stdout()
         sys.stdout.flush()
         return
-    target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):
         raise ExportError(f"{target} is a folder, and JSON lines are a file; name another path")
     if os.path.lexists(target) and not overwrite:
         raise ExportError(
             f"there is a file {target} already; name another one, or replace it with "
             f"overwrite=True (--overwrite)"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(target)
     place = WorkPlace(target, Path.touch)
     work = place.path
     try:

@@ -4,15 +4,18 @@ import os
 import re
 import time
 from codecs import BOM_UTF8
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from hashlib import blake2b
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import FieldError, FileImportError
-from sqlbuffer.interchange.buffer_opening import found_buffer
+from sqlbuffer.checks import checked_dict, checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.errors import EpisodeExistsError, FieldError, FileImportError
+from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json
 from sqlbuffer.interchange.jsonl.line_source import lines_of
@@ -27,7 +30,7 @@ _UNSAFE = "cast it, or allow it with casting='unsafe'"
 _OTHER_FIELD = (
     "write another value, or make a buffer whose field holds it (`sqlbuffer create --config`)"
 )
-_ROW = re.compile(r"row (\d+): ")
+_ROW = re.compile(r"^row (\d+): ")
 
 
 def insert_jsonl(
@@ -46,19 +49,27 @@ def insert_jsonl(
     further line arrives. A step without an id gets an id from its line in the file, so a second
     import stores no step twice. From standard input, each such step is a new one.
 
+    All lines of a file are checked before the first is stored. Lines of standard input are stored
+    as they come; the first ones are checked before a missing buffer is made.
+
     Args:
         path: The file; `-` is standard input.
         url: The database; see `ReplayBuffer`.
-        name: Name of the buffer. A missing buffer is made after the first line was checked.
+        name: Name of the buffer; a missing one is made.
         fields: Typed fields of a new buffer. By default these are the keys of the first line that
-            are not built in, with 64 bits. Their types follow from the first lines, up to 1,000: an
-            integer field becomes float if one of these lines has a float.
+            are not built in, with 64 bits. Their types and shapes follow from the first lines, up
+            to 1,000: a field becomes float if one of these lines has a float, and its length varies
+            if it differs between them.
         on_progress: Function that is called after each batch.
 
     Raises:
-        FieldError: A value cannot be stored; the message names the line.
-        FileImportError: A line is not a JSON object, or has an unknown key; the message names the
-            line. The lines before it are stored.
+        ArgumentError: An argument is invalid.
+        FieldError: A value cannot be stored; the message names the line, and says how many steps
+            are stored: none of a file, and those before it of standard input.
+        FileImportError: There is no such file, a line is not a JSON object or has an unknown key,
+            or typed steps are of an episode of the buffer that has ended; the message as above.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
 
     Example:
         >>> import tempfile
@@ -69,175 +80,198 @@ def insert_jsonl(
         1
     """
     began_at = time.monotonic()
-    if str(path) != "-" and not os.path.isfile(path):
+    checked_path(path, "path", "the path of a file of JSON lines, or - for standard input")
+    on_progress = checked_progress(on_progress)
+    fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
+    is_pipe = str(path) == "-"
+    if not is_pipe and not os.path.isfile(path):
         raise FileImportError(f"there is no file {path}; name a file of JSON lines, or -")
-    own = _Insertion(found_buffer(url, name), url, name, fields, is_pipe=str(path) == "-")
-    try:
-        for line in lines_of(path):
-            if line is None:
-                own.store()
-            else:
-                own.take(line)
-            if own.is_due:
-                own.store()
+    counts, buffer = ImportCounts(), found_buffer(url, name)
+    batches: Iterable[list[_Line]] = _batches(path)
+    if not is_pipe:
+        settings = _checked(batches, buffer, name, fields, counts)
+        batches = _batches(path)
+    elif buffer is None:
+        first = list(islice(batches, 1))
+        settings = _checked(first, None, name, fields, counts)
+        batches = chain(first, batches)
+    else:
+        settings = {}
+    if settings is None:
+        target = f"{name!r} in {shown_url(resolve_url(url))}, which is not made"
+    else:
+        with import_target(buffer, url, name, settings, counts, may_keep=is_pipe) as opened:
+            target = f"{name!r} in {opened.url}"
+            insertion = _Insertion(opened, counts, is_pipe=is_pipe)
+            for lines in batches:
+                insertion.store(lines)
                 if on_progress is not None:
-                    on_progress(own.counts.n_stored, own.n_lines, range(own.n_lines))
-        own.store()
-        counts = own.counts
-        if own.buffer is None:
-            target = f"{name!r} in {shown_url(resolve_url(url))}, which is not made"
-        else:
-            target = f"{name!r} in {own.buffer.url}"
-        return ImportReport(
-            "standard input" if str(path) == "-" else str(path), target,
-            counts.n_steps, counts.n_stored, counts.n_duplicates, counts.n_conflicts, False,
-            time.monotonic() - began_at,
-        )  # fmt: skip
-    finally:
-        own.close()
+                    n_lines = lines[-1].number
+                    on_progress(counts.n_stored, n_lines, range(n_lines))
+    return ImportReport(
+        "standard input" if is_pipe else str(path), target, counts.n_steps, counts.n_stored,
+        counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
+    )  # fmt: skip
 
 
-@dataclass
-class _Waiting:
-    """Steps that are stored together, and the numbers of their lines."""
-
-    rows: list[DataRow]
-    priorities: list[Any]
-    lines: list[int]
-    n_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     number: int
     raw: bytes
-    tree: Any
+
+
+def _batches(path: "str | os.PathLike[str]") -> Iterator[list[_Line]]:
+    """Yield lines that are stored together; an empty line is left out."""
+    lines: list[_Line] = []
+    n_bytes = number = 0
+    for raw in lines_of(path):
+        if raw is not None:
+            number += 1
+            raw = raw.removeprefix(BOM_UTF8) if number == 1 else raw
+            if raw.strip():
+                lines.append(_Line(number, raw))
+                n_bytes += len(raw)
+        if lines and (raw is None or len(lines) >= LINES_AT_ONCE or n_bytes >= BYTES_AT_ONCE):
+            yield lines
+            lines, n_bytes = [], 0
+    if lines:
+        yield lines
+
+
+def _named(
+    error: FileImportError | FieldError, number: int, counts: ImportCounts
+) -> FileImportError | FieldError:
+    """Return the error of a line with its number."""
+    kind = FieldError if isinstance(error, FieldError) else FileImportError
+    text = _ROW.sub("", str(error), 1).replace(_UNSAFE, _OTHER_FIELD)
+    return kind(f"line {number:,}: {text}; steps stored before it: {counts.n_steps:,}")
+
+
+def _of_lines(lines: Sequence[_Line], error: Exception, counts: ImportCounts) -> str:
+    """Return the message of an error that is not of a single line."""
+    return (
+        f"lines {lines[0].number:,} to {lines[-1].number:,}: {error}; steps stored before them: "
+        f"{counts.n_steps:,}"
+    )
+
+
+def _checked(
+    batches: Iterable[list[_Line]],
+    buffer: ReplayBuffer | None,
+    name: str,
+    fields: Mapping[str, Any] | None,
+    counts: ImportCounts,
+) -> dict[str, Any] | None:
+    """Raise unless the steps of all lines can be stored.
+
+    Args:
+        batches: The lines.
+        buffer: The buffer; None if it is to be made.
+        name: Its name.
+        fields: Its fields; None if they follow from the lines.
+        counts: What is stored, for the error of a line.
+
+    Returns:
+        Settings of a new buffer; None if no line needs one.
+    """
+    settings: dict[str, Any] | None = None if buffer is None else {}
+    with ExitStack() as stack:
+        for lines in batches:
+            if buffer is None:
+                try:
+                    settings = {"fields": (_fields(lines) if fields is None else fields) or None}
+                    buffer = stack.enter_context(ReplayBuffer("sqlite://", name, **settings))
+                except (FileImportError, FieldError) as error:
+                    if fields is not None:
+                        raise
+                    raise _named(error, lines[0].number, counts) from None
+            _Insertion(buffer, counts, is_pipe=False).check(lines)
+    return settings
+
+
+def _fields(lines: Sequence[_Line]) -> dict[str, Any] | None:
+    """Return the fields that follow from lines; one that is wrong is refused as a step later."""
+    trees: list[Any] = []
+    for line in lines:
+        with suppress(FileImportError):
+            trees.append(parsed_line(line.raw))
+    steps = [tree for tree in trees if isinstance(tree, dict)]
+    return declared_fields(steps) if trees and isinstance(trees[0], dict) else None
 
 
 class _Insertion:
-    """Takes lines, and stores their steps."""
+    """Stores the steps of lines, or checks that they can be stored.
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer | None,
-        url: Database,
-        name: str,
-        fields: Mapping[str, Any] | None,
-        *,
-        is_pipe: bool,
-    ) -> None:
-        self.buffer, self._url, self._name, self._fields = buffer, url, name, fields
-        self._first: list[_Line] = []  # they wait for the buffer that is made for them
-        self._is_pipe, self.counts, self.n_lines = is_pipe, ImportCounts(), 0
-        self._waiting = _Waiting([], [], [])
+    Args:
+        buffer: The buffer.
+        counts: Receives what was stored.
+        is_pipe: Whether a step without an id is a new one each time.
+    """
 
-    def close(self) -> None:
-        """Close the buffer."""
-        if self.buffer is not None:
-            self.buffer.close()
+    def __init__(self, buffer: ReplayBuffer, counts: ImportCounts, *, is_pipe: bool) -> None:
+        self._buffer, self._counts, self._is_pipe = buffer, counts, is_pipe
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there are many steps to store."""
-        own = self._waiting
-        n_lines = len(own.rows) + len(self._first)
-        return n_lines >= LINES_AT_ONCE or own.n_bytes >= BYTES_AT_ONCE
+    def check(self, lines: Sequence[_Line]) -> None:
+        """Raise unless all can be stored.
 
-    def take(self, line: bytes) -> None:
-        """Take the next line; an empty one is left out."""
-        self.n_lines += 1
-        raw = line.removeprefix(BOM_UTF8) if self.n_lines == 1 else line
-        if not raw.strip():
-            return
+        Raises:
+            FieldError, FileImportError: See `insert_jsonl`.
+        """
+        _, _, refused = self._encoded(lines)
+        if refused is not None:
+            raise _named(*refused, self._counts)
+
+    def store(self, lines: Sequence[_Line]) -> None:
+        """Store the steps up to the first line that cannot be stored.
+
+        Raises:
+            FieldError, FileImportError: See `insert_jsonl`.
+        """
+        batch, n_steps, refused = self._encoded(lines)
+        counts = self._counts
         try:
-            found = _Line(self.n_lines, raw, parsed_line(raw))
-        except FileImportError as error:
-            raise self._named(error, self.n_lines) from None
-        if self.buffer is None:
-            self._first.append(found)
-            self._waiting.n_bytes += len(raw)
-        else:
-            self._add(found)
+            stored = self._buffer._writer.store(batch)
+        except EpisodeExistsError as error:
+            raise FileImportError(_of_lines(lines, error, counts)) from error
+        counts.n_steps += n_steps
+        counts.n_stored += stored.inserted
+        counts.n_duplicates += stored.duplicates
+        counts.n_conflicts += stored.conflicts
+        if refused is not None:
+            raise _named(*refused, counts)
 
-    def _named(self, error: FileImportError | FieldError, number: int) -> Exception:
-        """Store what comes before a line; return the error of that line."""
-        self.store()
-        kind = FieldError if isinstance(error, FieldError) else FileImportError
-        text = str(error).replace(_UNSAFE, _OTHER_FIELD)
-        return kind(f"line {number:,}: {text}; {self._stored}")
-
-    def _begin(self) -> None:
-        """Make the buffer that is missing, for the lines that are there."""
-        first, self._first = self._first, []
-        if not first:
-            return
-        try:
-            trees = [line.tree for line in first if isinstance(line.tree, dict)]
-            fields = self._fields
-            if fields is None:
-                fields = declared_fields(trees) if isinstance(first[0].tree, dict) else {}
-            # Nothing is made before it is known that the first step can be stored.
-            with ReplayBuffer("sqlite://", self._name, fields=dict(fields) or None) as trial:
-                trial.store_batch([row_of_json(first[0].tree, trial.fields)[0]])
-        except (FileImportError, FieldError) as error:
-            kind = FieldError if isinstance(error, FieldError) else FileImportError
-            raise self._named(kind(_ROW.sub("", str(error), 1)), first[0].number) from None
-        self.buffer = ReplayBuffer(self._url, self._name, fields=dict(fields) or None)
-        self._waiting.n_bytes = 0
-        for line in first:
-            self._add(line)
-
-    def _add(self, line: _Line) -> None:
-        assert self.buffer is not None
-        try:
-            row, priority = row_of_json(line.tree, self.buffer.fields)
-        except (FileImportError, FieldError) as error:
-            raise self._named(error, line.number) from None
-        own = self._waiting
-        if not self._is_pipe and line.tree.get("id") is None:
-            row.id = f"{blake2b(line.raw.strip(), digest_size=12).hexdigest()}-{line.number}"
-        own.rows.append(row)
-        own.priorities.append(priority)
-        own.lines.append(line.number)
-        own.n_bytes += len(line.raw)
-
-    @property
-    def _stored(self) -> str:
-        return f"steps stored before it: {self.counts.n_steps:,}"
-
-    def store(self) -> None:
-        """Store the steps that wait."""
-        self._begin()
-        own, self._waiting = self._waiting, _Waiting([], [], [])
-        if not own.rows:
-            return
-        assert self.buffer is not None
-        try:
-            self._store(own)
-        except FieldError as error:
-            found = _ROW.match(str(error))
-            if found is None:
-                raise FieldError(
-                    f"lines {own.lines[0]:,} to {own.lines[-1]:,}: {error}; {self._stored}"
-                ) from None
-            place = int(found[1])
-            # All or none of a batch is stored: what comes before the line goes in alone.
-            self._store(_Waiting(own.rows[:place], own.priorities[:place], own.lines[:place]))
-            raise FieldError(
-                f"line {own.lines[place]:,}: {str(error)[found.end() :]}; {self._stored}"
-            ) from None
-
-    def _store(self, own: _Waiting) -> None:
-        if not own.rows:
-            return
-        assert self.buffer is not None
-        given = [priority for priority in own.priorities if priority is not None]
-        if given and len(given) == len(own.rows) and self.buffer.config.priorities.enabled:
-            found = self.buffer.store_batch(own.rows, priority=own.priorities)
-        else:
-            found = self.buffer.store_batch(own.rows)
-        counts = self.counts
-        counts.n_steps += len(own.rows)
-        counts.n_stored += found.inserted
-        counts.n_duplicates += found.duplicates
-        counts.n_conflicts += found.conflicts
+    def _encoded(
+        self, lines: Sequence[_Line]
+    ) -> tuple[Batch, int, tuple[FileImportError | FieldError, int] | None]:
+        """Return steps in the form in which they are stored, their number, and the error and number
+        of the line that ends them.
+        """
+        rows: list[DataRow] = []
+        priorities: list[Any] = []
+        refused: tuple[FileImportError | FieldError, int] | None = None
+        for line in lines:
+            try:
+                tree = parsed_line(line.raw)
+                row, priority = row_of_json(tree, self._buffer.fields)
+            except (FileImportError, FieldError) as error:
+                refused = error, line.number
+                break
+            if not self._is_pipe and tree.get("id") is None:
+                row.id = f"{blake2b(line.raw.strip(), digest_size=12).hexdigest()}-{line.number}"
+            rows.append(row)
+            priorities.append(priority)
+        while True:
+            has_all = self._buffer.alpha is not None and None not in priorities
+            try:
+                batch = self._buffer._writer.encoded_rows(
+                    rows, priority=priorities if has_all else None
+                )
+            except FieldError as error:
+                named_row = _ROW.match(str(error))
+                if named_row is None:
+                    raise FieldError(_of_lines(lines, error, self._counts)) from None
+                # The rows before it are checked again: another check may refuse one of them.
+                place = int(named_row[1])
+                refused = error, lines[place].number
+                del rows[place:], priorities[place:]
+            else:
+                return batch, len(rows), refused

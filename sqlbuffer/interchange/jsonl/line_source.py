@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
+from sqlbuffer.interchange.manifest import named_damage
+
 _CHUNK_BYTES = 2**18
 # Lines that are there are handed on when no other comes for this long.
 IDLE_S = 0.5
@@ -16,7 +18,7 @@ def lines_of(path: "str | os.PathLike[str]") -> Iterator[bytes | None]:
     while.
     """
     if str(path) != "-":
-        with open(path, "rb") as file:
+        with named_damage(path), open(path, "rb") as file:
             yield from file
         return
     stream: Any = getattr(sys.stdin, "buffer", sys.stdin)

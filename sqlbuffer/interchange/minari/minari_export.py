@@ -3,21 +3,30 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from sqlbuffer.arguments import Condition
-from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import ExportError, FieldError, InsufficientDataError
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_names
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.errors import ArgumentError, ExportError, FieldError, InsufficientDataError
 from sqlbuffer.interchange.buffer_stream import BufferStream
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.minari_spaces import DatasetSpaces, dataset_spaces
-from sqlbuffer.interchange.minari.new_dataset import NewDataset, dataset_folder
+from sqlbuffer.interchange.minari.new_dataset import NewDataset, checked_dataset_id, dataset_folder
 from sqlbuffer.interchange.whole_episodes import Arrays, WholeEpisodes
 from sqlbuffer.interchange.work_place import recover
+
+DATA_FORMATS = ("arrow", "parquet", "hdf5")
+# Arguments of Minari that this export gives.
+_OWN_ARGUMENTS = {
+    "dataset_id", "buffer", "env", "action_space", "observation_space", "data_format",
+    "jpeg_encoding",
+}  # fmt: skip
 
 
 def export_minari(
@@ -58,8 +67,11 @@ def export_minari(
             `algorithm_name` and `description`.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        FieldError: The fields and the spaces do not fit, or Minari cannot hold a field.
+        FieldError: The fields and the spaces do not fit, Minari cannot hold a field, or the
+            environment cannot be made.
         ExportError: There is a data set of that name.
         InsufficientDataError: The buffer has no whole episode.
         MissingExtraError: Minari is not installed.
@@ -72,7 +84,17 @@ def export_minari(
         >>> export_minari(buffer, "example/exported-v0").total_steps
         2
     """
+    overwrite = checked_flag(overwrite, "overwrite")
+    on_progress = checked_progress(on_progress)
+    checked_choice(data_format, "data_format", DATA_FORMATS)
+    if fields is not None:
+        fields = checked_names(fields, "fields", "['velocity']", error=ArgumentError)
+    checked_buffer(buffer)._conditions.node(condition)
     minari = minari_package("export_minari()")
+    checked_dataset_id(dataset_id)
+    known = set(signature(minari.create_dataset_from_buffers).parameters) - _OWN_ARGUMENTS
+    for name in metadata:
+        checked_choice(name, "each further argument", sorted(known))
     with _made(env) as made:
         spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)
     infos = _info_fields(buffer, spaces, fields)
@@ -114,7 +136,7 @@ def _made(env: Any) -> Iterator[Any]:
 
     try:
         made = gymnasium.make(env)
-    except gymnasium.error.Error as error:
+    except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise FieldError(f"the environment {env!r} cannot be made: {error}") from None
     with made:
         yield made

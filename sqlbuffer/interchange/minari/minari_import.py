@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -12,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import FieldError, FileImportError, InsufficientDataError
+from sqlbuffer.checks import checked_names, checked_path, refused
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.errors import ArgumentError, FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
+from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
+from sqlbuffer.interchange.manifest import AGAIN, named_damage, verified_manifest
 from sqlbuffer.interchange.minari.minari_package import minari_package
 from sqlbuffer.interchange.minari.new_dataset import dataset_folder
 from sqlbuffer.storage.database.urls import Database
@@ -40,6 +45,9 @@ def import_minari(
     numbers of one shape. The last observation of an episode is its final observation. If an import
     was interrupted, call it again: it continues, and no episode is stored twice.
 
+    The data set is read once before the first episode is stored: if it is damaged, nothing is
+    stored. A data set of `export_minari` is compared with its manifest.
+
     Args:
         dataset: A `MinariDataset`, the name of one in Minari's folder, or the path of one.
         url: The database; see `ReplayBuffer`.
@@ -53,11 +61,14 @@ def import_minari(
         **settings: Settings of the buffer; see `ReplayBuffer`.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        BufferConfigError: A setting is wrong.
         FieldError: A space has no fixed size, or the buffer has other fields.
-        FileNotFoundError: There is no such data set.
-        FileImportError: The data set is damaged.
+        FileImportError: There is no such data set, or it is damaged or incomplete.
         InsufficientDataError: It has no episodes.
         MissingExtraError: Minari is not installed.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -71,12 +82,15 @@ def import_minari(
         2
     """
     began_at = time.monotonic()
+    on_progress = checked_progress(on_progress)
+    if infos is not None:
+        infos = checked_names(infos, "infos", "['velocity']", error=ArgumentError)
     minari = minari_package("import_minari()")
     dataset = _loaded(minari, dataset)
-    task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)
-    observed = paths_of("obs", dataset.observation_space)
-    acted = paths_of("action", dataset.action_space)
-    specs = _info_specs(dataset)
+    with named_damage(dataset.id):
+        task = task_id or (dataset.env_spec.id if dataset.env_spec else dataset.id)
+        n_all = int(dataset.total_steps)
+        specs = _info_specs(dataset)
     if infos is not None:
         if unknown := [name for name in infos if name not in specs]:
             raise FieldError(
@@ -88,54 +102,100 @@ def import_minari(
     if double := set(specs) & set(declared["fields"]):
         raise FieldError(f"the infos have {min(double)!r}, and so have the spaces of the data set")
     declared["fields"] = {**declared["fields"], **specs}
-    counts = ImportCounts()
-    with ReplayBuffer(url, name, **{**declared, **settings}) as buffer:
+    settings = {**declared, **settings}
+    with ExitStack() as stack:
+        buffer = found_buffer(url, name)
+        if buffer is not None:
+            buffer.close()
+            buffer = stack.enter_context(ReplayBuffer(url, name, **settings))
+        trial = buffer or stack.enter_context(ReplayBuffer("sqlite://", name, **declared))
+        for _ in _encoded_episodes(dataset, n_all, tuple(specs), task, agent_id, trial):
+            pass
+        counts = ImportCounts()
+        opened = stack.enter_context(import_target(buffer, url, name, settings, counts))
+        for n_steps, batch in _encoded_episodes(
+            dataset, n_all, tuple(specs), task, agent_id, opened
+        ):
+            stored = opened._writer.store(batch)
+            counts.n_steps += n_steps
+            counts.n_stored += stored.inserted
+            counts.n_duplicates += stored.duplicates
+            counts.n_conflicts += stored.conflicts
+            if on_progress is not None:
+                on_progress(counts.n_steps, counts.n_steps, range(n_all))
+        return ImportReport(
+            dataset.id, f"{opened.name!r} in {opened.url}", counts.n_steps, counts.n_stored,
+            counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
+        )  # fmt: skip
+
+
+def _encoded_episodes(
+    dataset: Any, n_all: int, infos: Sequence[str], task_id: str, agent_id: str,
+    buffer: ReplayBuffer,
+) -> Iterator[tuple[int, Batch]]:  # fmt: skip
+    """Yield the number of steps of each episode, and the episode as a buffer stores it.
+
+    Raises:
+        FileImportError: An episode is damaged or missing.
+    """
+    with named_damage(dataset.id):
+        observed = paths_of("obs", dataset.observation_space)
+        acted = paths_of("action", dataset.action_space)
+        n_steps = n_episodes = 0
         for episode in dataset.iterate_episodes():
             n = len(episode.rewards)
             observations = _values(observed, episode.observations)
             columns = {
                 **{name: values[:n] for name, values in observations.items()},
                 **_values(acted, episode.actions),
-                **{name: _info(dataset, episode, name) for name in specs},
+                **{name: _info(dataset, episode, name) for name in infos},
                 "reward": np.asarray(episode.rewards, np.float64),
                 "terminated": np.asarray(episode.terminations, np.bool_),
                 "truncated": np.asarray(episode.truncations, np.bool_),
             }
-            stored = buffer.store_episode(
-                columns, task_id=task, agent_id=agent_id, episode_id=f"{dataset.id}/{episode.id}",
-                final={name: values[-1] for name, values in observations.items()},
+            yield n, buffer._writer.encoded_episode(
+                columns, task_id=task_id, keys={"agent_id": agent_id},
+                episode_id=f"{dataset.id}/{episode.id}", episode_reward=None, casting="same_kind",
+                final={name: values[-1] for name, values in observations.items()}, meta={},
             )  # fmt: skip
-            counts.n_steps += n
-            counts.n_stored += stored.inserted
-            counts.n_duplicates += stored.duplicates
-            counts.n_conflicts += stored.conflicts
-            if on_progress is not None:
-                on_progress(counts.n_steps, counts.n_steps, range(dataset.total_steps))
-        return ImportReport(
-            dataset.id, f"{buffer.name!r} in {buffer.url}", counts.n_steps, counts.n_stored,
-            counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
-        )  # fmt: skip
+            n_steps, n_episodes = n_steps + n, n_episodes + 1
+    if (n_steps, n_episodes) != (n_all, dataset.total_episodes):
+        raise FileImportError(
+            f"{dataset.id} has {n_episodes:,} episodes with {n_steps:,} steps, and its metadata "
+            f"says {dataset.total_episodes:,} with {n_all:,}; {AGAIN}"
+        )
 
 
 def _loaded(minari: Any, dataset: Any) -> Any:
-    """Return a data set, by its name or path; see `import_minari`."""
-    if not isinstance(dataset, (str, os.PathLike)):
-        return dataset
-    path = Path(dataset) / "data"
-    if not path.is_dir():
-        path = dataset_folder(str(dataset)) / "data"
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"there is no Minari data set {str(dataset)!r} in {dataset_folder('')}; give its path, "
-            f"or set MINARI_DATASETS_PATH"
+    """Return a data set, by its name or path, whose files are those of its export if it was one;
+    see `import_minari`.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        path = checked_path(dataset, "dataset", "the name or the path of a data set") / "data"
+        if not path.is_dir():
+            path = dataset_folder(str(dataset)) / "data"
+        if not path.is_dir():
+            raise FileImportError(
+                f"there is no Minari data set {str(dataset)!r} in {dataset_folder('')}; give its "
+                f"path, or set MINARI_DATASETS_PATH"
+            )
+        manifest = verified_manifest(path.parent)
+        with named_damage(path):
+            dataset = minari.MinariDataset(path)
+        if manifest is not None:
+            manifest.check(
+                {"steps": int(dataset.total_steps), "episodes": int(dataset.total_episodes)}
+            )
+    elif not isinstance(dataset, minari.MinariDataset):
+        what = "a MinariDataset, the name of one in Minari's folder, or the path of one"
+        raise refused(dataset, "dataset", what)
+    else:
+        verified_manifest(Path(dataset.storage.data_path).parent)
+    if not dataset.total_episodes:
+        raise InsufficientDataError(
+            f"{dataset.id} has no episodes; its writer may have been interrupted"
         )
-    try:
-        found = minari.MinariDataset(path)
-    except (ValueError, KeyError, AssertionError) as error:
-        raise FileImportError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
-    if not found.total_episodes:
-        raise InsufficientDataError(f"{path} has no episodes; its writer may have been interrupted")
-    return found
+    return dataset
 
 
 def _values(paths: Paths, value: Any) -> dict[str, NDArray[Any]]:
@@ -155,8 +215,6 @@ def _info(dataset: Any, episode: Any, name: str) -> NDArray[Any]:
 
 def _info_specs(dataset: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the infos of the first episode that are numbers of one shape."""
-    if not dataset.total_episodes:
-        return {}
     found = {}
     first = next(iter(dataset.iterate_episodes()))
     for name, values in (first.infos or {}).items():

@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+from sqlbuffer.checks import refused
+from sqlbuffer.interchange.manifest import write_manifest
 from sqlbuffer.interchange.work_place import WorkPlace, is_ended, put_in_place
 
 
@@ -13,6 +16,23 @@ def dataset_folder(dataset_id: str) -> Path:
     from minari.storage import get_dataset_path
 
     return Path(get_dataset_path(dataset_id))
+
+
+def checked_dataset_id(dataset_id: Any) -> str:
+    """Return the name of a data set.
+
+    Raises:
+        ArgumentError: Minari takes no such name.
+    """
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):
+        raise refused(
+            dataset_id, "dataset_id", "a name of Minari, such as 'cartpole/recorded-v0'"
+        ) from None
+    return str(dataset_id)
 
 
 class NewDataset:
@@ -52,9 +72,11 @@ class NewDataset:
         self._place.close()
 
     def finish(self) -> None:
-        """Give it its name."""
+        """Write its manifest, and give it its name."""
         work = dataset_folder(self.work_id)
         about = work / "data" / "metadata.json"
         known = json.loads(about.read_text("utf-8"))
         about.write_text(json.dumps({**known, "dataset_id": self._id}), "utf-8")
+        counts = {"steps": known["total_steps"], "episodes": known["total_episodes"]}
+        write_manifest(work, counts)
         put_in_place(work, dataset_folder(self._id))

@@ -1,6 +1,6 @@
 """Append the steps of Parquet files to a buffer as new ones."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,17 @@ from orjson import JSONDecodeError, loads
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.errors import FieldError, FileImportError
+from sqlbuffer.errors import EpisodeExistsError, FieldError, FileImportError
 from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.front.step_writer import Batch, StepWriter
 from sqlbuffer.interchange.import_report import ImportCounts
+from sqlbuffer.interchange.manifest import named_damage
 from sqlbuffer.interchange.parquet.arrow_schema import built_in_types, load_pyarrow
 from sqlbuffer.interchange.parquet.arrow_values import nulls, whole
 from sqlbuffer.interchange.parquet.parquet_files import ParquetFiles
 from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.database.urls import Database
 
 _OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
 _PAYLOADS = ("state", "actions", "messages", "extra")
@@ -104,27 +105,25 @@ def _plan(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any])
     return ColumnPlan(built_in, fields, specs, files.metadata is not None)
 
 
-def new_buffer(
-    files: ParquetFiles,
-    url: Database,
-    name: str,
-    columns: Mapping[str, Any],
-    fields: Mapping[str, Any] | None,
-) -> ReplayBuffer:
-    """Return a new buffer for the steps of files; its fields follow from their columns.
+def new_fields(files: ParquetFiles, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a new buffer for the steps of files; they follow from the columns.
 
     Raises:
         FileImportError: A column of which no field can be made.
     """
     types = built_in_types()
-    if fields is None:
-        first = next((table for _, _, table in files.batches()), files.schema.empty_table())
-        fields = {
-            meaning: _declared(column, first[column])
-            for column, meaning in _meanings(files, columns, ()).items()
-            if meaning not in types
-        }
-    return ReplayBuffer(url, name, fields=fields or None)
+    first = next((table for _, _, table in files.batches()), files.schema.empty_table())
+    return {
+        meaning: _exported(files.schema.field(column)) or _declared(column, first[column])
+        for column, meaning in _meanings(files, columns, ()).items()
+        if meaning not in types
+    }
+
+
+def _exported(field: Any) -> FieldSpec | None:
+    """Return the field of a buffer that a column was exported from; None of other columns."""
+    spec = (field.metadata or {}).get(b"spec")
+    return None if spec is None else FieldSpec.from_json(field.name, loads(spec))
 
 
 def _declared(name: str, column: Any) -> Any:
@@ -151,36 +150,62 @@ def _declared(name: str, column: Any) -> Any:
     return str(np.dtype(kind.to_pandas_dtype())), tuple(shape)
 
 
+def check_files(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]) -> None:
+    """Raise unless all steps of files can be appended to a buffer.
+
+    Raises:
+        FieldError: A value that a field cannot hold.
+        FileImportError: A column does not fit, or a file is damaged; the message names it.
+    """
+    for _ in _encoded_parts(files, buffer, columns):
+        pass
+
+
 def append_files(
     files: ParquetFiles,
     buffer: ReplayBuffer,
     columns: Mapping[str, Any],
+    counts: ImportCounts,
     on_progress: OnProgress | None,
-) -> ImportCounts:
-    """Store the steps of files as new ones.
+) -> None:
+    """Store the steps of files as new ones; `check_files` has found that they fit.
 
-    Raises:
-        FieldError: A value that a field cannot hold.
-        FileImportError: A column does not fit; the message names it.
+    Args:
+        files: The files.
+        buffer: The buffer.
+        columns: See `import_parquet`.
+        counts: Receives what was stored.
+        on_progress: Function that is called after each part.
     """
-    plan, counts = _plan(files, buffer, columns), ImportCounts()
-    n_all, marks = files.n_rows(), {path: files.mark(path) for path in files.paths}
+    for place, n_steps, batch in _encoded_parts(files, buffer, columns):
+        try:
+            stored = buffer._writer.store(batch)
+        except EpisodeExistsError as error:
+            raise FileImportError(
+                f"{place}: {error}; {counts.n_stored:,} steps of earlier rows are stored"
+            ) from error
+        counts.n_steps += n_steps
+        counts.n_stored += stored.inserted
+        counts.n_duplicates += stored.duplicates
+        counts.n_conflicts += stored.conflicts
+        if on_progress is not None:
+            on_progress(counts.n_stored, counts.n_steps, range(files.n_rows))
+
+
+def _encoded_parts(
+    files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
+) -> Iterator[tuple[str, int, Batch]]:
+    """Yield the place of each part, its number of steps, and them as the buffer stores them."""
+    plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
     for path, first, table in files.batches():
         ids = [f"{marks[path]}/{first + i}" for i in range(len(table))]
+        place = f"{path}, rows from {first:,} on"
         try:
-            found = _Part(plan, table, ids, first).store(buffer)
+            with named_damage(path):
+                batch = _Part(plan, table, ids, first).encoded(buffer._writer)
         except FieldError as error:
-            raise FieldError(
-                f"{path}, rows from {first:,} on: {error}; {counts.n_stored:,} steps of earlier "
-                f"rows are stored"
-            ) from error
-        counts.n_steps += len(table)
-        counts.n_stored += found.inserted
-        counts.n_duplicates += found.duplicates
-        counts.n_conflicts += found.conflicts
-        if on_progress is not None:
-            on_progress(counts.n_stored, counts.n_steps, range(n_all))
-    return counts
+            raise FieldError(f"{place}: {error}") from error
+        yield place, len(table), batch
 
 
 class _Part:
@@ -190,13 +215,14 @@ class _Part:
         self._plan, self._table, self._ids, self._first = plan, table, ids, first
         self._n = len(table)
 
-    def store(self, buffer: ReplayBuffer) -> Any:
-        """Store them, and return what became of them."""
+    def encoded(self, writer: StepWriter) -> Batch:
+        """Return them as they are stored."""
         is_rich = any(self._has(n) for n in (*_RICH, *_PAYLOADS)) or not self._plan.specs
         if not is_rich and not self._has_nulls(("reward", "terminated", "truncated")):
-            return buffer.extend(self._columns(), id=self._own_ids(), **self._keys())
+            keys = {"id": self._own_ids(), **self._keys()}
+            return writer.encoded_columns(self._columns(), "same_kind", keys)
         priority = self._column("priority") if self._has("priority") else None
-        return buffer.store_batch(self._rows(), priority=priority)
+        return writer.encoded_rows(self._rows(), priority=priority)
 
     def _has(self, name: str) -> bool:
         own = self._plan.built_in.get(name)

@@ -37,10 +37,9 @@ def step_table(batch: ColumnBatch, schema: StepSchema, arrow: Any) -> Any:
             columns.append(_built_in(batch, own, types[own], run_of))
         except UnicodeEncodeError as error:
             raise _not_text(name, error) from None
-    nulls = batch.is_null.get("fields")
     for name, spec in schema.specs.items():
         try:
-            columns.append(field_array(spec, batch.fields[name], nulls))
+            columns.append(field_array(spec, batch.fields[name]))
         except UnicodeEncodeError as error:
             raise _not_text(name, error) from None
     return pa.Table.from_arrays(columns, schema=arrow)

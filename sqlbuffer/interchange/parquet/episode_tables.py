@@ -11,6 +11,7 @@ from orjson import loads
 from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.interchange.manifest import named_damage
 from sqlbuffer.interchange.parquet.arrow_schema import METADATA_KEY, field_type, load_pyarrow
 from sqlbuffer.interchange.parquet.arrow_tables import field_array
 from sqlbuffer.interchange.parquet.arrow_values import field_values, nulls, times
@@ -108,7 +109,7 @@ def stored_episodes(
     """
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with named_damage(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         for batch in file.iter_batches(batch_size=EPISODES_AT_ONCE):
             table = load_pyarrow().Table.from_batches([batch])
             page: dict[str, list[Any]] = {

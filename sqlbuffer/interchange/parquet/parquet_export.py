@@ -10,9 +10,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.buffer import checked_buffer
+from sqlbuffer.checks import checked_choice, checked_flag, checked_path
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.interchange.buffer_stream import BufferStream, chosen_columns
-from sqlbuffer.interchange.dataset_card import CARD, steps_card
+from sqlbuffer.interchange.dataset_card import steps_card
 from sqlbuffer.interchange.export_report import ExportReport
 from sqlbuffer.interchange.output_folder import OutputFolder
 from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, StepSchema, load_pyarrow
@@ -25,6 +27,7 @@ from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer
 
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FILE_BYTES = 128 * 10**6
 # Most items of lists in a row group. Parquet takes 8 bytes for an item while it writes it, also for
 # a pixel.
@@ -43,9 +46,9 @@ def export_parquet(
 ) -> ExportReport:
     """Write the steps and episodes of a buffer to a folder of Parquet files.
 
-    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, and a README for
-    `datasets.load_dataset`. The steps are those that the buffer holds now; writers can continue.
-    The folder appears when it is complete.
+    The folder has `steps-00000.parquet` and so on, `episodes.parquet`, a README for
+    `datasets.load_dataset`, and a manifest with the sizes and checksums of the files. The steps are
+    those that the buffer holds now; writers can continue. The folder appears when it is complete.
 
     Args:
         buffer: The buffer.
@@ -59,8 +62,10 @@ def export_parquet(
             far, the last `seq` read, and the range of `seq` to read.
 
     Raises:
+        ArgumentError: An argument is invalid.
+        ConditionError: The condition is malformed.
         CopyError: Steps left the buffer before they were read.
-        ExportError: The path exists already, or the disk is full.
+        ExportError: The path exists already or cannot be made, or the disk is full.
         FieldError: A column is unknown.
         MissingExtraError: pyarrow is not installed.
         StorageBusyError: A transaction that writes to the buffer does not end.
@@ -76,12 +81,17 @@ def export_parquet(
         2
     """
     began_at = time.monotonic()
+    target = checked_path(path, "path", "the path of a folder to make")
+    compression = checked_choice(compression, "compression", COMPRESSIONS)
+    overwrite = checked_flag(overwrite, "overwrite")
+    on_progress = checked_progress(on_progress)
+    config = checked_buffer(buffer).config
     load_pyarrow()
-    config = buffer.config
     built_in, fields = chosen_columns(tuple(config.fields.specs), columns)
     schema = StepSchema.of(built_in, {name: config.fields.specs[name] for name in fields})
-    folder = OutputFolder(path, overwrite=overwrite)
-    with BufferStream(buffer, condition, fields=fields) as stream:
+    unopened = BufferStream(buffer, condition, fields=fields)
+    folder = OutputFolder(target, overwrite=overwrite)
+    with unopened as stream:
         metadata = {
             "format": FORMAT_VERSION,
             "export_id": str(uuid4()),
@@ -98,11 +108,14 @@ def export_parquet(
         with folder:
             found = _Export(stream, schema, metadata, folder.work, compression, on_progress)
             found.run()
-            card = steps_card(buffer.name, folder.path.name, schema.specs)
-            (folder.work / CARD).write_text(card, "utf-8")
-            n_bytes = sum(file.stat().st_size for file in folder.work.iterdir())
-            n_files = len(list(folder.work.iterdir()))
-            folder.finish()
+            n_files, n_bytes = folder.finish(
+                steps_card(buffer.name, folder.path.name, schema.specs),
+                {
+                    "export_id": metadata["export_id"],
+                    "steps": found.n_steps,
+                    "episodes": found.n_episodes,
+                },
+            )
     return ExportReport(
         f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, found.n_steps,
         found.n_episodes, n_files, n_bytes, time.monotonic() - began_at,
@@ -179,7 +192,9 @@ class _Export:
         import pyarrow.parquet as pq
 
         path = str(self._folder / "episodes.parquet")
-        with pq.ParquetWriter(path, schema, compression=self._compression) as writer:
+        with pq.ParquetWriter(
+            path, schema, compression=self._compression, write_page_checksum=True
+        ) as writer:
             for page in self._stream.episodes():
                 table = episode_tables(page, observations, schema, self._seen)
                 self.n_episodes += len(table)
@@ -213,6 +228,7 @@ class _StepsFile:
             self._file,
             arrow,
             compression=compression,
+            write_page_checksum=True,
             use_dictionary=[name for name, own in schema.built_in.items() if own in _REPEATED],
             write_statistics=[
                 name

@@ -1,22 +1,34 @@
 """Find Parquet files, and read them a row group at a time."""
 
 import json
-import os
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.errors import FileImportError
+from sqlbuffer.interchange.manifest import (
+    MANIFEST,
+    named_damage,
+    verified_manifest,
+)
 from sqlbuffer.interchange.parquet.arrow_schema import FORMAT_VERSION, METADATA_KEY, load_pyarrow
 
 # Files are read in parts of that many rows and items of lists: an item of 8 bits takes
 # 64 while it is read.
 ROWS_AT_ONCE, ITEMS_AT_ONCE = 20_000, 2**20
+# What an export notes in its files.
+_NOTED = (
+    "buffer", "built_in", "config", "export_id", "high_seq", "is_whole", "low_seq", "session",
+    "sessions", "state",
+)  # fmt: skip
 
 
 class ParquetFiles:
     """The Parquet files of a folder, or a single one.
+
+    The files of an export are compared with its manifest: each is read once for this.
 
     Args:
         path: The folder or the file.
@@ -25,49 +37,76 @@ class ParquetFiles:
         paths: The files with steps, in order.
         schema: Their Arrow schema.
         metadata: Metadata that `export_parquet` wrote; None if another program wrote the files.
+        n_rows: Number of steps.
 
     Raises:
-        FileImportError: There are no files, their schemas differ, or a file is not Parquet.
+        FileImportError: There are no files, their schemas differ, a file is not Parquet, or an
+            export is not complete.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]") -> None:
+    def __init__(self, path: Path) -> None:
         load_pyarrow()
-        self.path = Path(path)
-        self.paths = self._found()
-        schemas = [self._opened(file).schema_arrow for file in self.paths]
-        self.schema = schemas[0]
+        self.path = path
+        with named_damage(self.path):
+            self._manifest = verified_manifest(self.path) if self.path.is_dir() else None
+            self.paths = self._found()
+        schemas, counts = zip(*map(self._schema_and_rows, self.paths), strict=True)
+        self.schema, self.n_rows = schemas[0], sum(counts)
         for file, schema in zip(self.paths, schemas, strict=True):
             if not schema.equals(self.schema):
                 raise FileImportError(
                     f"{file} has other columns than {self.paths[0]}; import files with the same "
                     f"columns together, and others apart"
                 )
-        noted = (self.schema.metadata or {}).get(METADATA_KEY)
-        self.metadata: dict[str, Any] | None = None if noted is None else json.loads(noted)
-        if self.metadata is not None and self.metadata["format"] > FORMAT_VERSION:
-            raise FileImportError(
-                f"{self.path} was exported by a later release (format "
-                f"{self.metadata['format']}); upgrade the package"
-            )
-        if self.metadata is not None and self.metadata["is_whole"] and self.path.is_dir():
-            self._check_ids(schemas)
+        with named_damage(self.paths[0]):
+            self.metadata = _metadata_of(self.schema)
+        self._check_complete()
 
-    def _check_ids(self, schemas: list[Any]) -> None:
-        ids = {json.loads(schema.metadata[METADATA_KEY])["export_id"] for schema in schemas}
-        if len(ids) > 1:
-            raise FileImportError(f"{self.path} has files of {len(ids)} exports; import each alone")
+    @property
+    def is_export(self) -> bool:
+        """Whether a buffer can be restored from the files: a folder with all columns."""
+        return self.metadata is not None and self.metadata["is_whole"] and self.path.is_dir()
+
+    @property
+    def config(self) -> BufferConfig:
+        """Settings of the buffer that was exported."""
+        assert self.metadata is not None
+        with named_damage(self.paths[0]):
+            return BufferConfig.model_validate(self.metadata["config"])
+
+    def _check_complete(self) -> None:
+        noted = {} if self.metadata is None else self.metadata
+        if self._manifest is None:
+            if noted and self.path.is_dir():
+                raise FileImportError(
+                    f"{self.path} has no {MANIFEST}, which an export writes last: it was copied in "
+                    f"part, or files were moved; copy the whole folder again, or import its files "
+                    f"one by one to append their steps"
+                )
+            return
+        counts = {"export_id": noted.get("export_id"), "steps" if noted else "rows": self.n_rows}
+        if self.episodes is not None:
+            counts["episodes"] = self._schema_and_rows(self.episodes)[1]
+        self._manifest.check(counts)
 
     def _found(self) -> list[Path]:
         if not self.path.exists():
             raise FileImportError(f"there is no {self.path}; name a folder of Parquet files")
         if self.path.is_file():
             return [self.path]
-        found = sorted(self.path.glob("steps-*.parquet")) or [
-            file for file in sorted(self.path.glob("*.parquet")) if file.name != "episodes.parquet"
-        ]
-        if not found:
+        files = sorted(self.path.glob("*.parquet"))
+        if self._manifest is not None:
+            for file in files:
+                if file.name not in self._manifest.files:
+                    raise FileImportError(
+                        f"{file} is not of the export in {self.path}: {MANIFEST} does not name "
+                        f"it; import it alone"
+                    )
+        steps = [file for file in files if file.name.startswith("steps-")]
+        paths = steps or [file for file in files if file.name != "episodes.parquet"]
+        if not paths:
             raise FileImportError(f"{self.path} has no files *.parquet; name another folder")
-        return found
+        return paths
 
     @property
     def episodes(self) -> Path | None:
@@ -75,49 +114,44 @@ class ParquetFiles:
         file = self.path / "episodes.parquet"
         return file if self.path.is_dir() and file.exists() else None
 
+    def _schema_and_rows(self, path: Path) -> tuple[Any, int]:
+        with named_damage(path), self._opened(path) as file:
+            return file.schema_arrow, file.metadata.num_rows
+
     def _opened(self, path: Path) -> Any:
         import pyarrow.parquet as pq
 
-        pa = load_pyarrow()
-        try:
+        with named_damage(path):
             # Nothing is read ahead: that would hold a row group twice.
-            return pq.ParquetFile(path, pre_buffer=False)
-        except pa.ArrowInvalid as error:
-            raise FileImportError(
-                f"{path} cannot be read as Parquet: {error}; copy or export it again"
-            ) from None
+            return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
 
     @property
     def _rows_at_once(self) -> int:
         n_items = sum(_items_of(field.type) for field in self.schema)
         return max(1, min(ROWS_AT_ONCE, ITEMS_AT_ONCE // n_items))
 
-    def n_rows(self) -> int:
-        """Return how many steps there are."""
-        return sum(self._opened(path).metadata.num_rows for path in self.paths)
-
-    def row_groups(self, above: int) -> Iterator[Any]:
-        """Yield row groups that have a number above one, as tables.
+    def row_groups(self, above: int) -> Iterator[tuple[Path, Any]]:
+        """Yield row groups that have a number above one: the file, and a table.
 
         Args:
             above: Numbers up to this one are not wanted.
         """
         pa, place = load_pyarrow(), self.schema.get_field_index("seq")
         for path in self.paths:
-            with self._opened(path) as file:
+            with named_damage(path), self._opened(path) as file:
                 for i in range(file.metadata.num_row_groups):
                     if _greatest(file.metadata.row_group(i), place) > above:
                         parts = file.iter_batches(
                             self._rows_at_once, row_groups=[i], use_threads=False
                         )
-                        yield pa.Table.from_batches(list(parts), self.schema)
+                        yield path, pa.Table.from_batches(list(parts), self.schema)
 
     def batches(self) -> Iterator[tuple[Path, int, Any]]:
         """Yield parts of all files: the file, the place of the first row in it, and a table."""
         pa = load_pyarrow()
         for path in self.paths:
             first = 0
-            with self._opened(path) as file:
+            with named_damage(path), self._opened(path) as file:
                 for batch in file.iter_batches(self._rows_at_once, use_threads=False):
                     yield path, first, pa.Table.from_batches([batch])
                     first += len(batch)
@@ -126,12 +160,26 @@ class ParquetFiles:
         """Return what tells a file from others: the hash of its last part, which has sizes and
         places of all columns.
         """
-        with path.open("rb") as file:
+        with named_damage(path), path.open("rb") as file:
             size = path.stat().st_size
             file.seek(max(0, size - 8))
             n = int.from_bytes(file.read(4), "little")
             file.seek(max(0, size - n - 8))
             return sha256(file.read()).hexdigest()[:16]
+
+
+def _metadata_of(schema: Any) -> dict[str, Any] | None:
+    """Return what an export has noted in its files; None of other files."""
+    noted = (schema.metadata or {}).get(METADATA_KEY)
+    if noted is None:
+        return None
+    metadata: dict[str, Any] = json.loads(noted)
+    if metadata["format"] > FORMAT_VERSION:
+        raise FileImportError(
+            f"the files were exported by a later release (format {metadata['format']}); upgrade "
+            f"the package"
+        )
+    return {name: metadata[name] for name in _NOTED}
 
 
 def _greatest(group: Any, place: int) -> int:

@@ -20,13 +20,13 @@ from sqlbuffer.interchange.parquet.arrow_schema import StepSchema, load_pyarrow
 from sqlbuffer.interchange.parquet.arrow_values import (
     field_values,
     integers,
-    nulls,
     reals,
     texts,
     times,
     whole,
 )
 from sqlbuffer.interchange.parquet.step_runs import StepRuns
+from sqlbuffer.steps.ids import is_uuid
 from sqlbuffer.storage.copies.import_target import RestoredSteps
 from sqlbuffer.storage.copies.value_forms import time_text
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES, split
@@ -36,7 +36,6 @@ REALS = {
     "reward": "reward_t", "advantage": "adv_t", "value": "v_t", "execute_time": "execute_time",
 }  # fmt: skip
 FLAGS = ("terminated", "truncated")
-UUID_CHARS = 36
 
 
 class StepTable:
@@ -76,13 +75,6 @@ class StepTable:
     def field(self, name: str) -> Any:
         """Return the values of a typed field; see `field_values`."""
         return field_values(self.specs[name], self._table[name])
-
-    def without_fields(self) -> NDArray[np.bool_]:
-        """Return which steps have no typed fields at all."""
-        names = list(self.specs)
-        if not names or not self._table[names[0]].null_count:
-            return np.zeros(self.n, bool)
-        return nulls(self._table[names[0]])
 
     def stored_reals(self, name: str, tags: list[dict[str, Any]] | None) -> NDArray[np.float64]:
         """Return numbers as their column holds them, NaN for none; see `encode_real`.
@@ -318,40 +310,27 @@ def _place_chunks(
     """Give chunks their ids, numbers, places in episodes and times."""
     ids, ts = runs.firsts(steps.column("id")), runs.firsts(steps.column("t"))
     inserted = runs.firsts(steps.column("inserted_at"))
-    lacks = steps.without_fields()[runs.held]
     spans = _spans(runs, times)
-    prefixes, placed = [], []
+    placed = []
     for i, chunk in enumerate(chunks):
         offset = int(runs.place[runs.held[i]])
-        changes: dict[str, Any] = {"t": None if ts[i] is None else ts[i] - offset}
-        if ts[i] is None or chunk.episode_key is None:
-            own = str(ids[i]).rpartition("/")[0]
-            changes["id"] = own if len(own) == UUID_CHARS else chunk.id
-            prefixes.append(changes["id"])
-        else:
-            prefixes.append(chunk.episode_key)
-        changes.update(spans[i])
-        if lacks[i]:
-            changes.update(records=b"", block_steps=1, offsets=None, fields=None)
+        changes: dict[str, Any] = {"t": None if ts[i] is None else ts[i] - offset, **spans[i]}
+        own, _, place = str(ids[i]).rpartition("/")
+        if is_uuid(own) and place == str(offset):
+            changes["id"] = own
         placed.append((int(runs.first_seq[i]), inserted[i], replace(chunk, **changes)))
     found.chunks = placed
-    _add_ids(found, steps, runs, prefixes, ts)
+    _add_ids(found, steps, runs)
 
 
-def _add_ids(
-    found: RestoredSteps, steps: StepTable, runs: StepRuns, prefixes: list[str], ts: list[Any]
-) -> None:
-    """Store the ids that are not those of the episode or the chunk with the place of the step."""
+def _add_ids(found: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
+    """Store the ids that are not that of the chunk with the place of the step."""
     import pyarrow.compute as pc
 
     pa = load_pyarrow()
-    first_t = np.array([0 if t is None else t for t in ts], np.int64) - runs.place[runs.held]
-    has_t = np.array([t is not None for t in ts], bool)
-    numbers = np.where(has_t[runs.run_of], first_t[runs.run_of] + runs.place, runs.place)
+    chunk_ids = pa.array([chunk.id for _, _, chunk in found.chunks], pa.string())
     made = pc.binary_join_element_wise(
-        pa.array(prefixes, pa.string()).take(pa.array(runs.run_of)),
-        pa.array(numbers).cast(pa.string()),
-        "/",
+        chunk_ids.take(pa.array(runs.run_of)), pa.array(runs.place).cast(pa.string()), "/"
     )
     given = whole(steps.column("id"))
     is_other = pc.not_equal(made, given).to_numpy(zero_copy_only=False).astype(bool)

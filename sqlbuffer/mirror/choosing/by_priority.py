@@ -130,6 +130,7 @@ class _Draw:
 
         Slots drawn with replacement, without repeats, are drawn by weight from the rest.
         """
+        n = min(n, len(self.is_drawable))
         found, size = np.zeros(0, np.int64), n + n // 16 + 4
         while len(found) < n:
             slots = self.tree.slots_at(self.rng.random(size))

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.arguments import described
+from sqlbuffer.arguments import checked_sampler
+from sqlbuffer.checks import refused
 from sqlbuffer.mirror.choosing.by_priority import PrioritizedChooser
 from sqlbuffer.mirror.choosing.chosen import Chooser
 from sqlbuffer.mirror.choosing.one_end import OneEndChooser
@@ -42,20 +43,16 @@ def chooser_of(
         has_condition: The user says which steps may be drawn.
 
     Raises:
-        TypeError: A sampler that a mirror does not have.
+        ArgumentError: A sampler that a mirror does not have.
     """
     if sampler is None:
         return UniformChooser(rng, True)
     if type(sampler) is PrioritizedSampler:
         own = rng if sampler.seed is None else sampler.generator()
         return PrioritizedChooser(sampler, own, has_condition)
-    if not isinstance(sampler, Sampler):
-        raise TypeError(f"sampler is a Sampler of rows, got {described(sampler)}")
-    made = _CHOOSERS.get(type(sampler))
-    if made is None:
-        names = ", ".join(each.__name__ for each in _CHOOSERS)
-        raise TypeError(
-            f"a mirror draws with a {names} or PrioritizedSampler, got {described(sampler)}; draw "
-            f"with it from the buffer itself"
-        )
-    return made(sampler)
+    chooser = _CHOOSERS.get(type(checked_sampler(sampler)))
+    if chooser is None:
+        names = ", ".join(kind.__name__ for kind in _CHOOSERS)
+        what = f"a {names} or PrioritizedSampler in a mirror; the buffer itself draws with others"
+        raise refused(sampler, "sampler", what)
+    return chooser(sampler)

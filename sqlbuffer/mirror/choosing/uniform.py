@@ -97,7 +97,7 @@ def _by_rejection(
     accepts: Callable[[Integers], Flags] | None,
 ) -> Integers | None:
     """Return n slots at random places; None where too few are accepted."""
-    if not n_places:
+    if not n_places or (n > n_places and not replace):
         return None if n else np.zeros(0, np.int64)
     found: Integers | None = None
     # Mostly a few more than wanted are enough, and `accepts` is asked once.

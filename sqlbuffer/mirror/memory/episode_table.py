@@ -39,7 +39,6 @@ class EpisodeTable:
         returns: The sum of rewards of each, NaN while it is open, float64.
         rewards: Own reward of each, NaN if it has none, float64.
         n_aborted: Number of aborted episodes.
-        unread: Keys of episodes that `update` has not received yet.
         touched: Collects the numbers of those that are new or changed; None: it does not.
     """
 
@@ -47,7 +46,6 @@ class EpisodeTable:
         self._numbers: dict[int, int] = {}
         self._free: list[int] = []
         self._ids: dict[int, int] = {}
-        self.unread: set[int] = set()
         self.status: NDArray[np.int8] = np.zeros(0, np.int8)
         self.length = self.last_slot = self.last_t = self.n_steps = np.zeros(0, np.int64)
         self.keys: NDArray[Any] = np.zeros(0, object)
@@ -64,11 +62,8 @@ class EpisodeTable:
         if known is None:
             known = self._numbers[id_] = self._next()
             self._ids[known] = id_
-            self.unread.add(id_)
             if self.touched is not None:
                 self.touched.add(known)
-        elif self.status[known] != OPEN:  # it is stored again, after its steps had left
-            self.unread.add(id_)
         return known
 
     def find(self, id_: int) -> int:
@@ -122,7 +117,6 @@ class EpisodeTable:
                 self.touched.add(number)
             self._put(number, entry)
             found.append(number)
-        self.unread.clear()
         return found
 
     def _has(self, number: int, entry: "EpisodeEntry") -> bool:
@@ -183,9 +177,7 @@ class EpisodeTable:
         gone = numbers[self.n_steps[numbers] == 0]
         self.n_aborted -= int((self.status[gone] == ABORTED).sum())
         for number in gone.tolist():
-            id_ = self._ids.pop(number)
-            self.unread.discard(id_)
-            del self._numbers[id_]
+            del self._numbers[self._ids.pop(number)]
             self._free.append(number)
 
 

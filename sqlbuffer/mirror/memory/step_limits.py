@@ -28,7 +28,6 @@ class StepLimits:
         has_version: Whether it has one.
         session: Number of its session, -1 if it has none, int32.
         session_keys: The user's id of each session, by number.
-        unread: Numbers of the sessions whose ids are not known yet.
         is_quarantined: Whether it is in quarantine.
         is_outside: Whether it is kept only for those around it, and not drawn.
         selects: Whether there are such steps.
@@ -45,7 +44,6 @@ class StepLimits:
     def __init__(self, selects: bool = False) -> None:
         self.selects = selects
         self.session_keys: dict[int, str] = {}
-        self.unread: set[int] = set()
         self.oldest: int | None = None
         self.only: int | None = None
 
@@ -66,8 +64,6 @@ class StepLimits:
         versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
         self.version[at] = np.repeat(versions, counts)
         self.has_version[at] = np.repeat([c.model_version is not None for c in chunks], counts)
-        sessions = {c.session_id for c in chunks if c.session_id is not None}
-        self.unread |= sessions.difference(self.session_keys)
         numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
         self.session[at] = np.repeat(numbers, counts)
         self.is_quarantined[at], self.is_outside[at] = False, self.selects
@@ -75,7 +71,6 @@ class StepLimits:
     def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take the users' ids of sessions, by number."""
         self.session_keys.update(keys)
-        self.unread.clear()
 
     def are_barred(self, slots: Integers) -> Flags:
         """Return which steps may not be sampled."""

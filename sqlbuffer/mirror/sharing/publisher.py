@@ -195,9 +195,10 @@ class Publisher:
             self._segment.set(Counter.LOOKED_NS, int(began_at * 1e9))
             self._segment.error = ""
 
-    def failed(self, began_at: float, error: Exception) -> None:
+    def failed(self, began_at: float, error: BaseException) -> None:
         """Tell others that a look failed."""
-        if self._segment is not None:
+        self._next = None
+        if self._segment is not None and isinstance(error, Exception):
             names = [each.__name__ for each in type(error).__mro__]
             name = next((name for name in names if hasattr(errors, name)), "StorageError")
             self._segment.error = f"{name}: {error}"

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, TextClause, delete, literal, select, text, up
 
 from sqlbuffer.storage.agreements.tables import rank_agreements
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.schema.server_clock import in_seconds
 
 # A rank that comes later than this after the last sign of life of the others begins another
@@ -108,12 +107,7 @@ class RankAgreements:
 
     def agree(self, token: str, name: str, make: Callable[[], Any]) -> Any:
         """Return the JSON value of a name: what `make` returned to the rank that asked first."""
-
-        def look() -> Any:
-            with translated(self._buffer.url), self._buffer.engine.connect() as connection:
-                return self._value(connection, token, name)
-
-        found = self._buffer.with_retries(look)
+        found = self._buffer.read(lambda connection: self._value(connection, token, name))
         if found is not None:
             return found
         made = make()

@@ -20,8 +20,9 @@ from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
-from sqlbuffer.storage.flow.tables import flow_history
+from sqlbuffer.storage.flow.tables import flow, flow_history
 from sqlbuffer.storage.inspect.first_numbers import Numbers, first_numbers
+from sqlbuffer.storage.inspect.step_ages import first_step
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -80,25 +81,32 @@ class StepTimes:
     Attributes:
         seqs: Numbers of the steps, increasing.
         written_at: Time when each was written.
+        n_before: Steps of the buffer that were written before the first of them; they may have
+            left.
     """
 
     seqs: Floats
     written_at: Floats
+    n_before: int = 0
 
 
 @dataclass(frozen=True)
 class DrawnCounts:
     """Counts of sampled rows in intervals of ten seconds, kept for an hour.
 
+    A process reports its draws every five seconds; they count when they are reported.
+
     Attributes:
         begun_at: Time when each interval began.
         rows: Rows sampled in it.
-        interval_s: Length of an interval in seconds.
+        since: Time from which all intervals are known; those without draws are left out.
+        last_at: Time of the last report; -inf if there was none.
     """
 
     begun_at: Floats
     rows: Floats
-    interval_s: float
+    since: float
+    last_at: float
 
 
 @dataclass(frozen=True)
@@ -236,39 +244,68 @@ def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTi
     ).one()
     if high <= low:
         return StepTimes(np.empty(0), np.empty(0))
-    now = now_of(connection)
-
-    def written_at(numbers: Numbers) -> Floats:
-        found = _steps_before(connection, buffer_id, low, numbers)
-        return np.array([-np.inf if each is None else now - each[1] for each in found])
-
-    first, last = _between(span, low + 1, high, written_at)
+    first, last = _between(
+        span, low + 1, high, lambda numbers: _written_at(connection, buffer_id, low, numbers)
+    )
     if last < first:
         return StepTimes(np.empty(0), np.empty(0))
     wanted = np.unique(np.linspace(first, last, LOOKED_AT_STEPS).astype(np.int64))
-    seqs, ages = ages_of(connection, buffer_id, low, wanted)
+    seqs, times = times_of(connection, buffer_id, low, wanted)
+    first_held, _ = first_step(literal(buffer_id), literal(first))
+    n_before = (connection.execute(select(first_held)).scalar_one() or first) - 1
     # Writers that commit late have numbers below those of earlier commits.
-    return StepTimes(seqs, np.maximum.accumulate(now - ages))
+    return StepTimes(seqs, np.maximum.accumulate(times), n_before)
 
 
-def ages_of(
+def written_before(
+    connection: Connection, buffer_id: int, steps: StepTimes, times: Floats
+) -> Floats:
+    """Return for each time how many steps of a buffer were written before it, found by bisection.
+
+    Args:
+        connection: A snapshot.
+        buffer_id: The buffer.
+        steps: Steps in this part of the history, which narrow the search.
+        times: Unix times.
+    """
+    window = windows.c
+    low, high = connection.execute(
+        select(window.low_seq, window.high_seq).where(window.buffer_id == buffer_id)
+    ).one()
+    ends = np.concatenate([[low + 1], steps.seqs, [high + 1]]).astype(np.int64)
+    places = np.searchsorted(steps.written_at, times)
+    found = first_numbers(
+        ends[places],
+        np.maximum(ends[places], ends[places + 1]),
+        lambda of, numbers: _written_at(connection, buffer_id, low, numbers) < times[of],
+    )
+    return np.asarray(found - 1, np.float64)
+
+
+def _written_at(connection: Connection, buffer_id: int, low: int, numbers: Numbers) -> Floats:
+    """Return when the last step at or before each number was written; -inf if there is none."""
+    found = _steps_before(connection, buffer_id, low, numbers)
+    return np.array([-np.inf if each is None else each[1] for each in found])
+
+
+def times_of(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
 ) -> tuple[Floats, Floats]:
-    """Return the numbers and the ages in seconds of the steps that `_steps_before` finds.
+    """Return the numbers and the times of the steps that `_steps_before` finds.
 
     The steps are sorted, and each occurs once.
     """
     found = {each for each in _steps_before(connection, buffer_id, low, numbers) if each}
-    seqs, seconds = np.array(sorted(found), np.float64).reshape(-1, 2).T
-    return seqs, seconds
+    seqs, times = np.array(sorted(found), np.float64).reshape(-1, 2).T
+    return seqs, times
 
 
 def _steps_before(
     connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
 ) -> list[tuple[int, float] | None]:
-    """Return the number and the age in seconds of the last step at or before each number.
+    """Return the number and the time in Unix seconds of the last step at or before each number.
 
-    For a chunk these are the number and the age of its last step; None if there is no step.
+    For a chunk these are the number and the time of its last step; None if there is no step.
     """
     given, row, own = _given(numbers), experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
@@ -288,9 +325,10 @@ def _steps_before(
     ):
         listed = sorted({int(each[place]) for each in places if each[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
-        query = select(number, last, age_s(written_at)).where(is_one)
+        # In one statement: time passes between two.
+        query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
         found = connection.execute(query) if listed else ()
-        steps.append({first: (int(last), float(age)) for first, last, age in found})
+        steps.append({first: (int(last), float(at)) for first, last, at in found})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
@@ -301,7 +339,7 @@ def _last(number: Any, where: Sequence[Any]) -> Any:
 
 def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
     """Return how many rows of a buffer were sampled in the last hour."""
-    own = flow_history.c
+    own, now = flow_history.c, now_of(connection)
     rows = connection.execute(
         select(own.bucket, func.sum(own.n_sampled))
         .where(own.buffer_id == buffer_id)
@@ -309,8 +347,13 @@ def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
         .order_by(own.bucket)
     )
     table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
-    interval_s = float(limiters.BUCKET_S)
-    return DrawnCounts(table[:, 0] * interval_s, table[:, 1], interval_s)
+    reported = select(func.max(unix_now() - age_s(flow.c.heartbeat_at))).where(
+        flow.c.buffer_id == buffer_id, flow.c.n_sampled > 0
+    )
+    last_at = connection.execute(reported).scalar_one()
+    begun_at = table[:, 0] * limiters.BUCKET_S
+    hour_ago = (now - limiters.HISTORY_S) // limiters.BUCKET_S * limiters.BUCKET_S
+    return DrawnCounts(begun_at, table[:, 1], hour_ago, -np.inf if last_at is None else last_at)
 
 
 def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> DrawnStaleness:

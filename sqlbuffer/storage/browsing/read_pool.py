@@ -15,13 +15,19 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlbuffer.errors import StorageBusyError
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding import postgresql, sqlite
+from sqlbuffer.storage.database.guarding import postgresql
 from sqlbuffer.storage.database.guarding.guarded_engine import guarded_engine
 from sqlbuffer.storage.database.guarding.read_limits import (
+    MAX_GROWTH_BYTES,
     TIME_S,
     check_text,
     passed_limit,
     time_passed,
+)
+from sqlbuffer.storage.database.guarding.sqlite import SMALL_VALUES
+from sqlbuffer.storage.database.guarding.statement_process import (
+    StatementLimits,
+    StatementProcesses,
 )
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import Database, shown_url
@@ -84,6 +90,8 @@ class ReadPool:
     ) -> None:
         self._url, self._size, self._time_s, self._wait_s = resolve_url(url), size, time_s, wait_s
         self.engine: Engine = guarded_engine(self._url, size=size, wait_s=wait_s, time_s=time_s)
+        is_file = self._url.get_backend_name() == "sqlite"
+        self._processes = StatementProcesses(size, wait_s) if is_file else None
 
     @contextmanager
     def connection(
@@ -121,7 +129,6 @@ class ReadPool:
     def query(
         self,
         statement: str,
-        parameters: Mapping[str, Any] | None = None,
         *,
         time_s: float | None = None,
         max_rows: int,
@@ -129,17 +136,18 @@ class ReadPool:
     ) -> LimitedAnswer:
         """Run one read-only statement of a user, and return its rows up to the limits.
 
+        On SQLite it runs in a process, of which there are at most `size`, and takes no connection.
+
         Args:
             statement: SQL of that database: a SELECT, or an EXPLAIN of one (in SQLite also EXPLAIN
                 QUERY PLAN, on a server also SHOW).
-            parameters: Values of each `:name` in SQLite, of each `%(name)s` on a server.
             time_s: Time limit in seconds; None for the pool's.
             max_rows: Maximum number of rows.
             max_bytes: Maximum size of their values in bytes.
 
         Raises:
             ReadLimitError: The time limit passed, or the statement took too much memory.
-            StorageBusyError: No connection became free in time.
+            StorageBusyError: No connection or process became free in time.
             StorageError: The statement is wrong; the message quotes the database.
             StorageReadOnlyError: The statement does more than read.
             StorageUnreachableError: No file, or no server.
@@ -147,24 +155,29 @@ class ReadPool:
         check_text(statement)
         started = time.monotonic()
         limit = self._time_s if time_s is None else time_s
-        with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
-            driver = driver_of(connection)
-            if isinstance(driver, sqlite.GuardedConnection):
-                with (
-                    sqlite.small_values(driver),
-                    sqlite.answering(driver, statement, parameters) as found,
-                ):
-                    names = [column[0] for column in found.description or ()]
-                    rows, is_cut = _limited(found, max_rows, max_bytes)
-            else:
-                with postgresql.answering(driver, statement, parameters) as cursor:
+        if self._processes is not None:
+            limits = StatementLimits(limit, MAX_GROWTH_BYTES, SMALL_VALUES)
+            with (
+                translated(self._url),
+                self._processes.answering(self._url, statement, limits) as found,
+            ):
+                names = found.columns
+                rows, is_cut = _limited(found.rows, max_rows, max_bytes)
+        else:
+            with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
+                driver = driver_of(connection)
+                with postgresql.answering(driver, statement, None) as cursor:
                     names = [column.name for column in cursor.description or ()]
                     fetched = _fetched(cursor, max_rows, started + limit, limit)
                     rows, is_cut = _limited(fetched if names else (), max_rows, max_bytes)
         return LimitedAnswer(names, rows, is_cut, time.monotonic() - started)
 
     def close(self) -> None:
-        """Close the connections that are not in use, and the others when they come back."""
+        """End the processes, and close the connections that are not in use; the others when they
+        come back.
+        """
+        if self._processes is not None:
+            self._processes.close()
         pool = self.engine.pool
         self.engine.dispose()
         pool.dispose()

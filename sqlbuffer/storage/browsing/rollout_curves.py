@@ -4,7 +4,7 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from sqlbuffer.storage.browsing import postgresql, sqlite
-from sqlbuffer.storage.browsing.buffer_curves import EpisodePoints, TimeSpan, ages_of, now_of
+from sqlbuffer.storage.browsing.buffer_curves import EpisodePoints, TimeSpan, times_of
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rollout_stats.tables import rollout_stats
@@ -37,12 +37,12 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         if last > low
     ]
     table = np.array(held, np.float64).reshape(-1, 3)
-    seqs, ages = ages_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
+    seqs, times = times_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
     if not seqs.size:
         return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
     # The step with that number, or the chunk that holds it.
     places = np.minimum(np.searchsorted(seqs, table[:, 0]), seqs.size - 1)
-    written_at = now_of(connection) - ages[places]
+    written_at = times[places]
     inside = np.ones(len(table), bool)
     if span.since is not None:
         inside &= written_at >= span.since

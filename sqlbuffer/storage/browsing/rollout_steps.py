@@ -80,8 +80,12 @@ class _StepReader:
             typed = tuple(name for name in layout.specs if name not in without)
             payloads = (name for name in (*PAYLOADS, *PLAIN) if name not in without)
             wanted = SelectedFields(dict.fromkeys(payloads), typed)
-        self._payloads = Payloads(info.id, layout, wanted, has_chunks=info.has_chunks)
-        self._decoder = Decoder(layout=layout, fields=None if wanted is None else wanted.typed)
+        self._payloads = Payloads(
+            info.id, layout, wanted, has_chunks=info.has_chunks, may_replace=info.layout is not None
+        )
+        self._decoder = Decoder(
+            layout=self._payloads.typed_layout, fields=None if wanted is None else wanted.typed
+        )
         self._statement = self._payloads.reading.statement(
             EVERYTHING,
             has_labels=buffer.window_in(connection).has_labels,

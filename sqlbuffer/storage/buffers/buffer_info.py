@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Text, cast, select
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.storage.buffers.stored_config import parsed_config
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.watermarks.last_number import last_number
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,26 @@ def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
 def buffer_names(connection: Connection) -> list[str]:
     """Return the names of all buffers, in order."""
     return list(connection.scalars(select(buffers.c.name).order_by(buffers.c.name)))
+
+
+def why_empty(connection: Connection, buffer_id: int) -> str:
+    """Return why a buffer has no rows, as text behind its name."""
+    own = buffers.c
+    counted = select(
+        last_number(own.id), own.n_expired, own.n_used_up, own.n_other_session, own.n_partial
+    ).where(own.id == buffer_id)
+    n_stored, *n_left = map(int, connection.execute(counted).one())
+    if not n_stored:
+        return "is empty (nothing has been stored into it)"
+    n_others = max(0, n_stored - sum(n_left))
+    causes = (
+        "expired (max_staleness)",
+        "used up (max_use)",
+        "of another session (current_session_only)",
+        "of groups that stayed incomplete",
+        "evicted, deleted or rolled back",
+    )
+    left = ", ".join(
+        f"{n:,} {cause}" for n, cause in zip((*n_left, n_others), causes, strict=True) if n
+    )
+    return f"is empty (all rows that were stored have left: {left})"

@@ -6,9 +6,8 @@ from sqlalchemy import Engine, insert
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config.buffer_config import BufferConfig, check_reached
 from sqlbuffer.config.differences import check_same
-from sqlbuffer.config.setting_checks import check_reached
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError
 from sqlbuffer.storage.buffers.block_size import block_size
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, buffer_names, find_buffer
@@ -16,6 +15,7 @@ from sqlbuffer.storage.buffers.stored_config import config_columns
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.migrations.schema_presence import with_schema
@@ -51,13 +51,13 @@ def open_buffer(
         BufferNotFoundError: No such buffer, and `may_create` is False.
     """
     with translated(url):
-        with engine.connect() as connection:
+        with reading(engine) as connection:
             found = find_buffer(connection, name)
         if found is None and may_create:
             if alpha is not None and not config.priorities.enabled:
                 raise BufferConfigError("alpha goes with priorities=True")
             _create(engine, name, config, layout)
-            with engine.connect() as connection:
+            with reading(engine) as connection:
                 found = find_buffer(connection, name)
     if found is None:
         raise not_found(name, url)
@@ -92,7 +92,7 @@ def list_buffers(url: Database, retry_s: float = 0.0) -> list[str]:
     resolved = resolve_url(url)
 
     def work(engine: Engine) -> list[str]:
-        with translated(resolved), engine.connect() as connection:
+        with translated(resolved), reading(engine) as connection:
             return buffer_names(connection)
 
     return with_schema(url, resolved, retry_s, work)

@@ -12,9 +12,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config import connection as opener
 from sqlbuffer.config.buffer_config import BufferConfig
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import (
-    BufferNotFoundError,
-)
+from sqlbuffer.errors import BufferNotFoundError, StorageFullError
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow, select_window
@@ -33,7 +31,9 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.dialects.connections import reuse_log
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
 # SQLite reads a whole chunk for one of its steps: this size fills two pages. PostgreSQL reads parts
@@ -155,7 +155,14 @@ class OpenBuffer:
         return WriteOnce(self.url, self.info.id, self.options.retry_s)
 
     def with_retries(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, called again after a lost connection."""
+        """Return the result of `work`, called again after a lost connection, and once more if the
+        disk was full and the log had space.
+        """
+        try:
+            return retried(work, self.options.retry_s, self.forget_connections)
+        except StorageFullError:
+            if not reuse_log(self.engine):
+                raise
         return retried(work, self.options.retry_s, self.forget_connections)
 
     def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
@@ -169,23 +176,22 @@ class OpenBuffer:
         durability = durability or self.options.durability
         return self.with_retries(lambda: once.run(self.engine, durability, work))
 
-    def window(self) -> BufferWindow:
-        """Return the current window."""
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work` on a connection that reads, also after lost connections."""
 
-        def look() -> BufferWindow:
-            with translated(self.url), self.engine.connect() as connection:
-                return self.window_in(connection)
+        def look() -> T:
+            with translated(self.url), reading(self.engine) as connection:
+                return work(connection)
 
         return self.with_retries(look)
+
+    def window(self) -> BufferWindow:
+        """Return the current window."""
+        return self.read(self.window_in)
 
     def current_config(self) -> BufferConfig:
         """Return the configuration that is stored now."""
-
-        def look() -> BufferConfig:
-            with translated(self.url), self.engine.connect() as connection:
-                return read_config(connection, self.info.id)
-
-        return self.with_retries(look)
+        return self.read(lambda connection: read_config(connection, self.info.id))
 
     def window_in(self, connection: Connection) -> BufferWindow:
         """Return the window in a transaction.

@@ -3,9 +3,8 @@
 from sqlalchemy import Connection, select, text, update
 
 from sqlbuffer.errors import SessionNotFoundError
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, sessions
-from sqlbuffer.storage.database.errors import translated
 
 INSERT_SESSION = text(
     "INSERT INTO sessions (buffer_id, key) VALUES (:buffer_id, :key) ON CONFLICT DO NOTHING"
@@ -22,24 +21,19 @@ class Sessions:
     def __init__(self, buffer: OpenBuffer) -> None:
         self.buffer = buffer
 
-    @retry_on_disconnect
     def clock(self) -> int | None:
         """Return the learner's iteration or model version; None before it was set."""
         buffer = self.buffer
-        with translated(buffer.url), buffer.engine.connect() as connection:
-            found = connection.execute(
-                select(buffers.c.clock).where(buffers.c.id == buffer.info.id)
-            ).one_or_none()
-            if found is None:
-                raise buffer.dropped()
-            clock: int | None = found.clock
-            return clock
+        own = select(buffers.c.clock).where(buffers.c.id == buffer.info.id)
+        found = buffer.read(lambda connection: connection.execute(own).one_or_none())
+        if found is None:
+            raise buffer.dropped()
+        clock: int | None = found.clock
+        return clock
 
-    @retry_on_disconnect
     def current(self) -> str | None:
         """Return the key of the buffer's current session; None if no session was started."""
-        with translated(self.buffer.url), self.buffer.engine.connect() as connection:
-            return _current(connection, self.buffer.info.id)
+        return self.buffer.read(lambda connection: _current(connection, self.buffer.info.id))
 
     def start(self, key: str) -> None:
         """Make the session of that key the current one; create it if it is missing."""

@@ -39,11 +39,12 @@ class Follower:
         self.id = str(uuid4())
 
     def register(self) -> None:
-        """Register the follower."""
+        """Register the follower; it may be registered already."""
 
         def work(connection: Connection) -> None:
             # Writers that log only for followers hold this lock too, and have ended by then.
             self._buffer.lock(connection)
+            connection.execute(delete(followers).where(self._is_own))
             connection.execute(
                 insert(followers).values(
                     buffer_id=self._buffer.info.id,

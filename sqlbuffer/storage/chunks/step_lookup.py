@@ -1,7 +1,7 @@
 """Find the chunks that may have a step with one of some ids or numbers.
 
 The view shows ids and numbers that no index knows. An id is the user's own (`step_ids`), or
-`<episode>/<t>`, or `<chunk>/<place>`.
+`<chunk>/<place>`.
 """
 
 from typing import Any
@@ -39,13 +39,30 @@ class may_have_seqs(FunctionElement[bool]):
     _is_implicitly_boolean = True
 
 
+def pg_chunk_of(chunk: str, buffer_id: str, seq: str) -> str:
+    """Return the end of a query that finds the chunk of a step, from WHERE on.
+
+    It names a range of one buffer, in order: only the primary key gives that. For an equal buffer,
+    PostgreSQL expects one row, takes any index that begins with the buffer, and may read all of its
+    chunks: of 300 chunks, each step of a batch.
+
+    Args:
+        chunk: Name of the chunks in the query.
+        buffer_id: The buffer.
+        seq: Number of the step.
+    """
+    return f"""WHERE {chunk}.buffer_id >= {buffer_id} AND {chunk}.buffer_id <= {buffer_id}
+        AND {chunk}.first_seq <= {seq} AND {chunk}.first_seq > {seq} - {MOST_STEPS}
+        ORDER BY {chunk}.buffer_id DESC, {chunk}.first_seq DESC LIMIT 1"""
+
+
 @compiles(may_have_seqs, "postgresql")
 def _pg_may_have_seqs(element: may_have_seqs, compiler: Any, **kw: Any) -> str:
     first_seq, buffer_id, seqs = processed(element, compiler, kw)
     return f"""{first_seq} = ANY (ARRAY(
         SELECT k.first_seq FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
-            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id}
-            AND x.first_seq <= w.seq ORDER BY x.first_seq DESC LIMIT 1) AS k))"""
+            SELECT x.first_seq FROM chunks x {pg_chunk_of("x", buffer_id, "greatest(w.seq, 0)")}
+        ) AS k))"""
 
 
 @compiles(may_have_seqs, "sqlite")
@@ -63,27 +80,17 @@ def _pg_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
     listed = ids if isinstance(element, may_have_ids) else f"ARRAY[{ids}]"
     return f"""{first_seq} = ANY (ARRAY(
         WITH g AS MATERIALIZED (
-            SELECT id, regexp_replace(id, '/[0-9]+$', '') AS head,
-                substring(id FROM '/([0-9]{{1,9}})$')::integer AS place
+            SELECT id, regexp_replace(id, '/[0-9]+$', '') AS head
             FROM unnest(CAST({listed} AS text[])) AS u(id))
         SELECT f.first_seq FROM g CROSS JOIN LATERAL (
             SELECT i.seq FROM step_ids i WHERE i.buffer_id = {buffer_id} AND i.id = g.id LIMIT 1
         ) AS i CROSS JOIN LATERAL (
-            SELECT k.first_seq FROM chunks k WHERE k.buffer_id = {buffer_id}
-            AND k.first_seq <= i.seq AND k.first_seq > i.seq - {MOST_STEPS}
-            ORDER BY k.first_seq DESC LIMIT 1) AS f
+            SELECT k.first_seq FROM chunks k {pg_chunk_of("k", buffer_id, "i.seq")}) AS f
         UNION ALL
         SELECT k.first_seq FROM g CROSS JOIN LATERAL (
             SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id} AND x.id = CASE
                 WHEN g.head ~ '^[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}$'
-                THEN g.head::uuid END LIMIT 1) AS k
-        UNION ALL
-        SELECT k.first_seq FROM g CROSS JOIN LATERAL (
-            SELECT p.id FROM episodes p WHERE p.buffer_id = {buffer_id} AND p.key = g.head OFFSET 0
-        ) AS p CROSS JOIN LATERAL (
-            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = {buffer_id}
-            AND x.episode_id = p.id AND x.t <= g.place AND x.t > g.place - {MOST_STEPS} OFFSET 0
-        ) AS k))"""
+                THEN g.head::uuid END LIMIT 1) AS k))"""
 
 
 @compiles(may_have_id, "sqlite")
@@ -91,7 +98,6 @@ def _sqlite_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
     first_seq, buffer_id, ids = processed(element, compiler, kw)
     listed = ids if isinstance(element, may_have_ids) else f"json_array({ids})"
     head = "rtrim(g.value, '0123456789')"
-    place = f"CAST(substr(g.value, length({head}) + 1) AS INTEGER)"
     head = f"substr({head}, 1, length({head}) - 1)"
     # CROSS JOIN keeps SQLite from changing the order of the loops.
     return f"""{first_seq} IN (
@@ -101,9 +107,4 @@ def _sqlite_may_have_id(element: may_have_id, compiler: Any, **kw: Any) -> str:
         CROSS JOIN step_ids i ON i.buffer_id = {buffer_id} AND i.id = g.value
         UNION ALL
         SELECT k.first_seq FROM json_each({listed}) g
-        CROSS JOIN chunks k ON k.buffer_id = {buffer_id} AND k.id = {head}
-        UNION ALL
-        SELECT k.first_seq FROM json_each({listed}) g
-        CROSS JOIN episodes p ON p.buffer_id = {buffer_id} AND p.key = {head}
-        CROSS JOIN chunks k ON k.buffer_id = {buffer_id} AND k.episode_id = p.id
-            AND k.t <= {place} AND k.t > {place} - {MOST_STEPS})"""
+        CROSS JOIN chunks k ON k.buffer_id = {buffer_id} AND k.id = {head})"""

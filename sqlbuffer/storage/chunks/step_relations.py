@@ -7,7 +7,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 # In addition to the columns of `experiences`: the chunk, the place in it, and the block of bytes
@@ -45,16 +45,13 @@ def steps_at(buffer_id: Any, seqs: Any) -> Any:
 @compiles(chunk_steps_at, "postgresql")
 def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str:
     buffer_id, seqs = processed(element, compiler, kw)
-    # Each chunk is looked up alone, by the primary key: without statistics PostgreSQL expects only
-    # a few rows of a buffer and would rather read all of them. Both bounds are needed: with one,
-    # the index returns all keys of a page that are below.
+    # Each chunk is looked up alone. Both bounds are needed: with one, the index returns all keys of
+    # a page that are below.
     return f"""(SELECT {_columns(_PG)}
     FROM (SELECT w.seq, (w.seq - x.first_seq)::integer AS place, x.*
         FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
             SELECT * FROM chunks
-            WHERE chunks.buffer_id = {buffer_id} AND chunks.first_seq <= w.seq
-              AND chunks.first_seq > w.seq - {MOST_STEPS}
-            ORDER BY chunks.first_seq DESC LIMIT 1
+            {pg_chunk_of("chunks", buffer_id, "w.seq")}
         ) x
         WHERE w.seq < x.first_seq + x.n_steps AND NOT EXISTS (
             SELECT 1 FROM deleted_steps d
@@ -127,8 +124,7 @@ def _common(place: str, time: str) -> dict[str, str]:
         "t": f"c.t + {place}",
         "id": (
             "coalesce((SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id "
-            f"AND i.seq = c.first_seq + {place}), (SELECT p.key FROM episodes p "
-            f"WHERE p.id = c.episode_id) || '/' || (c.t + {place}), c.id || '/' || {place})"
+            f"AND i.seq = c.first_seq + {place}), c.id || '/' || {place})"
         ),
         "execute_time": (
             f"CASE WHEN c.times IS NOT NULL THEN {time} WHEN {place} = 0 THEN c.first_time "

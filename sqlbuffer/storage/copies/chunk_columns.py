@@ -78,11 +78,8 @@ def chunk_columns(
             ChunkContent(n, records, size, None if offsets is None else _listed(offsets))
             for n, records, size, offsets in stored
         ]
-        has_bytes = np.array([len(chunk.records) > 0 or not layout.specs for chunk in chunks])
         records, tails = _field_bytes(layout, chunks)
         batch.fields.update(typed_columns(layout, records, tails, wanted))
-        if not has_bytes.all():
-            batch.is_null["fields"] = ~has_bytes[run_of]
     return batch
 
 
@@ -121,12 +118,7 @@ class _Columns:
             if steps is not None:
                 step[self._span(run)] = _listed(steps)
         batch.own["step"] = step
-        keys = batch.shared["episode_id"]
-        of_episode = [t is not None and key is not None for t, key in zip(ts, keys, strict=True)]
-        rows = zip(of_episode, keys, own["id"], strict=True)
-        prefixes = [key if is_one else str(id_) for is_one, key, id_ in rows]
-        numbers = np.where(np.array(of_episode, bool)[batch.run_of], t, places)
-        batch.own["id"] = StepIds(prefixes, batch.run_of, numbers, {})
+        batch.own["id"] = StepIds(list(map(str, own["id"])), batch.run_of, places, {})
 
     def add_times(self, own: Mapping[str, list[Any]]) -> None:
         """Add `execute_time`."""
@@ -205,18 +197,12 @@ def _reals(values: Any, n: int) -> NDArray[np.float64]:
 def _field_bytes(
     layout: Layout, chunks: Sequence[ChunkContent]
 ) -> tuple[NDArray[Any], list[Any] | None]:
-    """Return the record of each step, and its values of varying length as bytes.
-
-    Steps that plain SQL has inserted have no bytes; their records are zeros.
-    """
+    """Return the record of each step, and its values of varying length as bytes."""
     size = layout.size_bytes
     parts: list[Any] = []
     tails: list[Any] = []
     for chunk in chunks:
-        if not len(chunk.records):
-            parts.append(bytes(size * chunk.n_steps))
-            tails += [b""] * chunk.n_steps
-        elif (
+        if (
             not layout.has_tails
             and chunk.offsets is None
             and len(chunk.records) == chunk.n_steps * size

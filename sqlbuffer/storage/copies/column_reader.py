@@ -16,9 +16,6 @@ from sqlbuffer.storage.copies.copied_parts import CopiedRange
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.value_forms import utc_time
-from sqlbuffer.storage.database.engine import is_memory
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.episodes.tables import episodes
 
 _REALS = {
@@ -90,15 +87,15 @@ class ColumnReader:
 
 
 def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows]:
-    """Yield the episodes as they were when the last step of a range was stored, in one snapshot."""
-    buffer = source.buffer
-    if is_memory(buffer.url):
-        # A database in memory has one connection, which others must be able to use.
-        yield from source.read(lambda connection: list(source.episodes(connection, copied)))
-        return
-    with translated(buffer.url), snapshot(buffer.engine, in_order=True) as connection:
-        connection.begin()
-        yield from source.episodes(connection, copied)
+    """Yield the episodes as they were when the last step of a range was stored."""
+    after = -1
+
+    def next_page(connection: Connection) -> TableRows | None:
+        return next(source.episodes(connection, copied, after), None)
+
+    while (page := source.read(next_page)) is not None:
+        yield page
+        after = page.numbers[-1]
 
 
 def _episode_keys(connection: Connection, ids: Sequence[int | None]) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import URL, select
 
 from sqlbuffer.errors import CopyError, StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
@@ -14,7 +14,8 @@ from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import reading, snapshot
 from sqlbuffer.storage.holds.hold import Hold
 
 
@@ -39,7 +40,7 @@ def _check_finished(buffer: OpenBuffer) -> None:
     own = select(copies).where(copies.c.buffer_id == buffer.info.id, copies.c.finished_at.is_(None))
 
     def look() -> Any:
-        with translated(buffer.url), buffer.engine.connect() as connection:
+        with translated(buffer.url), reading(buffer.engine) as connection:
             return connection.execute(own).one_or_none()
 
     found = buffer.with_retries(look)
@@ -79,18 +80,34 @@ def begin_copy(source: CopySource, target: CopyTarget, identity: SourceIdentity)
     """
     take_hold(source)
     settled = source.settled()
-    with translated(source.buffer.url), snapshot(source.buffer.engine) as there:
-        state = source.state(there, settled)
-        # Two buffers in memory may share one connection.
-        all_at_once = is_memory(source.buffer.url)
-        held = list(source.episodes(there, state.range)) if all_at_once else None
-        if held is not None:
-            there.rollback()
+    buffer, once = target.buffer, target.buffer.once()
+    has_begun = False
 
-        def begin(here: Connection) -> None:
-            pages: Iterable[TableRows] = (
-                held if held is not None else source.episodes(there, state.range)
+    def begin_at_once() -> None:
+        nonlocal has_begun
+        if has_begun:
+            return  # the source was lost at the end of its transaction
+        with translated(source.buffer.url), snapshot(source.buffer.engine) as there:
+            state = source.state(there, settled)
+            pages = _translated(source.episodes(there, state.range), source.buffer.url)
+            if is_memory(source.buffer.url):  # two buffers may share one connection
+                pages = list(pages)
+                there.rollback()
+            once.run(
+                buffer.engine,
+                buffer.options.durability,
+                lambda here: target.begin(here, identity, state, pages),
             )
-            target.begin(here, identity, state, pages)
+            has_begun = True
 
-        target.buffer.write(begin)
+    def forget_connections() -> None:
+        source.buffer.forget_connections()
+        buffer.forget_connections()
+
+    # Both transactions again, whichever database was lost.
+    retried(begin_at_once, buffer.options.retry_s, forget_connections)
+
+
+def _translated(pages: Iterable[TableRows], url: URL) -> Iterable[TableRows]:
+    with translated(url):
+        yield from pages

@@ -27,6 +27,7 @@ from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.copies.target_keys import RowSource, TargetKeys
 from sqlbuffer.storage.copies.value_forms import converted
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
@@ -116,7 +117,7 @@ class CopyTarget:
 
         def look() -> CopyProgress | None:
             own = select(copies).where(copies.c.buffer_id == self._id)
-            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
                 row = connection.execute(own).one_or_none()
             if row is None:
                 return None
@@ -231,7 +232,7 @@ class CopyTarget:
 
     def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
         def look() -> list[int | None]:
-            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
                 connection.begin()
                 return episode_ids(connection, self._id, names)
 
@@ -240,7 +241,7 @@ class CopyTarget:
     def _session_ids(self, source: CopySource) -> dict[int, int]:
         def look() -> dict[str, int]:
             own = select(sessions.c.key, sessions.c.id).where(sessions.c.buffer_id == self._id)
-            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
                 return {row.key: row.id for row in connection.execute(own)}
 
         by_key = self.buffer.with_retries(look)
@@ -303,7 +304,7 @@ class CopyTarget:
         """Return the newest chunk or row that was copied; see `newest_mark`."""
 
         def look() -> tuple[int, str] | None:
-            with translated(self.buffer.url), self.buffer.engine.connect() as connection:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
                 has_chunks = self.buffer.info.has_chunks
                 return newest_mark(connection, self._id, up_to, has_chunks=has_chunks)
 

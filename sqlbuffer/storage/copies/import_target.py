@@ -1,18 +1,21 @@
 """Write imported steps, with their numbers, to a buffer that is restored."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, select, text
 
+from sqlbuffer.config.connection import DEFAULT_CONNECTION
 from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies.copied_parts import SourceIdentity, SourceState, StepBatch
 from sqlbuffer.storage.copies.copied_tables import (
     TableRows,
@@ -23,13 +26,19 @@ from sqlbuffer.storage.copies.copied_tables import (
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import few_pages
 from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.holds.hold import Hold
+from sqlbuffer.storage.migrations.schema_presence import with_schema
 
 _insert_chunks = by_database(
     sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
 )
+_INSERT_NOTHING = text("INSERT INTO copies SELECT * FROM copies WHERE false")
 _SET_USES = text(
     "UPDATE queue_items SET n_uses = :n_uses, used_up = :used_up "
     "WHERE buffer_id = :id AND seq = :seq"
@@ -65,6 +74,22 @@ class _Keyed(NamedTuple):
     model_version: int | None
     session_key: str | None
     task_id: str
+
+
+def check_may_restore(url: Database) -> None:
+    """Raise unless this role may restore a buffer, before one is made that it may not drop.
+
+    Raises:
+        BufferNotFoundError, SchemaMissingError: The database is still to be made.
+        StorageReadOnlyError: The role is not that of the owner.
+    """
+    resolved = resolve_url(url)
+
+    def insert_nothing(engine: Engine) -> None:
+        with translated(resolved), writing(engine) as connection:
+            connection.execute(_INSERT_NOTHING)
+
+    with_schema(url, resolved, DEFAULT_CONNECTION.retry_s, insert_nothing)
 
 
 class ImportTarget:
@@ -135,9 +160,10 @@ class ImportTarget:
             for name, values in steps.overlays.items()
             if name != "queue_items"
         ]
+        placed = self._with_free_ids(connection, steps, batch) if steps.chunks else []
         self._target.advance(connection, batch)
-        if steps.chunks:
-            self._write_chunks(connection, steps.chunks)
+        if placed:
+            self._write_chunks(connection, placed)
         if steps.rows is not None:
             self._target.write_rows(connection, self._rows(connection, steps.rows))
         for rows in batch.tables:
@@ -150,16 +176,46 @@ class ImportTarget:
             )
         self._target.refuse_others(connection)
 
+    def _with_free_ids(
+        self, connection: Connection, steps: RestoredSteps, batch: StepBatch
+    ) -> list[tuple[int, datetime | None, PackedChunk]]:
+        """Return chunks whose ids no other chunk has; steps of a renamed chunk keep their ids.
+
+        Two chunks have the same id in a file if a step was stored again after it was deleted.
+        """
+        own = select(chunks.c.id).where(
+            chunks.c.buffer_id == self._id,
+            chunks.c.id.in_([chunk.id for _, _, chunk in steps.chunks]),
+        )
+        taken = set(connection.execute(own).scalars())
+        gone = set(steps.overlays.get("deleted_steps", {}).get("seq", ()))
+        given = steps.overlays.get("step_ids", {"seq": [], "id": []})
+        ids = dict(zip(given["seq"], given["id"], strict=True))
+        found = []
+        for first_seq, time, chunk in steps.chunks:
+            if chunk.id in taken:
+                for place in range(chunk.n_steps):
+                    if first_seq + place not in gone:
+                        ids.setdefault(first_seq + place, f"{chunk.id}/{place}")
+                chunk = replace(chunk, id=uuid7())
+            taken.add(chunk.id)
+            found.append((first_seq, time, chunk))
+        if len(ids) > len(given["seq"]):
+            batch.tables = [rows for rows in batch.tables if rows.table.name != "step_ids"]
+            table = next(table for table in step_tables(True) if table.name == "step_ids")
+            batch.tables.append(TableRows(table, {"seq": list(ids), "id": list(ids.values())}))
+        return found
+
     def _write_chunks(
-        self, connection: Connection, chunks: Sequence[tuple[int, datetime | None, PackedChunk]]
+        self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
     ) -> None:
-        own = [chunk for _, _, chunk in chunks]
+        own = [chunk for _, _, chunk in placed]
         episodes = keys.episode_ids(connection, self._id, own, {})
         sessions = keys.session_ids(connection, self._id, own)
         numbered = [
             NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
             for (first_seq, time, chunk), episode, session in zip(
-                chunks, episodes, sessions, strict=True
+                placed, episodes, sessions, strict=True
             )
         ]
         _insert_chunks(connection, self._id, numbered)

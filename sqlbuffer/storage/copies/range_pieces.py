@@ -17,9 +17,10 @@ def range_pieces(
 
     def look(connection: Connection) -> list[tuple[CopiedRange, int | None]]:
         low, high = copied.low, copied.high
+        n_ranges = min(n, high - low)
         ends: list[int] = []
-        for i in range(1, n):
-            end = low + (high - low) * i // n
+        for i in range(1, n_ranges):
+            end = low + (high - low) * i // n_ranges
             chunk = source.chunk_at(connection, end) if source.buffer.info.has_chunks else None
             if chunk is not None and chunk[1] > end:
                 end = chunk[1]

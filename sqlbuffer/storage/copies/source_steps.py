@@ -30,7 +30,7 @@ from sqlbuffer.storage.copies.copied_tables import (
 )
 from sqlbuffer.storage.copies.value_forms import time_text
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.database.transactions import reading, snapshot
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.holds.hold import HOLD_S, Hold
 from sqlbuffer.storage.labels.late_values import resolve_labels
@@ -90,7 +90,7 @@ class CopySource:
 
         def look() -> SourceIdentity:
             own = select(buffers.c.created_at).where(buffers.c.id == self._id)
-            with translated(self.store.url), self.store.engine.connect() as connection:
+            with translated(self.store.url), reading(self.store.engine) as connection:
                 created = connection.execute(own).scalar_one_or_none()
             if created is None:
                 raise self.store.dropped()
@@ -111,7 +111,7 @@ class CopySource:
         def look() -> int | None:
             buffer = self.store
             with translated(buffer.url):
-                with buffer.engine.connect() as connection:
+                with reading(buffer.engine) as connection:
                     last, stands_by = connection.execute(
                         select(last_number(self._id), is_standby())
                     ).one()
@@ -227,13 +227,15 @@ class CopySource:
         ).one_or_none()
         return None if found is None else (found[0], found[1])
 
-    def episodes(self, connection: Connection, copied: CopiedRange) -> Iterator[TableRows]:
-        """Return all episodes as they were when the last step of the range was stored.
+    def episodes(
+        self, connection: Connection, copied: CopiedRange, after: int = -1
+    ) -> Iterator[TableRows]:
+        """Yield the episodes as they were when the last step of the range was stored.
 
-        An episode with steps above the range was open then; one with only such steps is left out.
+        An episode with steps above the range was open then. One with only such steps is left out,
+        and so are those up to a key (`after`).
         """
         begun_later = self._later_episodes(connection, copied.high)
-        after = -1
         while True:
             page = read_episodes(connection, episode_table(), self._id, after, EPISODES_AT_ONCE)
             if not len(page):
@@ -244,7 +246,8 @@ class CopySource:
             for i, number in enumerate(kept.numbers):
                 if number in begun_later:
                     _reopen(kept, i, begun_later[number] if self._has_chunks else None)
-            yield kept
+            if len(kept):
+                yield kept
 
     def _later_episodes(self, connection: Connection, high: int) -> dict[int, int]:
         """Return the first step above a number of each episode that has any."""

@@ -26,7 +26,13 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     WrongPasswordError,
 )
-from sqlbuffer.storage.database.urls import is_read_only, shown_url, sqlite_path, unread_log
+from sqlbuffer.storage.database.urls import (
+    folder_of,
+    is_read_only,
+    shown_url,
+    sqlite_path,
+    unread_log,
+)
 
 # The triggers of both databases begin their message of an unknown buffer with this text.
 NO_BUFFER = "sqlbuffer: no buffer"
@@ -230,7 +236,8 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
         )
     if "unable to open" in reason:
         return StorageUnreachableError(
-            f"cannot open {shown}: {reason}; check that the folder exists and is writable"
+            folder_of(url)
+            or f"cannot open {shown}: {reason}; check that the folder exists and is writable"
         )
     if "not a database" in reason:
         return StorageUnreachableError(

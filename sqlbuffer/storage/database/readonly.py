@@ -1,4 +1,4 @@
-"""SQL typed by a user, run on a connection that cannot write."""
+"""SQL of the library's listings and of users, run where it cannot write."""
 
 import re
 import sqlite3
@@ -17,9 +17,14 @@ from sqlbuffer.storage.database.engine import (
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding import postgresql, sqlite
+from sqlbuffer.storage.database.guarding import postgresql
 from sqlbuffer.storage.database.guarding.postgresql import role_settings
 from sqlbuffer.storage.database.guarding.sqlite import GuardedConnection
+from sqlbuffer.storage.database.guarding.statement_process import (
+    StatementLimits,
+    StatementProcess,
+    Stream,
+)
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.sqlite_files import existing_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
@@ -41,21 +46,8 @@ class Answer:
     rows: list[tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Result of a query, valid while its connection is open.
-
-    Attributes:
-        columns: Names of the columns.
-        rows: The rows, in order, as they are read.
-    """
-
-    columns: list[str]
-    rows: Iterator[tuple[Any, ...]]
-
-
 def query(url: Database, statement: str, parameters: _Parameters | None = None) -> Answer:
-    """Run one read-only SQL statement and return all its rows.
+    """Run one read-only SQL statement of the library and return all its rows.
 
     Args:
         url: The database; a SQLite file must exist.
@@ -76,7 +68,7 @@ def query(url: Database, statement: str, parameters: _Parameters | None = None) 
 def stream(
     url: Database, statement: str, parameters: _Parameters | None = None
 ) -> Iterator[Stream]:
-    """Run one read-only SQL statement and yield its rows as they are read, in little memory.
+    """Run one statement of the library and yield its rows as they are read, in little memory.
 
     The arguments and errors are those of `query`.
     """
@@ -84,6 +76,36 @@ def stream(
     run = _stream_sqlite if resolved.get_backend_name() == "sqlite" else _stream_postgresql
     with translated(resolved), run(resolved, statement, parameters) as found:
         yield found
+
+
+@contextmanager
+def asked(url: Database, statement: str) -> Iterator[Stream]:
+    """Run one statement of a user and yield its rows as they are read, in little memory.
+
+    On SQLite it runs in a process, which ends with the block: also after Ctrl-C, whatever it does.
+
+    Args:
+        url: The database; a SQLite file must exist.
+        statement: SQL of that database.
+
+    Raises:
+        StorageError: The statement is wrong; the message quotes the database.
+        StorageReadOnlyError: The statement does more than read.
+        StorageUnreachableError: No such file, or no server.
+        URLError: A database in memory.
+    """
+    resolved = resolve_url(url)
+    if resolved.get_backend_name() != "sqlite":
+        with stream(url, statement) as found:
+            yield found
+        return
+    with translated(resolved):
+        process = StatementProcess()
+        try:
+            with process.answering(resolved, statement, StatementLimits()) as found:
+                yield found
+        finally:
+            process.end()
 
 
 @contextmanager
@@ -95,11 +117,13 @@ def _stream_sqlite(url: URL, statement: str, parameters: _Parameters | None) -> 
     options: Any = {"uri": True, "timeout": BUSY_TIMEOUT_S, "cached_statements": 0}
     with opened_file(uri, factory=GuardedConnection, **options) as connection:
         assert isinstance(connection, GuardedConnection)
+        # Text that another program stored may not be UTF-8.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         connection.guard()
         connection.begin(None)
         try:
-            with sqlite.answering(connection, statement, parameters) as cursor:
-                yield Stream([column[0] for column in cursor.description or ()], cursor)
+            cursor = connection.execute(statement, parameters or {})
+            yield Stream([column[0] for column in cursor.description or ()], cursor)
         except sqlite3.OperationalError as error:
             if str(error) == "interrupted":
                 raise KeyboardInterrupt from error

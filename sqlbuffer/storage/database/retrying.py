@@ -2,8 +2,10 @@
 
 import logging
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from sqlbuffer.errors import StorageUnreachableError
@@ -26,6 +28,23 @@ DEADLOCKS = 10
 FIRST_LOG_S, SECOND_LOG_S, LOG_GROWTH = 0.1, 3.0, 3
 
 T = TypeVar("T")
+
+
+class _Thread(threading.local):
+    repeats = True
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def without_repeats() -> Iterator[None]:
+    """Let calls of this thread fail at the first lost connection: the caller repeats the block."""
+    before, _thread.repeats = _thread.repeats, False
+    try:
+        yield
+    finally:
+        _thread.repeats = before
 
 
 def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) -> T:
@@ -57,6 +76,8 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
         except (ConnectionLost, RecoveryConflict) as error:
             if isinstance(error, ConnectionLost):
                 on_loss()
+            if not _thread.repeats:
+                raise
             now = time.monotonic()
             began = now if began is None else began
             waited_s = now - began

@@ -6,7 +6,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError, URLError
 from sqlbuffer.storage.database.engine import is_memory
-from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.urls import folder_of, sqlite_path
 
 
 def existing_file(url: URL) -> Path:
@@ -20,7 +20,8 @@ def existing_file(url: URL) -> Path:
     path = sqlite_path(url).absolute()
     if not path.is_file():
         raise StorageUnreachableError(
-            f"there is no file {path}; check the path, or create it with "
+            folder_of(url)
+            or f"there is no file {path}; check the path, or create it with "
             f"`sqlbuffer db init 'sqlite:///{path}'`"
         )
     return path

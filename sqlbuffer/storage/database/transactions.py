@@ -132,10 +132,19 @@ def snapshot(
     engine: Engine, query: str | None = None, *, in_order: bool = False
 ) -> Iterator[Connection]:
     """Begin a transaction that reads one state of the database throughout; see `Begin`."""
-    options = {BEGIN: Begin(snapshot=True, query=query, in_order=in_order)}
-    with engine.connect().execution_options(**options) as connection:
+    with reading(engine, Begin(snapshot=True, query=query, in_order=in_order)) as connection:
         if query is not None:
             connection.begin()
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
+    """Return a connection whose transactions begin in one way; what they write is not committed."""
+    with (
+        engine.connect().execution_options(**{BEGIN: begin}) as connection,
+        invalidated_when_lost(connection),
+    ):
         yield connection
 
 
@@ -143,7 +152,7 @@ def snapshot(
 def invalidated_when_lost(connection: Connection) -> Iterator[None]:
     """Drop a connection that is lost, or interrupted, while the driver is used directly.
 
-    The pool would try to roll it back, and log that it cannot.
+    The pool would try to roll it back, and log that it cannot. A file cannot be lost.
     """
     try:
         yield
@@ -151,6 +160,8 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
         if connection.invalidated:  # by SQLAlchemy, which ran the statement
             raise
         driver = driver_of(connection)
+        if not isinstance(driver, psycopg.Connection):
+            raise
         is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
         if is_asked:
             with suppress(psycopg.Error):

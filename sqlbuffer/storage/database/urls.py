@@ -28,6 +28,7 @@ _FOLDERS = ("/", "./", "../", "~")
 # Parts that the address of a server without its scheme has, but a relative path does not: a user, a
 # port, options, or a scheme without its colon.
 _OF_SERVERS = re.compile(r"@|^[^/]*:|^\s*[a-z_]+\s*=|^(sqlite|postgres)\w*/")
+MAX_URL = 2**16
 _MODES = ("ro", "rw", "rwc")
 _OPTIONS = frozenset({"mode", "immutable", "uri"})
 
@@ -39,13 +40,14 @@ def parsed_url(url: Any) -> URL:
         URLError: Not a URL, or one whose password may have been taken for another part. The message
             quotes nothing of it: any part may be the password.
     """
+    is_short = not isinstance(url, str) or len(url) <= MAX_URL
     try:
-        parsed = make_url(url)
+        parsed = make_url(url) if isinstance(url, (str, URL)) and is_short else None
     except (ArgumentError, TypeError, ValueError):
         parsed = None
     # Outside the handler: its error quotes the URL, and would stay in the chain.
     if parsed is None:
-        if isinstance(url, str) and _DSN.match(url):
+        if isinstance(url, str) and is_short and _DSN.match(url):
             raise URLError(
                 "sqlbuffer takes URLs, not connection strings of libpq (`host=... dbname=...`); "
                 "write postgresql://user@host/database"
@@ -104,7 +106,9 @@ def is_database(word: str) -> bool:
         return False
     if word.startswith("//") and "@" in word:  # a URL that lost its scheme, with a password
         return False
-    if word.startswith(_FOLDERS) or (word.endswith(_SUFFIXES) and not _OF_SERVERS.search(word)):
+    if word in (".", "..") or word.startswith(_FOLDERS):
+        return True
+    if word.endswith((*_SUFFIXES, "/")) and not _OF_SERVERS.search(word):
         return True
     try:
         return Path(word).is_file()
@@ -120,6 +124,8 @@ def url_of_path(given: object) -> URL | None:
     """
     if isinstance(given, os.PathLike):
         path = os.fspath(given)
+        if not isinstance(path, str):
+            raise URLError("the path of a SQLite file is text, and this one is bytes; decode it")
     elif isinstance(given, str) and not _SCHEME.match(given) and _is_path(given):
         path = given
     else:
@@ -148,6 +154,16 @@ def with_options_of_sqlite(url: URL) -> URL:
     if url.query.get("mode", "rw") not in _MODES:
         raise URLError(f"the mode of a SQLite URL is one of {', '.join(_MODES)}")
     return url.set(database=f"file:{quote(name)}").update_query_dict({"uri": "true"})
+
+
+def folder_of(url: URL) -> str | None:
+    """Return a message for a SQLite URL that names a folder; None if it does not."""
+    folder = sqlite_path(url).absolute()
+    if not folder.is_dir():
+        return None
+    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+    found = next((name for name in names if name.endswith(_SUFFIXES)), "replay.db")
+    return f"{folder} is a folder; name a database in it, such as {folder / found}"
 
 
 def shown_url(url: URL) -> str:

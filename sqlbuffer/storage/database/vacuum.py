@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-import psycopg
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import SQLAlchemyError
 
+from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.database.engine import pool_owner
+from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
-from sqlbuffer.storage.database.transactions import AT_ONCE, BEGIN, driver_of
+from sqlbuffer.storage.database.transactions import AT_ONCE, driver_of, reading
 from sqlbuffer.storage.schema.metadata import vacuumed_tables
 
 # Counts the rows of those blocks of a buffer that can get no more rows.
@@ -171,14 +171,14 @@ class Cleaner:
 
     def _run(self, engine: Engine, counts: dict[int, Count]) -> None:
         try:
-            with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+            with translated(engine.url), reading(engine, AT_ONCE) as connection:
                 driver = driver_of(connection)
                 if not driver.autocommit:  # an engine of the user's
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 self._clean(connection)
                 for buffer_id, count in counts.items():
                     count(connection, buffer_id)
-        except (SQLAlchemyError, psycopg.Error) as error:
+        except SQLBufferError as error:
             # The writers continue; the next writer checks again.
             level = logging.DEBUG if self._failed else logging.WARNING
             self._failed = True

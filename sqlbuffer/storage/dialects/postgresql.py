@@ -11,6 +11,7 @@ from sqlbuffer.storage.database.transactions import (
     Begin,
     driver_of,
     invalidated_when_lost,
+    reading,
 )
 
 # Without statistics the planner expects only a few rows of a queue, and would sort all of them.
@@ -59,11 +60,15 @@ def at_once(engine: Engine) -> Iterator[Connection]:
 
     The statements only read, and few rows; see `transactions.AT_ONCE`.
     """
-    with engine.connect().execution_options(**{BEGIN: AT_ONCE}) as connection:
+    with reading(engine, AT_ONCE) as connection:
         if not driver_of(connection).autocommit:  # an engine of the user's
             connection.execution_options(isolation_level="AUTOCOMMIT")
-        with invalidated_when_lost(connection):
-            yield connection
+        yield connection
+
+
+def reuse_log(engine: Engine) -> bool:
+    """Return False: the log of a server is not on the way of a write."""
+    return False
 
 
 def make_room(engine: Engine) -> str:

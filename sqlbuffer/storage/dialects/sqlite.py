@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
@@ -84,6 +85,36 @@ def at_once(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+def reuse_log(engine: Engine) -> bool:
+    """Move the log into the file, so that the next writes use its space; return True if that helps.
+
+    On a full disk the log cannot grow, and SQLite moves it only after 4 MB: a write may not fit
+    behind those before it, though the file has free pages.
+    """
+    path, lock = sqlite_path(engine.url), lock_path(engine.url)
+    if lock is None or not wal_path(path).exists():
+        return False
+    try:
+        return not _restart_log(engine)
+    except sqlite3.Error as error:
+        if not isinstance(translate(error, engine.url), StorageFullError):
+            raise
+        return False  # the file has to grow
+
+
+def _restart_log(engine: Engine) -> bool:
+    """Move the log into the file, and have the next writer begin it again; return True if a reader
+    prevents that.
+    """
+    path, lock = sqlite_path(engine.url), lock_path(engine.url)
+    with (
+        writer_lock(lock, BUSY_TIMEOUT_S),
+        opened_file(path, isolation_level=None, timeout=READERS_WAIT_S) as file,
+    ):
+        ((is_busy, _, _),) = file.execute("PRAGMA wal_checkpoint(RESTART)")
+    return bool(is_busy)
+
+
 def make_room(engine: Engine) -> str:
     """Move the log into the file if the disk is almost full; return advice if that is not enough.
 
@@ -98,26 +129,27 @@ def make_room(engine: Engine) -> str:
     log = wal_path(path)
     if not log.exists() or shutil.disk_usage(path.parent).free > n_bytes + log.stat().st_size:
         return advice
-    with (
-        writer_lock(lock, BUSY_TIMEOUT_S),
-        opened_file(path, isolation_level=None, timeout=READERS_WAIT_S) as file,
-    ):
-        ((n_needed,),) = file.execute(
-            "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+    try:
+        is_busy = _restart_log(engine)
+    except sqlite3.Error as error:
+        if not isinstance(translate(error, engine.url), StorageFullError):
+            raise
+        missing = shown_size(_needed_bytes(path) - n_bytes + _SPARE_BYTES)
+        return (
+            f"deleting rows needs {missing} more: remove or move other files on the disk "
+            f"of {path}, then delete again"
         )
-        try:
-            ((is_busy, _, _),) = file.execute("PRAGMA wal_checkpoint(RESTART)")
-        except sqlite3.Error as error:
-            if not isinstance(translate(error, engine.url), StorageFullError):
-                raise
-            missing = shown_size(n_needed - n_bytes + _SPARE_BYTES)
-            return (
-                f"deleting rows needs {missing} more: remove or move other files on the disk "
-                f"of {path}, then delete again"
-            )
     if is_busy:
         return (
             "an open read transaction keeps the log from being used again: end it "
             "(`sqlbuffer doctor` names its process), then delete again"
         )
     return advice
+
+
+def _needed_bytes(path: Path) -> int:
+    """Return the size of a file with its log."""
+    query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+    with opened_file(path, isolation_level=None) as file:
+        ((n_bytes,),) = file.execute(query)
+    return int(n_bytes)

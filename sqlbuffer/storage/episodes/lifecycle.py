@@ -3,19 +3,26 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, bindparam, case, func, or_, update
+from sqlalchemy import BigInteger, Connection, Double, bindparam, case, func, or_, text, update
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import postgresql, sqlite
-from sqlbuffer.storage.episodes.keys import INSERT_EPISODE
+from sqlbuffer.storage.episodes.keys import INSERT_EPISODE, EpisodeKey, Keyed
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 free_episode = by_database(sqlite=sqlite.free_episode, postgresql=postgresql.free_episode)
 advance = by_database(sqlite=sqlite.advance, postgresql=postgresql.advance)
 
+# The id of an episode, its task, and the place of a step in it.
+StepPlace = tuple[str | None, str, int | None]
+
+_STATUS = text(
+    "SELECT s.status FROM episodes p JOIN episode_states s ON s.id = p.id "
+    "WHERE p.buffer_id = :buffer_id AND p.key = :key AND p.task_id = :task_id"
+)
 _FIRST = bindparam("first_", type_=BigInteger())
 _RETURN: Any = bindparam("return_", type_=Double())
 # For an open episode the column holds the sum of the changes by annotations so far.
@@ -59,8 +66,42 @@ def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bo
     return bool(connection.execute(INSERT_EPISODE, values).rowcount)
 
 
-def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
-    """Return the error for an id that is taken."""
+def begin_whole(
+    connection: Connection,
+    buffer_id: int,
+    key: EpisodeKey,
+    first: Keyed,
+    metas: Mapping[EpisodeKey, str],
+) -> int | None:
+    """Begin an episode that is stored whole; return the length of the one that is held instead.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        key: The user's id of the episode, and its task.
+        first: Its first step.
+        metas: The JSON of the user's metadata.
+
+    Raises:
+        EpisodeExistsError: The episode is open, or was aborted.
+    """
+    beginning = EpisodeStart(*key, first.agent_id, first.model_version, metas.get(key))
+    while True:
+        held = free_episode(connection, buffer_id, *key)
+        if held is not None:
+            status, length = held
+            if status != "complete":
+                raise exists(connection, buffer_id, *key)
+            return length
+        # If there was none before, another process may have begun it since.
+        if begin(connection, buffer_id, beginning):
+            return None
+
+
+def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> EpisodeExistsError:
+    """Return the error for an id that is taken, with the status that the views show."""
+    given = {"buffer_id": buffer_id, "key": key, "task_id": task_id}
+    status = connection.execute(_STATUS, given).scalar() or "open"
     return EpisodeExistsError(
         f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
         f"episode_id, or leave it out to have one made"
@@ -68,7 +109,10 @@ def exists(key: str, task_id: str, status: str) -> EpisodeExistsError:
 
 
 def end(
-    connection: Connection, buffer_id: int, endings: Iterable[EpisodeEnd], seqs: Mapping[str, int]
+    connection: Connection,
+    buffer_id: int,
+    endings: Iterable[EpisodeEnd],
+    seqs: Mapping[StepPlace, int],
 ) -> None:
     """Store the ends of open episodes, in the transaction that stores their last steps.
 
@@ -76,11 +120,11 @@ def end(
         connection: The transaction.
         buffer_id: The buffer.
         endings: Ends of the episodes.
-        seqs: The number of each id that was stored.
+        seqs: Numbers of steps of this batch.
     """
 
-    def number(step: str | int | None) -> int | None:
-        return seqs.get(step) if isinstance(step, str) else step
+    def number(ending: EpisodeEnd, t: int, known: int | None) -> int | None:
+        return seqs.get((ending.key, ending.task_id, t)) if known is None else known
 
     # In one order: two writers may end several of the same episodes.
     rows = [
@@ -92,8 +136,8 @@ def end(
             "length_": ending.length,
             # SQLite has no NaN, which inf - inf is.
             "return_": None if ending.return_ != ending.return_ else ending.return_,
-            "first_": number(ending.first),
-            "last_": number(ending.last),
+            "first_": number(ending, ending.first_t, ending.first_seq),
+            "last_": number(ending, ending.last_t, ending.last_seq),
             "final_": ending.final_arrays,
             "reward_": ending.reward,
         }

@@ -7,7 +7,6 @@ import orjson
 from sqlalchemy import Connection, Text, cast, select, text
 
 from sqlbuffer.storage.buffers.locks import lock_as_writer
-from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.store import BufferStore
 
@@ -43,9 +42,7 @@ def stored_config(store: BufferStore, layout: str) -> dict[str, Any] | None:
     if store.info.layout != layout:
         return None
     own = buffer_layouts.c.buffer_id == store.info.id
-    with translated(store.url), store.engine.connect() as connection:
-        found = connection.execute(
-            select(cast(buffer_layouts.c.config, Text)).where(own)
-        ).scalar_one_or_none()
+    stored = select(cast(buffer_layouts.c.config, Text)).where(own)
+    found = store.read(lambda connection: connection.execute(stored).scalar_one_or_none())
     config: dict[str, Any] | None = None if found is None else orjson.loads(found)
     return config

@@ -26,7 +26,6 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
@@ -134,12 +133,7 @@ class ItemRing:
 
     def counts(self) -> RingCounts:
         """Return its counters."""
-
-        def work() -> RingCounts:
-            with translated(self.store.url), self.store.engine.connect() as connection:
-                return self.counts_of(connection)
-
-        return self._surviving(work)
+        return self.store.read(self.counts_of)
 
     def counts_of(self, connection: Connection, *, locked: bool = False) -> RingCounts:
         """Return its counters; if locked, they stay unchanged until the transaction ends.

@@ -23,6 +23,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.dialects.connections import hurried, writing
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.limiters import FlowReading
@@ -165,7 +166,7 @@ class Pacer:
 
     def _state(self) -> FlowState:
         store = self._store
-        with translated(store.url), store.engine.connect() as connection:
+        with translated(store.url), reading(store.engine) as connection:
             return limiters.state(connection, store.info.id)
 
     def set_policy(self, policy: Policy | None) -> None:
@@ -274,7 +275,7 @@ class Pacer:
 
     def _read(self) -> FlowReading:
         store = self._store
-        with translated(store.url), store.engine.connect() as connection:
+        with translated(store.url), reading(store.engine) as connection:
             return limiters.read(connection, store.info.id)
 
     def _take(

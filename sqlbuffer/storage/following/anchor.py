@@ -92,32 +92,40 @@ class Anchor:
         """Note that steps were deleted, before `holds`."""
         self._deleted.update(seqs)
 
+    def newest_entry(self, connection: Connection) -> tuple[int, str] | None:
+        """Return the entry to compare later: the newest one in a state."""
+        return self._queries.newest_entry(connection, self._buffer_id)
+
+    def session(self, connection: Connection) -> Hashable:
+        """Return the session of a look; see `AnchorQueries`."""
+        return self._queries.session(connection)
+
     def note(
         self,
-        connection: Connection,
         chunks: Sequence[tuple[int, int, str]],
+        entry: tuple[int, str] | None,
+        session: Hashable,
         *,
         is_start: bool,
-        has_entries: bool,
     ) -> None:
-        """Store the chunks that a look has read.
+        """Store what a look has read, once all of it was read.
 
         Args:
-            connection: Connection of the look.
             chunks: (first_seq, number of steps, id) of each new chunk.
+            entry: The newest entry of the change log; None: there is none, or none is new.
+            session: The session of the look.
             is_start: The look has read everything.
-            has_entries: There were new entries of the change log.
         """
         if is_start:
             self._chunks.clear()
             self._deleted.clear()
         self._chunks.extend(chunks)
-        if is_start or has_entries:
-            self._entry = self._queries.newest_entry(connection, self._buffer_id)
+        if is_start or entry is not None:
+            self._entry = entry
         if self._deleted and self._chunks:
             oldest = min(first for first, _, _ in self._chunks)
             self._deleted = {seq for seq in self._deleted if seq >= oldest}
-        self._sessions.add(self._queries.session(connection))
+        self._sessions.add(session)
 
     def as_json(self) -> Any:
         """Return the argument of `of_json`."""

@@ -1,8 +1,8 @@
 """Follow a buffer of chunks: read its state, and then its changes, look by look."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -55,7 +55,7 @@ _DATABASES = {"sqlite": sqlite, "postgresql": postgresql}
 
 
 class News:
-    """Changes that one look found. They are read while the look is open.
+    """Changes that one look found. They are read while the look is open, and valid when it closed.
 
     Attributes:
         state: The state of the buffer.
@@ -87,6 +87,7 @@ class News:
         self.quarantined: Sequence[int] = ()
         self.released: Sequence[int] = ()
         self.priorities: tuple[Integers, Reals] = NO_PRIORITIES
+        self.cursor: _Cursor | None = None
         self._reads_priorities = False
 
     def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
@@ -203,10 +204,26 @@ class News:
         return _session_keys(self._connection, numbers) if numbers else []
 
 
+class _Cursor(NamedTuple):
+    """Where the next look continues.
+
+    Attributes:
+        state: The state that was read, with what the database needs to find later changes.
+        entry: The newest entry of the change log; None: there is none, or none is new.
+        session: The session of the look.
+        mark: The file when it was read; None on a server.
+    """
+
+    state: BufferState
+    entry: tuple[int, str] | None
+    session: Hashable
+    mark: FileMark | None
+
+
 class Feed:
     """Reads the changes of a buffer, in one state of the database at a time.
 
-    A look that fails changes nothing: the next one reads the same again.
+    A look that is not passed to `accept` changes nothing: the next one reads the same again.
 
     Args:
         buffer: The buffer; its steps are in chunks.
@@ -256,8 +273,9 @@ class Feed:
         """
         if self.is_registered and self._follower.renew():
             return
+        misses_priorities = self.is_registered and self._reads_priorities
         # Evictions by row are known without the log.
-        if self._buffer.info.config.retention.evict_by != "row":
+        if misses_priorities or self._buffer.info.config.retention.evict_by != "row":
             self.start_again()
         try:
             self._follower.register()
@@ -301,6 +319,8 @@ class Feed:
     def look(self) -> Iterator[News | None]:
         """Yield the changes, to be read in the block; None if there are none.
 
+        When the block has ended, the whole look was read, and `accept` takes it.
+
         Raises:
             BufferNotFoundError: The buffer was dropped.
             SchemaTooNewError: The database was upgraded for a later release.
@@ -339,8 +359,21 @@ class Feed:
             if self._reads_priorities:
                 news.read_priorities(entries, self.origin)
             yield news
-            self._note(connection, news, has_entries=bool(entries))
-            self._mark = mark
+            has_new = news.is_start or bool(entries)
+            news.cursor = _Cursor(
+                self._database.noted(connection, buffer_id, now),
+                self._anchor.newest_entry(connection) if has_new else None,
+                self._anchor.session(connection),
+                mark,
+            )
+
+    def accept(self, news: News) -> None:
+        """Continue after a look: the follower has its changes. The look is closed."""
+        cursor = news.cursor
+        assert cursor is not None
+        self._anchor.note(news.read, cursor.entry, cursor.session, is_start=news.is_start)
+        self._open_episodes = news.open_episodes
+        self.state, self._mark = cursor.state, cursor.mark
 
     def _continues(
         self,
@@ -360,11 +393,6 @@ class Feed:
             if entry.kind == "deleted" and entry.seqs is not None:
                 self._anchor.note_deleted(entry.seqs)
         return self._anchor.holds(connection, now.low)
-
-    def _note(self, connection: Connection, news: News, *, has_entries: bool) -> None:
-        self._anchor.note(connection, news.read, is_start=news.is_start, has_entries=has_entries)
-        self._open_episodes = news.open_episodes
-        self.state = self._database.noted(connection, self._buffer.info.id, news.state)
 
 
 def state_of(cursor: Any) -> BufferState:

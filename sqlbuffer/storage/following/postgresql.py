@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.following.anchor import AnchorQueries
@@ -59,8 +60,7 @@ SELECT {_SPAN} FROM unnest(%s::bigint[]) AS w(episode) CROSS JOIN LATERAL (
 """
 _STEP_SPANS = f"""
 SELECT DISTINCT {_SPAN} FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT * FROM chunks WHERE buffer_id = %s AND first_seq <= w.seq AND first_seq > w.seq - 256
-    ORDER BY first_seq DESC LIMIT 1
+    SELECT * FROM chunks {pg_chunk_of("chunks", "%s", "w.seq")}
 ) c
 """
 _DELETED = """
@@ -189,7 +189,7 @@ def episode_spans(
 
 def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[ChunkSpan]:
     """Return the steps of the chunks that may have some steps."""
-    found = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id))
+    found = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id, buffer_id))
     return list(map(ChunkSpan._make, found))
 
 

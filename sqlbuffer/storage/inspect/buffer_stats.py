@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,19 @@ _NUMBERS = 2**40
 _ID = "buffer_id"
 
 
+@dataclass(frozen=True)
+class HeldRows:
+    """Number of rows of a buffer.
+
+    Attributes:
+        rows: The number.
+        exact: Whether it is exact; see `listings.buffers`.
+    """
+
+    rows: int
+    exact: bool = True
+
+
 def stats(queries: RowQueries, window_s: float) -> Stats:
     """Return the statistics of a buffer, with rates over a time in seconds."""
     queries.store_waiting()
@@ -65,7 +79,7 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
         settled = counts[number].settled if counts else None
         with snapshot(engine) as connection:
             rows = queries.count_all_in(connection, settled)
-            found = look(connection, {number: rows}, window_s, counts)
+            found = look(connection, {number: HeldRows(rows)}, window_s, counts)
     if not found:
         raise queries.buffer.dropped()
     return found[0]
@@ -73,7 +87,7 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
 
 def look(
     connection: Connection,
-    rows: Mapping[int, int],
+    held: Mapping[int, HeldRows],
     window_s: float,
     counts: Mapping[int, EvictionCount] | None = None,
     *,
@@ -84,7 +98,7 @@ def look(
 
     Args:
         connection: A snapshot.
-        rows: Number of rows of each buffer. Buffers that were dropped are left out.
+        held: Number of rows of each buffer. Buffers that were dropped are left out.
         window_s: Time of the rates in seconds.
         counts: What is known of the steps that left, read before the snapshot; without it `evicted`
             is a lower bound, the steps below the window.
@@ -92,7 +106,7 @@ def look(
             and no distributions.
         most_episodes: Maximum number of episodes that are counted, of all buffers together.
     """
-    about = connection.execute(_about(list(rows))).all()
+    about = connection.execute(_about(list(held))).all()
     ids = [buffer.buffer_id for buffer in about]
     spans_s = {each.buffer_id: min(window_s, max(each.age_s, SHORTEST_S)) for each in about}
     totals = _totals(connection, ids)
@@ -103,14 +117,14 @@ def look(
     waiting = _waiting(connection, ids)
     evicted = {
         each.buffer_id: evicted_rows(
-            connection, each, _inserted(each), rows[each.buffer_id], counts or {}
+            connection, each, _inserted(each), held[each.buffer_id].rows, counts or {}
         )
         for each in about
     }
     return [
         _stats(
             each,
-            rows[each.buffer_id],
+            held[each.buffer_id],
             evicted[each.buffer_id],
             totals.get(each.buffer_id, (0, 0)),
             spans_s[each.buffer_id],
@@ -125,7 +139,7 @@ def look(
 
 def _stats(
     about: Any,
-    rows: int,
+    held: HeldRows,
     evicted: int,
     totals: tuple[int, int],
     span_s: float,
@@ -136,7 +150,8 @@ def _stats(
 ) -> Stats:
     return Stats(
         about.buffer,
-        rows,
+        held.rows,
+        held.exact,
         about.max_capacity,
         _inserted(about),
         evicted,
@@ -268,23 +283,29 @@ def _rows_of(keys: NDArray[np.int64]) -> tuple[Any, Any, Any]:
 def _sample_rates(
     connection: Connection, about: Sequence[Any], spans_s: Mapping[int, float]
 ) -> dict[int, float]:
-    now = {each.buffer_id: each.now for each in about}
-    totals = dict.fromkeys(now, 0.0)
-    if not now:
+    # The interval in which a buffer was made has no draws of an earlier time.
+    start = {}
+    for each in about:
+        is_younger = each.age_s <= spans_s[each.buffer_id]
+        span_s = each.age_s + limiters.BUCKET_S if is_younger else spans_s[each.buffer_id]
+        start[each.buffer_id] = each.now - span_s
+    totals = dict.fromkeys(start, 0.0)
+    if not start:
         return totals
-    earliest = min(now[number] - spans_s[number] for number in now)
     table = flow_history.c
     statement = (
         select(table.buffer_id, table.bucket, func.sum(table.n_sampled))
         .where(
-            _among(table.buffer_id, list(now)), table.bucket >= int(earliest // limiters.BUCKET_S)
+            _among(table.buffer_id, list(start)),
+            table.bucket >= int(min(start.values()) // limiters.BUCKET_S),
         )
         .group_by(table.buffer_id, table.bucket)
     )
+    now = {each.buffer_id: each.now for each in about}
     for number, bucket, n_rows in connection.execute(statement):
-        start = now[number] - spans_s[number]
-        if bucket >= start // limiters.BUCKET_S:
-            totals[number] += float(n_rows) * limiters.share_since(start, int(bucket), now[number])
+        if bucket >= start[number] // limiters.BUCKET_S:
+            share = limiters.share_since(start[number], int(bucket), now[number])
+            totals[number] += float(n_rows) * share
     return {number: total / spans_s[number] for number, total in totals.items()}
 
 

@@ -1,90 +1,77 @@
 """Listings of the command line. Connections are read-only."""
 
+from collections import defaultdict
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from typing import Any
 
-from sqlalchemy import Connection, text
+import orjson
+from sqlalchemy import Connection, Integer, bindparam, column, literal_column, select, table
 
 from sqlbuffer.config.connection import RETRY_S
 from sqlbuffer.stats import Stats
+from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.live_count import BLOCK
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.readonly import Answer, Stream, query, stream
+from sqlbuffer.storage.database.guarding.statement_process import Stream
+from sqlbuffer.storage.database.readonly import Answer, query, stream
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
+from sqlbuffer.storage.inspect.buffer_stats import HeldRows
 from sqlbuffer.storage.inspect.eviction_counts import eviction_counts
+from sqlbuffer.storage.schema.column_types import IntegerList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
 
-# Counting this many rows and their tasks takes 0.2 s.
+# Counting the tasks of this many rows takes 0.2 s.
 MOST_COUNTED = 100_000
+# Counting this many numbers takes 0.1 s. Writers of the library leave up to 8,192 in a buffer; one
+# that only plain SQL writes to may leave any number. What is looked at each second counts fewer.
+MOST_UNCOUNTED, MOST_UNCOUNTED_LIVE = 1_000_000, 100_000
 
 _SPAN = "CASE WHEN w.high_seq > w.low_seq THEN w.high_seq - w.low_seq ELSE 0 END"
-_TOTAL = f"SELECT coalesce(sum({_SPAN}), 0) FROM v_windows w"
+_COUNTED_BLOCKS = f"""FROM row_blocks k WHERE k.buffer_id = w.buffer_id
+    AND k.block > w.low_seq / {BLOCK} AND k.block < w.high_seq / {BLOCK}"""
+_UNCOUNTED = f"""coalesce(sum(CASE WHEN w.evict_unit = 'row'
+    THEN {_SPAN} - {BLOCK} * (SELECT count(*) {_COUNTED_BLOCKS}) ELSE 0 END), 0)"""
+_TOTALS = f"SELECT coalesce(sum({_SPAN}), 0), {_UNCOUNTED} FROM v_windows w"
+# The numbers of the window, without those that counted blocks lack.
+_MEASURED = f"""CASE WHEN w.evict_unit <> 'row' THEN w.live_rows
+    ELSE {_SPAN} - coalesce((SELECT sum({BLOCK} - k.n_rows) {_COUNTED_BLOCKS}), 0) END"""
+_IS_MEASURED = "CASE WHEN w.evict_unit <> 'row' THEN 1 ELSE 0 END"
 # A buffer has rows or chunks.
 _TASKS_OF_WINDOW = """(SELECT count(DISTINCT e.task_id) FROM experiences e
          WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq)
         + (SELECT count(DISTINCT e.task_id) FROM chunk_steps e
            WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq
              AND e.first_seq > w.low_seq - 256)"""
-_COUNTED = f"""
-SELECT b.buffer, b.rows, b.capacity, b.fill, {_TASKS_OF_WINDOW} AS tasks, b.last_insert_at
-FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
+_FIRST_HELD = """coalesce(
+        (SELECT e.seq FROM experiences e WHERE e.buffer_id = v.buffer_id AND e.seq > v.low_seq
+         ORDER BY e.seq LIMIT 1),
+        (SELECT e.seq FROM chunk_steps e WHERE e.buffer_id = v.buffer_id AND e.seq > v.low_seq
+         AND e.first_seq > v.low_seq - 256 ORDER BY e.first_seq, e.seq LIMIT 1))"""
+_TIME_OF = """(SELECT x.executed_at FROM v_experiences x WHERE x.buffer = b.buffer
+     AND x.seq = w.{0} AND x.first_seq BETWEEN w.{0} - 255 AND w.{0})"""
+_BUFFERS = """
+SELECT b.buffer, {rows} AS rows, {exact} AS exact, b.capacity,
+    CAST({rows} AS double precision) / b.capacity AS fill, {tasks} AS tasks, b.last_insert_at
+FROM v_windows w JOIN v_buffers b ON b.buffer_id = w.buffer_id
 ORDER BY b.buffer
 """
-_COUNTED_ROWS = "SELECT buffer_id, buffer, rows FROM v_buffers"
-_COUNTED_IN_FULL = f"""
-SELECT b.buffer, b.rows, b.capacity, b.fill, {_TASKS_OF_WINDOW} AS tasks,
-    b.evict_by, b.oldest_at, b.newest_at, b.last_insert_at, b.created_at,
+_IN_FULL = f"""
+SELECT b.buffer, {{rows}} AS rows, {{exact}} AS exact, b.capacity,
+    CAST({{rows}} AS double precision) / b.capacity AS fill, {{tasks}} AS tasks, b.evict_by,
+    {{oldest_at}} AS oldest_at, {{newest_at}} AS newest_at, b.last_insert_at, b.created_at,
     b.expired, b.used_up, b.other_session, b.partial, b.leased, b.quarantined,
     b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
-FROM v_buffers b JOIN v_windows w ON w.buffer_id = b.buffer_id
+FROM (SELECT v.*, {_FIRST_HELD} AS first_held FROM v_windows v) w
+JOIN v_buffers b ON b.buffer_id = w.buffer_id
 ORDER BY b.buffer
 """
-# Number of rows by the numbers of the window, without those missing in counted blocks.
-_MEASURED_ROWS = f"""
-SELECT w.buffer_id, w.buffer, w.max_capacity AS capacity, w.evict_unit, w.low_seq, w.high_seq,
-    CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE {_SPAN} - coalesce(
-        (SELECT sum({BLOCK} - k.n_rows) FROM row_blocks k
-         WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / {BLOCK}
-           AND k.block < w.high_seq / {BLOCK}), 0) END AS rows,
-    v.last_insert_at
-FROM v_windows w JOIN v_buffers v ON v.buffer_id = w.buffer_id
-"""
-_MEASURED = f"""
-SELECT buffer, rows, capacity, rows * 1.0 / capacity AS fill, NULL AS tasks, last_insert_at
-FROM ({_MEASURED_ROWS}) measured
-ORDER BY buffer
-"""
-_MEASURED_IN_FULL = f"""
-SELECT m.buffer, m.rows, m.capacity, m.rows * 1.0 / m.capacity AS fill, NULL AS tasks,
-    m.evict_unit AS evict_by,
-    (SELECT x.executed_at FROM v_experiences x
-     WHERE x.buffer = m.buffer AND x.seq = m.oldest_seq
-       AND x.first_seq BETWEEN m.oldest_seq - 255 AND m.oldest_seq) AS oldest_at,
-    (SELECT x.executed_at FROM v_experiences x
-     WHERE x.buffer = m.buffer AND x.seq = m.high_seq
-       AND x.first_seq BETWEEN m.high_seq - 255 AND m.high_seq) AS newest_at,
-    m.last_insert_at, b.created_at,
-    b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session,
-    b.n_partial AS partial,
-    (SELECT CAST(coalesce(sum(l.rows), 0) AS bigint) FROM v_leases l
-     WHERE l.buffer = m.buffer AND l.alive) AS leased,
-    CASE WHEN b.has_quarantine THEN
-        (SELECT count(*) FROM quarantine q WHERE q.buffer_id = b.id AND q.seq > m.low_seq)
-    ELSE 0 END AS quarantined,
-    b.clock, v.max_staleness, v.max_use, v.min_size, b.alpha
-FROM (
-    SELECT r.*, coalesce(
-        (SELECT e.seq FROM experiences e WHERE e.buffer_id = r.buffer_id AND e.seq > r.low_seq
-         ORDER BY e.seq LIMIT 1),
-        (SELECT e.seq FROM chunk_steps e WHERE e.buffer_id = r.buffer_id AND e.seq > r.low_seq
-         AND e.first_seq > r.low_seq - 256 ORDER BY e.first_seq, e.seq LIMIT 1)) AS oldest_seq
-    FROM ({_MEASURED_ROWS}) r
-) m
-JOIN buffers b ON b.id = m.buffer_id
-JOIN v_buffers v ON v.buffer_id = m.buffer_id
-ORDER BY m.buffer
+_FIELDS = """
+SELECT buffer, field, level, dtype, shape, comparable FROM v_fields
+ORDER BY buffer, level DESC, position
 """
 _TASKS = """
 SELECT task_id, task_name, steps, agents, total_reward, first_at, last_at,
@@ -100,13 +87,16 @@ _NEWEST_SEQ = "SELECT high_seq FROM v_windows WHERE buffer = :buffer"
 def buffers(url: str | None, *, exact: bool = False) -> Answer:
     """Return a short description of each buffer.
 
+    `exact` is False where `rows` and `fill` are estimates: the numbers of the window, without those
+    known to have no row. Rows are counted unless more than a million numbers are to be looked at;
+    that takes a buffer that only plain SQL writes to, or very many buffers. Tasks are counted where
+    there are few rows; else `tasks` is null.
+
     Args:
         url: The database.
-        exact: Count rows and tasks, also if there are many. By default they are counted only if
-            there are few. Otherwise `rows` is the number of row numbers in the window, without
-            those known to have no row, and `tasks` is null.
+        exact: Count rows and tasks, also if there are many.
     """
-    return query(url, _COUNTED if exact or _is_small(url) else _MEASURED)
+    return _listed(url, _BUFFERS, exact)
 
 
 def buffers_in_full(url: str | None, *, exact: bool = False) -> Answer:
@@ -114,10 +104,48 @@ def buffers_in_full(url: str | None, *, exact: bool = False) -> Answer:
 
     Args:
         url: The database.
-        exact: See `buffers`. If rows are not counted, `oldest_at` and `newest_at` are the times of
+        exact: See `buffers`. If tasks are not counted, `oldest_at` and `newest_at` are the times of
             the row written first and of the row written last.
     """
-    return query(url, _COUNTED_IN_FULL if exact or _is_small(url) else _MEASURED_IN_FULL)
+    return _listed(url, _IN_FULL, exact)
+
+
+def _listed(url: str | None, statement: str, exact: bool) -> Answer:
+    ((n_numbers, n_uncounted),) = query(url, _TOTALS).rows
+    counts_tasks = exact or n_numbers <= MOST_COUNTED
+    counts_rows = exact or n_uncounted <= MOST_UNCOUNTED
+    found = query(
+        url,
+        statement.format(
+            rows="b.rows" if counts_rows else _MEASURED,
+            exact="1" if counts_rows else _IS_MEASURED,
+            tasks=_TASKS_OF_WINDOW if counts_tasks else "NULL",
+            oldest_at="b.oldest_at" if counts_tasks else _TIME_OF.format("first_held"),
+            newest_at="b.newest_at" if counts_tasks else _TIME_OF.format("high_seq"),
+        ),
+    )
+    place = found.columns.index("exact")  # which SQLite returns as a number
+    rows = [(*row[:place], bool(row[place]), *row[place + 1 :]) for row in found.rows]
+    return Answer(found.columns, rows)
+
+
+def fields(url: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Return the typed fields of each buffer that has some: `field`, `level`, `dtype`, `shape` and
+    `comparable`, those of steps before those of episodes.
+    """
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for buffer, field, level, dtype, shape, comparable in query(url, _FIELDS).rows:
+        lengths = orjson.loads(shape) if isinstance(shape, str) else shape
+        found[buffer].append(
+            {
+                "field": field,
+                "level": level,
+                "dtype": dtype,
+                "shape": lengths,
+                "comparable": bool(comparable),
+            }
+        )
+    return found
 
 
 def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]:
@@ -144,17 +172,21 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
     return retried(look, RETRY_S, lambda: close_idle(resolved))
 
 
-def held_rows(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return the number of rows of each of some buffers; see `figures`."""
-    is_small = connection.execute(text(_TOTAL)).scalar_one() <= MOST_COUNTED
-    counted = _COUNTED_ROWS if is_small else _MEASURED_ROWS
-    held = connection.execute(text(f"SELECT buffer_id, rows FROM ({counted}) held"))
-    return {int(number): int(rows) for number, rows in held if number in ids}
-
-
-def _is_small(url: str | None) -> bool:
-    ((total,),) = query(url, _TOTAL).rows
-    return bool(total <= MOST_COUNTED)
+def held_rows(connection: Connection, ids: Collection[int]) -> dict[int, HeldRows]:
+    """Return the number of rows of each of some buffers; see `buffers`. It counts fewer."""
+    listed = bindparam("ids", list(ids), IntegerList())
+    w, b = windows.alias("w"), table("v_buffers", column("buffer_id"), column("rows"))
+    is_one = is_one_of(w.c.buffer_id, listed)
+    uncounted = select(literal_column(_UNCOUNTED, Integer)).select_from(w).where(is_one)
+    if connection.execute(uncounted).scalar_one() <= MOST_UNCOUNTED_LIVE:
+        counted = select(b.c.buffer_id, b.c.rows).where(is_one_of(b.c.buffer_id, listed))
+        return {int(number): HeldRows(int(rows)) for number, rows in connection.execute(counted)}
+    columns: list[Any] = [literal_column(_MEASURED), literal_column(_IS_MEASURED)]
+    measured = select(w.c.buffer_id, *columns).where(is_one)
+    return {
+        int(number): HeldRows(int(rows), bool(exact))
+        for number, rows, exact in connection.execute(measured)
+    }
 
 
 def tasks(url: str | None, buffer: str, limit: int) -> AbstractContextManager[Stream]:

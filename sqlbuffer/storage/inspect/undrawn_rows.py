@@ -1,10 +1,11 @@
-"""Count the rows that match and cannot be drawn, by cause."""
+"""Say why too few rows are drawn: the buffer is empty, none match, or they cannot be drawn."""
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Connection, func, select, true
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.buffer_info import why_empty
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
@@ -19,6 +20,7 @@ class UndrawnRows:
     """Numbers of rows that match and cannot be drawn. A row with two causes counts in both.
 
     Attributes:
+        why_none: Why no row matches, as text behind the name of the buffer; "" if some do.
         in_no_episode: Rows without an episode, if only rows of episodes are drawn.
         in_quarantine: Rows in quarantine.
         stale: Rows too far behind the clock.
@@ -26,6 +28,7 @@ class UndrawnRows:
         used_up: Rows that reached `max_use`.
     """
 
+    why_none: str
     in_no_episode: int
     in_quarantine: int
     stale: int
@@ -58,13 +61,27 @@ def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnR
             query = select(func.count()).select_from(experiences).where(where, cause)
             return int(connection.execute(query).scalar_one())
 
+        if not count(true()):
+            return UndrawnRows(_why_none(connection, buffer.info.id, now.low, node), 0, 0, 0, 0, 0)
+
         def barred(limit: Eligibility) -> int:
             return count(limit.is_ineligible(experiences)) if limit else 0
 
         return UndrawnRows(
+            "",
             count(experiences.c.episode_id.is_(None)) if of_episodes else 0,
             barred(Eligibility(quarantine=limits.quarantine)),
             barred(Eligibility(oldest_version=limits.oldest_version)),
             barred(Eligibility(session=limits.session)),
             barred(Eligibility(max_use=limits.max_use)),
         )
+
+
+def _why_none(connection: Connection, buffer_id: int, low: int, node: Node) -> str:
+    """Return why no row matches, as text behind the name of the buffer."""
+    held = statements.in_window(buffer_id, low, EVERYTHING)
+    counted = select(func.count()).select_from(experiences).where(held)
+    n_rows = 0 if node == EVERYTHING else int(connection.execute(counted).scalar_one())
+    if not n_rows:
+        return why_empty(connection, buffer_id)
+    return f"has {n_rows:,} rows, and none of them matches the condition"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.priority_values import as_array
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
@@ -46,7 +47,7 @@ def checked_labels(values: Mapping[str, Any], extra: Any, n: int) -> list[Label]
 def checked_version(version: Any) -> int | None:
     """Return a version; None if none is given."""
     if isinstance(version, (bool, np.bool_)):
-        raise FieldError(f"version: expected an integer of 64 bits, got {version!r}")
+        raise FieldError(f"version: expected an integer of 64 bits, got {shown(version)}")
     return None if version is None else encode_step(version, "version")
 
 
@@ -80,7 +81,7 @@ def _finite(name: str, array: Any) -> list[float]:
     if not array.size:
         return []
     if array.dtype.kind not in "iuf":
-        raise FieldError(f"{name}: expected finite numbers, got {array[0]!r}")
+        raise FieldError(f"{name}: expected finite numbers, got {shown(array[0])}")
     with np.errstate(over="ignore"):
         reals = array.astype(np.float64) + 0.0  # no -0.0
     wrong = np.flatnonzero(~np.isfinite(reals))
@@ -97,7 +98,9 @@ def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:
     if isinstance(extra, Mapping):
         return [_tree(extra, "extra")] * n
     if not isinstance(extra, (list, tuple)):
-        raise FieldError(f"extra: expected a dict, or a list of one for each row, got {extra!r}")
+        raise FieldError(
+            f"extra: expected a dict, or a list of one for each row, got {shown(extra)}"
+        )
     if len(extra) != n:
         raise FieldError(f"extra: expected {n} dicts or one, got {len(extra)}")
     return [_tree(each, f"extra[{i}]") for i, each in enumerate(extra)]
@@ -105,10 +108,10 @@ def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:
 
 def _tree(extra: Any, path: str) -> dict[str, Any]:
     if not isinstance(extra, Mapping) or not extra:
-        raise FieldError(f"{path}: expected a dict with at least one key, got {extra!r}")
+        raise FieldError(f"{path}: expected a dict with at least one key, got {shown(extra)}")
     for key in extra:
         if not isinstance(key, str):
-            raise FieldError(f"{path}: its keys are texts, got {key!r}")
+            raise FieldError(f"{path}: its keys are texts, got {shown(key)}")
     encoder = Encoder()
     tree: dict[str, Any] = encoder.tree({str(key): value for key, value in extra.items()}, path)
     if encoder.blob:

@@ -98,11 +98,33 @@ class Annotation:
     labels: Label | Sequence[Label]
     version: int | None
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the rows; none, if a function selects them."""
+        return self.target if isinstance(self.target, Sequence) else ()
+
     def label_of(self) -> Mapping[int, Label] | None:
         """Return the label of each number; None if all rows get the same."""
         if isinstance(self.labels, Label) or not isinstance(self.target, Sequence):
             return None
         return dict(zip(self.target, self.labels, strict=True))
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What became of an annotation.
+
+    Attributes:
+        n_rows: Number of annotated rows.
+        missing: Numbers that were given, and that the buffer does not hold.
+        low: Rows up to this number are evicted.
+        high: The newest row.
+    """
+
+    n_rows: int
+    missing: Sequence[int]
+    low: int
+    high: int
 
 
 class Labelling:
@@ -115,17 +137,18 @@ class Labelling:
     def __init__(self, buffer: OpenBuffer) -> None:
         self.buffer = buffer
 
-    def annotate(self, annotation: Annotation) -> int:
-        """Write an annotation in one transaction; return how many of its rows the buffer holds."""
-        n_rows = self.buffer.write(lambda connection: self._write_labels(connection, annotation))
-        clean_after_write(self.buffer.engine, n_rows)
-        return n_rows
+    def annotate(self, annotation: Annotation) -> Annotated:
+        """Write an annotation in one transaction."""
+        written = self.buffer.write(lambda connection: self._write_labels(connection, annotation))
+        clean_after_write(self.buffer.engine, written.n_rows)
+        return written
 
-    def _write_labels(self, connection: Connection, annotation: Annotation) -> int:
+    def _write_labels(self, connection: Connection, annotation: Annotation) -> Annotated:
         window = self.buffer.window_in(connection)
         seqs = self._held(connection, annotation.target, window)
+        missing = sorted(set(annotation.numbers).difference(seqs))
         if not seqs:
-            return 0
+            return Annotated(0, missing, window.low, window.high)
         self._begin_labels(connection, window)
         # All rows, in ascending order, before reading values that other transactions may change.
         before: dict[int, float | None] = {}
@@ -141,7 +164,7 @@ class Labelling:
             said = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
             n_written += self._write_chunk(connection, window.low, version, said, before, changes)
         self._change_returns(connection, changes)
-        return n_written
+        return Annotated(n_written, missing, window.low, window.high)
 
     def _held(
         self, connection: Connection, target: SelectSeqs | Sequence[int], window: BufferWindow

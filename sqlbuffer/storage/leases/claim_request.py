@@ -45,6 +45,10 @@ def _bounds(seq: Any) -> Any:
     return (seq > low) & (seq <= high)
 
 
+# Rows of the queue that are in the window, also used up ones that have not left yet.
+in_window = in_buffer & _bounds(items.c.seq)
+
+
 def _held(seq: Any) -> Any:
     return in_buffer & _bounds(seq) & ~items.c.used_up
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,
@@ -96,6 +96,36 @@ def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
     They are those of all tasks or episodes, or the named ones.
     """
     own = _summed(limits, wanted, named=named).subquery("groups").c
+    may_go, late = _may_go(own, wanted)
+    return select(
+        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
+        case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
+    )  # fmt: skip
+
+
+def states_of_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+    """Select the key, the size and the state of each group: `free`, or the first reason why it
+    cannot be claimed.
+    """
+    own = _summed(limits, wanted, named=False).subquery("groups").c
+    may_go, _ = _may_go(own, wanted)
+    is_small: Any = literal(wanted.group_by == "task_id") & (own.size < wanted.min_group_size)
+    tests = {
+        "free": may_go,
+        "leased": own.n_held > 0,
+        "unmatched": own.matches == 0,
+        "in quarantine": own.n_in_quarantine > 0,
+        "stale": own.n_stale > 0,
+        "of another session": own.n_of_other_sessions > 0,
+        "open": own.n_open > 0,
+        "small": is_small,
+    }
+    state = case(*((test, name) for name, test in tests.items()), else_="cut")
+    return select(own.key, own.size, state.label("state")).order_by(own.first_seq)
+
+
+def _may_go(own: Any, wanted: ClaimRequest) -> tuple[Any, Any]:
+    """Return the expressions for a group that may be claimed, and for one that is late."""
     is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
     if wanted.group_by == "task_id":
         # A group that was claimed once is closed: later steps of an episode form another group.
@@ -106,11 +136,7 @@ def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
         is_old = age_s(own.newest) > wanted.group_timeout_s
         late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
     may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
-    may_go = and_(own.n_ineligible == 0, own.matches == 1, may_go)
-    return select(
-        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
-        case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
-    )  # fmt: skip
+    return and_(own.n_ineligible == 0, own.matches == 1, may_go), late
 
 
 def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
@@ -132,6 +158,8 @@ def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select
         n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
         func.sum(own.n_ineligible).label("n_ineligible"),
         func.sum(own.n_in_quarantine).label("n_in_quarantine"),
+        func.sum(own.n_stale).label("n_stale"),
+        func.sum(own.n_of_other_sessions).label("n_of_other_sessions"),
         func.max(own.newest).label("newest"),
         func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
         func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
@@ -147,20 +175,26 @@ def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
     match: Any = literal(1, BigInteger())
     if wanted.node != EVERYTHING:
         match = case((matches(wanted.node), 1), else_=0)
-    is_kept: Any = literal(0)
-    if limits.quarantine:
-        is_kept = case((is_in_quarantine(items.c.buffer_id, items.c.seq), 1), else_=0)
+    is_kept = excluded(Eligibility(quarantine=limits.quarantine))
+    is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
+    is_foreign = excluded(Eligibility(session=limits.session))
     found = select(
         key.label("key"), items.c.group_seq, items.c.episode_id,
         func.min(items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
-        func.sum(is_kept).label("n_in_quarantine"),
+        func.sum(is_kept).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
+        func.sum(is_foreign).label("n_of_other_sessions"),
         func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
     found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
     found = found.where(key.is_not(None))
     return found.group_by(key, items.c.group_seq, items.c.episode_id)
+
+
+def excluded(limits: Eligibility) -> Any:
+    """Return 1 for a row of the queue that limits exclude, else 0."""
+    return case((limits.is_ineligible(items), 1), else_=0) if limits else literal(0)
 
 
 def _key(wanted: ClaimRequest) -> ColumnElement[Any]:

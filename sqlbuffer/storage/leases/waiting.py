@@ -3,19 +3,31 @@
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
 
+from sqlbuffer.config.setting_groups import SamplingConfig
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
+from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.storage.buffers.buffer_info import why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.leases.claim_request import COUNT, ClaimRequest, Scope, claimable, is_free
-from sqlbuffer.storage.leases.claim_request import held as held_by_buffer
-from sqlbuffer.storage.leases.groups import groups
+from sqlbuffer.storage.leases.claim_request import (
+    COUNT,
+    ClaimRequest,
+    Scope,
+    claimable,
+    in_window,
+    is_free,
+    matches,
+)
+from sqlbuffer.storage.leases.groups import groups, states_of_groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
 from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
@@ -130,7 +142,7 @@ class Look:
 
     def _look(self) -> bool:
         leases = self._leases
-        with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
+        with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
                 now = leases.source.window_answered([] if row is None else [row[1:]])
@@ -178,74 +190,105 @@ def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
 
 def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str:
     """Return a message for people that names what is missing."""
-    with translated(leases.buffer.url), leases.buffer.engine.connect() as connection:
-        window = select_sampled_window(
-            leases.buffer.info.id, leases.buffer.info.config.retention.evict_by
-        )
+    info = leases.buffer.info
+    with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
+        window = select_sampled_window(info.id, info.config.retention.evict_by)
         now = SampledWindow(*connection.execute(window).one())
         limits = leases.restrictions.limits_of_leases(now)
-        scope = Scope(leases.buffer.info.id, now.low, None, limits)
-        if wanted.group_by is None:
-            counts = select(
-                func.count(),
-                func.sum(case((claimable(limits, wanted.node), 1), else_=0)),
-                func.sum(case((is_free, 0), else_=1)),
-            ).where(held_by_buffer)
-            row = connection.execute(counts, scope.parameters()).one()
-            rows, free, leased = (int(n or 0) for n in row)
-            found = f"{free} rows may be claimed, {leased} are leased by others"
-            found += f", and {rows - free - leased} are excluded or do not match{_bars(limits)}"
+        scope = Scope(info.id, now.low, None, limits)
+        rows = _rows_by_state(connection, scope, wanted)
+        if not rows:
+            found = f"the buffer {why_empty(connection, info.id)}"
+        elif wanted.group_by is None:
+            found = _of_rows(rows, info.config.sampling)
         else:
-            every = groups(limits, wanted, named=False)
-            rows_of = [*connection.execute(every, scope.parameters())]
-            found = _of_groups(rows_of, wanted, _names(connection, rows_of, wanted), limits)
+            found = _of_groups(connection, scope, wanted, rows, info.config.sampling)
     asked = "rows" if wanted.group_by is None else f"groups by {wanted.group_by}"
     return (
-        f"buffer {leases.buffer.info.name!r}: asked for {wanted.n} {asked}, and within "
-        f"{timeout_s:g} s there were too few: {found}; wait longer (timeout_s), ask for fewer, or "
-        f"see v_queue and v_leases"
+        f"buffer {info.name!r}: asked for {wanted.n} {asked}, and within {timeout_s:g} s there "
+        f"were too few: {found}; wait longer (timeout_s), ask for fewer, or see v_queue and "
+        f"v_leases"
     )
+
+
+def _rows_by_state(connection: Connection, scope: Scope, wanted: ClaimRequest) -> Mapping[str, int]:
+    """Return the number of rows of the queue by what they are, or by why they cannot be claimed.
+
+    If there are several reasons, a row counts under the first.
+    """
+    limits = scope.limits
+    tests: dict[str, Any] = {"leased": ~is_free, "used up": items.c.used_up}
+    if wanted.group_by == "episode_id":
+        tests["in no episode"] = items.c.episode_id.is_(None)
+    if wanted.node != EVERYTHING and wanted.group_by is None:
+        tests["unmatched"] = ~matches(wanted.node)
+    for name, limit in (
+        ("in quarantine", Eligibility(quarantine=limits.quarantine)),
+        ("stale", Eligibility(oldest_version=limits.oldest_version)),
+        ("of another session", Eligibility(session=limits.session)),
+    ):
+        if limit:
+            tests[name] = limit.is_ineligible(items)
+    state = case(*((test, name) for name, test in tests.items()), else_="free")
+    states = select(state.label("state")).where(in_window).subquery("states").c
+    counted: Any = select(states.state, func.count()).group_by(states.state)
+    return {name: int(n) for name, n in connection.execute(counted, scope.parameters())}
+
+
+def _of_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
+    words = {
+        "leased": "leased by others",
+        "unmatched": "that do not match the condition",
+        **_limit_words(settings),
+    }
+    parts = [f"{rows.get('free', 0)} rows may be claimed"]
+    return ", ".join([*parts, *(f"{rows[name]} {words[name]}" for name in words if name in rows)])
+
+
+def _limit_words(settings: SamplingConfig) -> dict[str, str]:
+    return {
+        "used up": f"used up (max_use {settings.max_use})",
+        "in quarantine": "in quarantine",
+        "stale": f"more than {settings.max_staleness} behind the clock (max_staleness)",
+        "of another session": "of another session (current_session_only)",
+    }
 
 
 def _of_groups(
-    found: list[Any], wanted: ClaimRequest, names: Mapping[Any, str], limits: Eligibility
+    connection: Connection,
+    scope: Scope,
+    wanted: ClaimRequest,
+    rows: Mapping[str, int],
+    settings: SamplingConfig,
 ) -> str:
-    ready = sum(row.claimable for row in found)
-    leased = sum(row.n_held > 0 for row in found)
-    partial = _partial(found)
-    wants = ""
-    if wanted.group_by == "task_id":
-        wants = f" of {wanted.min_group_size} rollouts, have one that is open"
-    text = (
-        f"{ready} groups may be claimed, {leased} are leased by others, {len(partial)} are not "
-        f"complete{wants}, do not match or are excluded"
-    )
-    sizes = [f"{names.get(row.key, row.key)!r}: {row.size}" for row in partial[:SHOWN]]
-    if len(partial) > SHOWN:
-        sizes.append("...")
-    return f"{text}{_bars(limits)}" + (f" ({', '.join(sizes)})" if sizes else "")
+    groups_by_state: dict[str, list[Any]] = defaultdict(list)
+    for group in connection.execute(states_of_groups(scope.limits, wanted), scope.parameters()):
+        groups_by_state[group.state].append(group)
+    is_episode = wanted.group_by == "episode_id"
+    words = {
+        "leased": "leased by others",
+        "unmatched": "without a row that matches the condition",
+        **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
+        "open": "open" if is_episode else "with an open episode",
+        "small": f"of fewer than {wanted.min_group_size} rollouts",
+        "cut": "with steps that were evicted",
+    }
+    parts = [f"{len(groups_by_state['free'])} groups may be claimed"]
+    for state, text in words.items():
+        if found := groups_by_state[state]:
+            parts.append(f"{len(found)} {text}{_sizes(connection, found, is_episode)}")
+    if len(parts) == 1:
+        of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
+        parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]
+    return ", ".join(parts)
 
 
-def _partial(found: list[Any]) -> list[Any]:
-    return [row for row in found if not row.claimable and not row.n_held]
-
-
-def _names(connection: Connection, found: list[Any], wanted: ClaimRequest) -> Mapping[Any, str]:
-    """Return the users' names of the episodes that are shown."""
-    if wanted.group_by != "episode_id":
-        return {}
-    ids = [row.key for row in _partial(found)[:SHOWN]]
-    known = connection.execute(select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(ids)))
-    return {row.id: row.key for row in known}
-
-
-def _bars(limits: Eligibility) -> str:
-    """Return the limits that exclude rows now, as text; empty if there are none."""
-    kinds = []
-    if limits.oldest_version is not None:
-        kinds.append(f"of a version below {limits.oldest_version} (max_staleness)")
-    if limits.session is not None:
-        kinds.append("of another session (current_session_only)")
-    if limits.quarantine:
-        kinds.append("in quarantine")
-    return f" (excluded: rows {' or '.join(kinds)})" if kinds else ""
+def _sizes(connection: Connection, found: Sequence[Any], is_episode: bool) -> str:
+    """Return the first groups with their numbers of rollouts."""
+    shown: dict[Any, int] = {group.key: group.size for group in found[:SHOWN]}
+    names: dict[Any, str] = {}
+    if is_episode:
+        known: Any = select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(shown))
+        names = dict(connection.execute(known).all())
+    sizes = [f"{names.get(key, key)!r}: {size}" for key, size in shown.items()]
+    return f" ({', '.join([*sizes, '...'] if len(found) > SHOWN else sizes)})"

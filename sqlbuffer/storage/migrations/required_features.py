@@ -15,10 +15,8 @@ from sqlbuffer.errors import UnsupportedDatabaseError
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.urls import shown_url
 
-_ENGINES = "use PostgreSQL, see docs/how-to/engines.md"
-_POOLER = (
-    "set the pooler to transaction mode, see docs/how-to/use-pgbouncer-or-managed-postgresql.md"
-)
+_ENGINES = "use PostgreSQL 15 or later itself, not a system that only speaks its protocol"
+_POOLER = "set the pooler to transaction mode, in pgbouncer: pool_mode = transaction"
 _LOCKS = "advisory locks"
 _TRANSACTIONS = "transactions of several statements"
 # URLs, without their databases, of the servers that this process has checked.

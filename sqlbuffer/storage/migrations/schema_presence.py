@@ -16,6 +16,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.migrations import migrate, required_features
 
@@ -40,7 +41,7 @@ def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
     """
     if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
         _want_file(url)
-    with translated(url), engine.connect() as connection:
+    with translated(url), reading(engine) as connection:
         if engine.dialect.name == "sqlite":
             required_features.check_sqlite(connection, url)
         else:

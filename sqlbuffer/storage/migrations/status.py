@@ -8,6 +8,7 @@ from sqlalchemy.engine import URL
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.sqlite_files import existing_file, refuse_memory
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.migrations import migrate
 
@@ -40,7 +41,7 @@ def script_for(url: str | None) -> str:
         StorageUnreachableError: No such file, or no server.
     """
     resolved, engine = _open_existing(url)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         revision = migrate.current(connection)
         if revision is not None and not migrate.is_older(revision):
             migrate.check(connection, resolved, revision)
@@ -68,7 +69,7 @@ def status(url: str | None) -> SchemaStatus:
         StorageUnreachableError: No such file, or no server.
     """
     resolved, engine = _open_existing(url)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         revision = migrate.current(connection)
     return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
 
@@ -83,7 +84,7 @@ def check(url: str | None) -> SchemaStatus:
         StorageUnreachableError: No such file, or no server.
     """
     resolved, engine = _open_existing(url)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         revision = migrate.current(connection)
         migrate.check(connection, resolved, revision)
     return SchemaStatus(shown_url(resolved), revision, migrate.HEAD)
@@ -98,7 +99,7 @@ def create(url: str | None) -> bool:
     resolved = resolve_url(url)
     refuse_memory(resolved)
     engine = engine_for(resolved)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         revision = migrate.current(connection)
         if revision is not None:
             migrate.check(connection, resolved, revision)
@@ -116,7 +117,7 @@ def upgrade(url: str | None) -> bool:
         StorageUnreachableError: No such file, or no server.
     """
     resolved, engine = _open_existing(url)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         revision = migrate.current(connection)
         if revision is None or not migrate.is_older(revision):
             migrate.check(connection, resolved, revision)
@@ -132,7 +133,7 @@ def server(url: str | None) -> Server:
         StorageUnreachableError: No such file, or no server.
     """
     resolved, engine = _open_existing(url)
-    with translated(resolved), engine.connect() as connection:
+    with translated(resolved), reading(engine) as connection:
         version = ".".join(map(str, connection.dialect.server_version_info or ()))
         if connection.dialect.name == "sqlite":
             path = existing_file(resolved)

@@ -23,6 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
@@ -104,9 +105,7 @@ def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> s
     its_step = (
         "(SELECT coalesce(c.initial_priority[k.seq - c.first_seq + 1], 1.0) FROM (SELECT "
         "x.first_seq, x.n_steps, x.initial_priority FROM chunks x "
-        f"WHERE x.buffer_id = {buffer_id} AND x.first_seq <= k.seq "
-        f"AND x.first_seq > k.seq - {MOST_STEPS} "
-        "ORDER BY x.first_seq DESC LIMIT 1) AS c WHERE k.seq < c.first_seq + c.n_steps "
+        f"{pg_chunk_of('x', buffer_id, 'k.seq')}) AS c WHERE k.seq < c.first_seq + c.n_steps "
         "AND NOT EXISTS (SELECT 1 FROM deleted_steps d "
         f"WHERE d.buffer_id = {buffer_id} AND d.seq = k.seq OFFSET 0))"
     )

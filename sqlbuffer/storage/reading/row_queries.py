@@ -254,12 +254,11 @@ class RowQueries:
         """Return that select as text, its values written out."""
         return self.buffer.text_of(self.statement(node))
 
-    @retry_on_disconnect
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
         statement = explain(self.buffer.as_run(self.statement(node)))
-        with translated(self.buffer.url), self.buffer.engine.connect() as connection:
-            return "\n".join(str(row[-1]) for row in connection.execute(statement))
+        plan = self.buffer.read(lambda connection: connection.execute(statement).all())
+        return "\n".join(str(row[-1]) for row in plan)
 
 
 def _free(rows: Sequence[Row]) -> list[Row]:

@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from sqlbuffer.errors import BufferConfigError, StorageBusyError
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.own_writes import OwnWrites, WaitingSteps
-from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.migrations.required_features import check_first_opening
 
@@ -116,7 +115,8 @@ class StandbyReads(OwnWrites):
             BufferConfigError: It is not.
             UnsupportedDatabaseError: A pooler before it lacks what each opening needs.
         """
-        self._standby.with_retries(self._check_standby_opening)
+        url = self._standby.url
+        self._standby.read(lambda connection: check_first_opening(connection, url))
         shown = self._standby.shown_url
         _, is_standby = self._ask(self._standby, _SERVER)
         if not is_standby:
@@ -132,11 +132,6 @@ class StandbyReads(OwnWrites):
                 f"give a standby of that server, with the same database"
             )
 
-    def _check_standby_opening(self) -> None:
-        url = self._standby.url
-        with translated(url), self._standby.engine.connect() as connection:
-            check_first_opening(connection, url)
-
     @property
     def _longest_wait_s(self) -> float:
         return LONGEST_WAIT_S if self._max_lag_s is None else self._max_lag_s
@@ -151,14 +146,13 @@ class StandbyReads(OwnWrites):
         """Return where the log of the primary ends, with all that was committed."""
         primary = self._primary
 
-        def flush() -> str:
-            with translated(primary.url), primary.engine.connect() as connection:
-                for statement in _FLUSH:
-                    connection.execute(statement)
-                connection.commit()
-                return str(connection.execute(_WRITTEN).scalar_one())
+        def flush(connection: Connection) -> str:
+            for statement in _FLUSH:
+                connection.execute(statement)
+            connection.commit()
+            return str(connection.execute(_WRITTEN).scalar_one())
 
-        return primary.with_retries(flush)
+        return primary.read(flush)
 
     def _pause(self, deadline: float, why: str) -> None:
         if time.monotonic() > deadline:
@@ -197,8 +191,4 @@ class StandbyReads(OwnWrites):
         )
 
     def _ask(self, buffer: OpenBuffer, statement: Any, **values: Any) -> Any:
-        def ask() -> Any:
-            with translated(buffer.url), buffer.engine.connect() as connection:
-                return connection.execute(statement, values).one()
-
-        return buffer.with_retries(ask)
+        return buffer.read(lambda connection: connection.execute(statement, values).one())

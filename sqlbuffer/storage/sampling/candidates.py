@@ -9,6 +9,14 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, Select, and_, bindparam, func, literal, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.checks import (
+    checked_count,
+    checked_flag,
+    checked_instance,
+    checked_integer,
+    checked_items,
+    refused,
+)
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
@@ -31,6 +39,7 @@ from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
 
 FEW_HOLES, MOST_PROBED = 8, 65_536
+MAX_SEQS = 2**20  # in one call
 
 
 class Candidates:
@@ -190,8 +199,11 @@ class Candidates:
         """Return the given seq that are matching rows; their payloads are read for the batch.
 
         Numbers of earlier calls are not read again.
+
+        Raises:
+            ArgumentError: They are not a list of integers.
         """
-        asked = dict.fromkeys(seqs)
+        asked = dict.fromkeys(_checked_seqs(seqs))
         if not asked.keys() <= self._probed:
             in_window = (seq for seq in asked if self.low < seq <= self.high)
             if unknown := [seq for seq in in_window if seq not in self._probed]:
@@ -267,21 +279,41 @@ class Candidates:
         )
 
     def random(self, n: int) -> list[int]:
-        """Return up to n matching seq in uniform random order; reads all keys."""
+        """Return up to n matching seq in uniform random order; reads all keys.
+
+        Raises:
+            ArgumentError: n is not an integer from 0 on.
+        """
+        n = checked_count(n, "n")
         self.has_read_keys = True
         return self._scalars(self.select().order_by(func.random()).limit(n))
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
-        """Return n matching seq, uniform over all, by a faster way; None if there is none."""
+        """Return n matching seq, uniform over all, by a faster way; None if there is none.
+
+        Raises:
+            ArgumentError: An argument is invalid.
+        """
+        check_pick(rng, n, replace)
         return None
 
     def newest(self, n: int) -> list[int]:
-        """Return up to n matching seq, newest first."""
+        """Return up to n matching seq, newest first.
+
+        Raises:
+            ArgumentError: n is not an integer from 0 on.
+        """
+        n = checked_count(n, "n")
         found = self._of_numbers(range(self.high, max(self.low, self.high - n - FEW_HOLES), -1), n)
         return self._from_one_end(n, newest=True) if found is None else found
 
     def oldest(self, n: int) -> list[int]:
-        """Return up to n matching seq, oldest first."""
+        """Return up to n matching seq, oldest first.
+
+        Raises:
+            ArgumentError: n is not an integer from 0 on.
+        """
+        n = checked_count(n, "n")
         end = min(self.high, self.low + n + FEW_HOLES)
         found = self._of_numbers(range(self.low + 1, end + 1), n)
         return self._from_one_end(n) if found is None else found
@@ -297,7 +329,12 @@ class Candidates:
         return [seq for seq in numbers if seq in hits][:n] if len(hits) >= n else None
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Return up to `limit` matching seq, oldest first, after the first `offset`."""
+        """Return up to `limit` matching seq, oldest first, after the first `offset`.
+
+        Raises:
+            ArgumentError: One of the two is not an integer from 0 on.
+        """
+        offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
         return self._from_one_end(limit, offset)
 
     def _from_one_end(self, n: int, offset: int = 0, *, newest: bool = False) -> list[int]:
@@ -318,8 +355,12 @@ class Candidates:
             width *= 8
 
     def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
-        """Return {seq: task_id} of the given seq that are the first matching row of their task."""
-        among = compile_condition(self.node) & self._among(seqs)
+        """Return {seq: task_id} of the given seq that are the first matching row of their task.
+
+        Raises:
+            ArgumentError: They are not a list of integers.
+        """
+        among = compile_condition(self.node) & self._among(_checked_seqs(seqs))
         if self.limits:
             among = among & self._is_whole(experiences.c.task_id)
         statement = statements.first_rows_of_tasks(
@@ -335,7 +376,12 @@ class Candidates:
         return list(self.connection.execute(statement).scalars())
 
     def random_tasks(self, n: int) -> list[str]:
-        """Return up to n tasks with a matching row in uniform random order; reads all keys."""
+        """Return up to n tasks with a matching row in uniform random order; reads all keys.
+
+        Raises:
+            ArgumentError: n is not an integer from 0 on.
+        """
+        n = checked_count(n, "n")
         if self.limits:
             return self._whole_tasks(n)
         statement = statements.matching_tasks(self.in_window).order_by(func.random()).limit(n)
@@ -395,3 +441,27 @@ class Candidates:
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
         return list(self.connection.execute(statement).scalars())
+
+
+def check_pick(rng: Any, n: Any, replace: Any) -> None:
+    """Raise unless these are arguments of `Candidates.pick`.
+
+    Raises:
+        ArgumentError: They are not.
+    """
+    what = "a generator of random numbers, such as numpy.random.default_rng()"
+    checked_instance(rng, "rng", np.random.Generator, what)
+    checked_count(n, "n")
+    checked_flag(replace, "replace")
+
+
+def _checked_seqs(seqs: Any) -> Sequence[int]:
+    if isinstance(seqs, range) and not seqs[MAX_SEQS:]:
+        return seqs
+    if isinstance(seqs, list) and set(map(type, seqs)) <= {int}:
+        return seqs
+    what = "a list of integers, the numbers of rows"
+    if not isinstance(seqs, (Sequence, np.ndarray)):
+        raise refused(seqs, "seqs", what)
+    items = checked_items(seqs, "seqs", what, MAX_SEQS)
+    return [checked_integer(seq, "each of seqs") for seq in items]

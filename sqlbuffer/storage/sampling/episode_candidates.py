@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
+from sqlbuffer.checks import checked_count
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.first_step_left import first_step_left
@@ -17,7 +18,7 @@ from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 from sqlbuffer.storage.rows.statement_cache import remembered
-from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.candidates import Candidates, check_pick
 from sqlbuffer.storage.sampling.slice_reading import SliceReading
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
@@ -109,6 +110,7 @@ class EpisodePopulation(Candidates):
 
         It ranks the keys with integers, so that both databases pick the same.
         """
+        check_pick(rng, n, replace)
         if n > MOST_PICKED:
             return None
         numbers = (rng.random(n if replace else _overdrawn(n)) * 2.0**FRACTION_BITS).astype(
@@ -128,6 +130,7 @@ class EpisodePopulation(Candidates):
 
     def random(self, n: int) -> list[int]:
         """Return up to n keys in uniform random order; reads all keys."""
+        n = checked_count(n, "n")
         rng = np.random.default_rng()
         found = self.pick(rng, n, replace=False)
         if found is not None:
@@ -138,11 +141,11 @@ class EpisodePopulation(Candidates):
 
     def newest(self, n: int) -> list[int]:
         """Return up to n keys, newest first."""
-        return sorted(self._pick(_newest, n), reverse=True)
+        return sorted(self._pick(_newest, checked_count(n, "n")), reverse=True)
 
     def oldest(self, n: int) -> list[int]:
         """Return up to n keys, oldest first."""
-        return sorted(self._pick(_oldest, n))
+        return sorted(self._pick(_oldest, checked_count(n, "n")))
 
     def _pick(
         self,

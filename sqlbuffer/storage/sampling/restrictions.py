@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo, why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, oldest_version
@@ -17,6 +17,21 @@ from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
 from sqlbuffer.storage.sampling.slice_reading import SliceReading
+
+
+def below_min_size(name: str, n_rows: int, needed: int, why_none: str) -> str:
+    """Return the message of a draw from a buffer that has fewer rows than `min_size`.
+
+    Args:
+        name: The buffer.
+        n_rows: Number of its rows.
+        needed: Its `min_size`.
+        why_none: Why it has no rows, as text behind its name; "" if it has some.
+    """
+    holds = why_none or f"holds {n_rows} rows"
+    return (
+        f"buffer {name!r} {holds}, and is sampled from {needed} on (min_size); wait for more data"
+    )
 
 
 class Restrictions:
@@ -112,10 +127,8 @@ class Restrictions:
         if self._info.config.retention.evict_by == "row":
             n_rows = self._count(connection, now, needed)
         if n_rows < needed:
-            raise InsufficientDataError(
-                f"buffer {self._info.name!r} holds {n_rows} rows, and is sampled from {needed} on "
-                f"(min_size); wait for more data"
-            )
+            why = "" if n_rows else why_empty(connection, self._info.id)
+            raise InsufficientDataError(below_min_size(self._info.name, n_rows, needed, why))
         if self._info.config.retention.evict_by == "row":
             self._large_enough = state
 

@@ -241,6 +241,7 @@ VIEWS = {
             "task_id": ("text", "the task"),
             "episode_id": ("text", "the rollout of the task"),
             "step": ("integer", "step within the task"),
+            "model_version": ("integer", "version of the model that acted"),
         },
     ),
     "v_sessions": View(

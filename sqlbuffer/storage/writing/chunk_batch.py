@@ -21,6 +21,7 @@ class ChunkBatch:
         endings: Ends of episodes in the batch.
         metas: The user's JSON of episodes that may begin with it.
         whole: Id of the user's for an episode that is stored whole or not at all.
+        ignore: Keys of chunks that make no conflict if they differ from the stored ones.
     """
 
     chunks: Sequence[PackedChunk]
@@ -28,6 +29,7 @@ class ChunkBatch:
     endings: Sequence[EpisodeEnd] = ()
     metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
     whole: EpisodeKey | None = None
+    ignore: frozenset[str] = frozenset()
 
     @property
     def n_steps(self) -> int:

@@ -4,27 +4,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, bindparam, select
 
-from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.codec.plain_json import INT64_MAX
+from sqlbuffer.encoding.packed_chunk import PackedChunk, step_numbers
+from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.errors import UniqueViolation
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import keys, lifecycle
-from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.writing import postgresql, sqlite
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from sqlbuffer.storage.writing.held_steps import HeldSteps
-from sqlbuffer.storage.writing.step_outcomes import StepOutcomes, step_id
+from sqlbuffer.storage.writing.step_outcomes import StepOutcomes
 
 reserve_steps = by_database(sqlite=sqlite.reserve_steps, postgresql=postgresql.reserve_steps)
 insert_numbered = by_database(
@@ -33,11 +33,7 @@ insert_numbered = by_database(
 insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
 after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
 
-_EPISODE = select(episodes.c.next_t, episodes.c.status, episodes.c.length).where(
-    episodes.c.id == bindparam("of_id")
-)
-
-_HAS_STEP_IDS = select(buffers.c.has_step_ids).where(buffers.c.id == bindparam("buffer_id"))
+_EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
 
 
 def insert_chunks(
@@ -56,6 +52,7 @@ def insert_chunks(
 
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
+        OutOfOrderError: A step comes after a later one of its episode.
     """
     if buffer.info.config.retention.evict_by == "episode":
         # Before rows of episodes, as in evictions and annotations.
@@ -69,33 +66,27 @@ class _Insertion:
     def __init__(self, connection: Connection, buffer: OpenBuffer, batch: ChunkBatch) -> None:
         self._connection, self._batch, self._buffer_id = connection, batch, buffer.info.id
         self._chunks = batch.chunks
-        self._outcomes = StepOutcomes(buffer.layout, batch.chunks)
+        self._outcomes = StepOutcomes(buffer.layout, batch.chunks, batch.ignore)
         self._held = HeldSteps(connection, self._buffer_id)
 
     def run(self, once: WriteOnce[StoreResult] | None) -> StoreResult:
         """Insert new steps; return the result of each step."""
         connection, batch, outcomes = self._connection, self._batch, self._outcomes
         if batch.whole is not None:
-            known = lifecycle.free_episode(connection, self._buffer_id, *batch.whole)
-            if known is not None:
-                return self._compared_whole(batch.whole, *known)
+            held_length = lifecycle.begin_whole(
+                connection, self._buffer_id, batch.whole, self._chunks[0], batch.metas
+            )
+            if held_length is not None:
+                return self._compared_whole(held_length)
         self._settle_ids()
-        if batch.whole is not None and not outcomes.is_new.all():
-            self._refuse_new()
+        if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
             return outcomes.result(batch.order)
         self._episode_ids = keys.episode_ids(connection, self._buffer_id, self._chunks, batch.metas)
-        if batch.whole is not None:
-            episode_id = self._episode_ids[0]
-            assert episode_id is not None
-            if not lifecycle.advance(connection, {episode_id: (0, len(outcomes.is_new))}):
-                # Another writer has stored it since.
-                row = connection.execute(_EPISODE, {"of_id": episode_id}).one()
-                return self._compared_whole(batch.whole, row.status, row.length)
-        else:
-            self._settle_episodes()
+        self._settle_episodes()
         self._next_ts = self._lock_appended()
         self._store(once)
-        lifecycle.end(connection, self._buffer_id, self._numbered(batch.endings), {})
+        if batch.endings:
+            lifecycle.end(connection, self._buffer_id, batch.endings, self._places())
         return outcomes.result(batch.order)
 
     def _store(self, once: WriteOnce[StoreResult] | None) -> None:
@@ -130,6 +121,7 @@ class _Insertion:
 
         Raises:
             EpisodeExistsError: The episode has ended.
+            OutOfOrderError: A new step comes after a later one of its episode.
         """
         found = {}
         own = {
@@ -146,18 +138,52 @@ class _Insertion:
             if row is not None and row.status != "open":
                 chunk = self._chunks[i]
                 assert chunk.episode_key is not None
-                raise lifecycle.exists(chunk.episode_key, chunk.task_id, row.status)
+                raise lifecycle.exists(
+                    self._connection, self._buffer_id, chunk.episode_key, chunk.task_id
+                )
             found[episode_id] = 0 if row is None else row.next_t
+        self._newest = {episode_id: self._held.newest_step(episode_id) for episode_id in own}
+        if self._late_step() is not None:
+            # Another writer may have stored the same steps since their ids were compared, and the
+            # newest step may have been deleted.
+            self._settle_ids()
+            self._newest = {
+                episode_id: self._held.newest_step(episode_id, is_held=True) for episode_id in own
+            }
+            late = self._late_step()
+            if late is not None:
+                raise late
         return found
+
+    def _late_step(self) -> OutOfOrderError | None:
+        """Return the error for the first new step that comes after a later one of its episode."""
+        last = {id_: (step, ", which is stored") for id_, step in self._newest.items()}
+        for i, chunk in enumerate(self._chunks):
+            episode_id, places = self._episode_ids[i], self._outcomes.places(i)
+            if episode_id is None or chunk.makes_steps or not len(places):
+                continue
+            steps = step_numbers(chunk, places)
+            before, where = last.get(episode_id, (None, ""))
+            if before is not None and steps[0] < before:
+                return _out_of_order(chunk, steps[0], f"{before}{where}")
+            if chunk.steps is not None and (late := np.flatnonzero(np.diff(steps) < 0)).size:
+                return _out_of_order(chunk, steps[late[0] + 1], f"{steps[late[0]]}")
+            last[episode_id] = int(steps[-1]), ""
+        return None
 
     def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
         """Set the places of steps that are appended to episodes, and advance the episodes."""
-        next_ts, found = dict(self._next_ts), []
+        next_ts, newest, found = dict(self._next_ts), dict(self._newest), []
         for own in numbered:
-            t = None if own.episode_id is None else next_ts.get(own.episode_id)
-            if own.episode_id is not None and own.chunk.t is None and t is not None:
-                next_ts[own.episode_id] = t + own.chunk.n_steps
-                own = own._replace(chunk=replace(own.chunk, t=t))
+            episode_id, chunk = own.episode_id, own.chunk
+            t = None if episode_id is None else next_ts.get(episode_id)
+            if episode_id is not None and chunk.t is None and t is not None:
+                next_ts[episode_id] = t + chunk.n_steps
+                chunk = replace(chunk, t=t)
+                if chunk.makes_steps:
+                    chunk = _continued(chunk, newest[episode_id])
+                newest[episode_id] = int(step_numbers(chunk, np.array([chunk.n_steps - 1]))[0])
+                own = own._replace(chunk=chunk)
             found.append(own)
         spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
         if spans:
@@ -179,18 +205,21 @@ class _Insertion:
         return True
 
     def _settle_ids(self) -> None:
-        """Compare the new steps whose ids are held, or occur earlier in the batch."""
-        given = any(chunk.ids is not None for chunk in self._chunks)
-        if not given and not self._has_step_ids():
+        """Compare the new steps whose given ids are held, or occur earlier in the batch.
+
+        The ids that the library makes are unique: they need no look.
+        """
+        given = [
+            (chunk.ids[place], (i, place))
+            for i, chunk in enumerate(self._chunks)
+            if chunk.ids is not None
+            for place in self._outcomes.places(i).tolist()
+        ]
+        if not given:
             return
-        first_of: dict[str, tuple[int, int]] = {}
-        again: list[tuple[str, tuple[int, int]]] = []
-        for i, chunk in enumerate(self._chunks):
-            for place in self._outcomes.places(i).tolist():
-                id_ = step_id(chunk, place)
-                if first_of.setdefault(id_, (i, place)) != (i, place):
-                    again.append((id_, (i, place)))
-        numbers = self._held.numbers_of(first_of) if given else self._held.given_numbers(first_of)
+        first_of = dict(reversed(given))
+        again = [(id_, step) for id_, step in given if first_of[id_] != step]
+        numbers = self._held.numbers_of(first_of)
         held = self._held.at(numbers.values())
         by_chunk: dict[int, dict[int, Any]] = {}
         for id_, (i, place) in [*first_of.items(), *again]:
@@ -201,13 +230,6 @@ class _Insertion:
         for id_, step in again:
             if numbers.get(id_) not in held:
                 self._outcomes.repeat(first_of[id_], step)
-
-    def _has_step_ids(self) -> bool:
-        """Return True if a step of an episode may have an id that a user gave to another step."""
-        if all(chunk.t is None for chunk in self._chunks):
-            return False
-        own = {"buffer_id": self._buffer_id}
-        return bool(self._connection.execute(_HAS_STEP_IDS, own).scalar())
 
     def _settle_episodes(self) -> None:
         """Advance the episodes of the chunks, and compare steps that they already have."""
@@ -273,47 +295,45 @@ class _Insertion:
         held = self._held.of_episode(episode_id, t, t + n)
         self._outcomes.compare(i, {at - t: step for at, step in held.items()})
 
-    def _compared_whole(self, key: EpisodeKey, status: str, length: int | None) -> StoreResult:
-        """Return the result for a whole episode whose id the buffer holds.
-
-        Raises:
-            EpisodeExistsError: The episode is open, or was aborted.
-        """
-        if status != "complete":
-            raise lifecycle.exists(*key, status)
+    def _compared_whole(self, held_length: int) -> StoreResult:
+        """Return the result for a whole episode whose id the buffer holds."""
         (episode_id, *_) = keys.episode_ids(
             self._connection, self._buffer_id, self._chunks, self._batch.metas
         )
         assert episode_id is not None
-        same = length == len(self._outcomes.is_new)
+        same = held_length == len(self._outcomes.is_new)
         for i, chunk in enumerate(self._chunks):
             self._compare(i, episode_id, chunk.n_steps, same=same)
         return self._outcomes.result(self._batch.order)
 
-    def _refuse_new(self) -> None:
-        for i in range(len(self._chunks)):
-            self._outcomes.refuse(i, self._outcomes.places(i))
-
-    def _numbered(self, endings: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
-        """Return the ends of episodes with the numbers of first and last steps in the batch."""
-        seqs: dict[tuple[str | None, str, int], int] = {}
-        for i, chunk in enumerate(self._chunks if endings else ()):
+    def _places(self) -> dict[lifecycle.StepPlace, int]:
+        """Return the numbers of the first and the last step of each chunk."""
+        found: dict[lifecycle.StepPlace, int] = {}
+        for i, chunk in enumerate(self._chunks):
             for place in (0, chunk.n_steps - 1):
                 seq = int(self._outcomes.seqs[self._outcomes.starts[i] + place])
                 if seq >= 0:
-                    seqs[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
+                    found[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
+        return found
 
-        def number(ending: EpisodeEnd, step: str | int | None, t: int) -> int | None:
-            return seqs.get((ending.key, ending.task_id, t)) if isinstance(step, str) else step
 
-        return [
-            replace(
-                ending,
-                first=number(ending, ending.first, 0),
-                last=number(ending, ending.last, ending.length - 1),
-            )
-            for ending in endings
-        ]
+def _continued(chunk: PackedChunk, newest: int | None) -> PackedChunk:
+    """Return a chunk whose step numbers follow the newest one of its episode."""
+    step = chunk.t if newest is None else newest + 1
+    if step is None or step + chunk.n_steps - 1 > INT64_MAX:
+        raise FieldError(
+            f"episode {chunk.episode_key!r} of task {chunk.task_id!r}: no number of 64 bits "
+            f"follows its last step; give step=..."
+        )
+    return replace(chunk, step=step, steps=None)
+
+
+def _out_of_order(chunk: PackedChunk, step: int, later: str) -> OutOfOrderError:
+    return OutOfOrderError(
+        f"episode {chunk.episode_key!r} of task {chunk.task_id!r}: step {step} comes after step "
+        f"{later}; send the steps of an episode in the order of their step numbers, or use a "
+        f"buffer without typed fields, which takes any order"
+    )
 
 
 def _first_t(chunk: PackedChunk) -> int:

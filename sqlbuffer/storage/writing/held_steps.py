@@ -3,25 +3,32 @@
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, bindparam, or_, select
 
+from sqlbuffer.steps.ids import is_uuid
 from sqlbuffer.storage.buffers.buffer_window import select_window
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.episodes.keys import one_of
-from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.writing.stored_chunks import StoredChunk, stored_chunks
+from sqlbuffer.storage.writing.stored_chunks import StoredChunk, listed, stored_chunks
 
 held_ids = by_database(sqlite=chunks_sqlite.held_ids, postgresql=chunks_postgresql.held_ids)
 
-# The id of a step without a given one: that of its episode or chunk, and its place there.
-_MADE_ID = re.compile(r"(.+)/(0|[1-9]\d{0,17})", re.DOTALL)
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# The id of a step without a given one: that of its chunk, and its place there.
+_MADE_ID = re.compile(r"(.{36})/(0|[1-9]\d{0,2})")
 _MOST_RANGES = 50  # in one statement
+_NEWEST = (
+    select(chunks.c.first_seq, chunks.c.n_steps, chunks.c.step, chunks.c.steps)
+    .where(
+        chunks.c.buffer_id == bindparam("of_buffer"),
+        chunks.c.episode_id == bindparam("of_episode"),
+    )
+    .order_by(chunks.c.t.desc())
+    .limit(1)
+)
 
 
 class HeldStep(NamedTuple):
@@ -51,12 +58,8 @@ class HeldSteps:
             return {}
         found = dict(held_ids(self._connection, self._buffer_id, list(ids)))
         made = self._made_ids([id_ for id_ in ids if id_ not in found])
-        held = self._held(made.values())
+        held = self._held(made.values()) - self._with_given_id(made.values())
         return found | {id_: seq for id_, seq in made.items() if seq in held}
-
-    def given_numbers(self, ids: Collection[str]) -> dict[str, int]:
-        """Return the number of each id that a user gave to a step."""
-        return dict(held_ids(self._connection, self._buffer_id, list(ids))) if ids else {}
 
     def at(self, seqs: Iterable[int]) -> dict[int, HeldStep]:
         """Return the steps that have these numbers, by number."""
@@ -89,6 +92,26 @@ class HeldSteps:
         held = self._held(step.seq for step in found.values())
         return {t: step for t, step in found.items() if first_t <= t < after_t and step.seq in held}
 
+    def newest_step(self, episode_id: int, *, is_held: bool = False) -> int | None:
+        """Return the step number of the newest step of an episode; None if it has no step.
+
+        Args:
+            episode_id: The episode.
+            is_held: The newest one that is inside the window, and was not deleted.
+        """
+        newest = self._connection.execute(
+            _NEWEST, {"of_buffer": self._buffer_id, "of_episode": episode_id}
+        ).one_or_none()
+        if newest is None:
+            return None
+        last = newest.first_seq + newest.n_steps - 1
+        if is_held:
+            last = max(self._held(range(newest.first_seq, last + 1)), default=-1)
+        place, steps = last - newest.first_seq, listed(newest.steps)
+        if place < 0:
+            return None
+        return int(newest.step + place if steps is None else steps[place])
+
     def _held(self, seqs: Iterable[int]) -> set[int]:
         """Return the numbers that are inside the window, and were not deleted."""
         numbers = set(seqs)
@@ -102,32 +125,36 @@ class HeldSteps:
         numbers -= set(self._connection.execute(deleted).scalars())
         return {seq for seq in numbers if seq > low}
 
+    def _with_given_id(self, seqs: Iterable[int]) -> set[int]:
+        """Return the numbers of steps to which users gave an id."""
+        numbers = set(seqs)
+        if not numbers:
+            return numbers
+        own = select(step_ids.c.seq).where(
+            step_ids.c.buffer_id == self._buffer_id,
+            step_ids.c.seq.between(min(numbers), max(numbers)),
+        )
+        return numbers.intersection(self._connection.execute(own).scalars())
+
     def _made_ids(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the number of each id that the library made from an episode or a chunk."""
-        parts = {id_: match.groups() for id_ in ids if (match := _MADE_ID.fullmatch(id_))}
+        """Return the number of each id that the library made from a chunk."""
+        parts = {
+            id_: match.groups()
+            for id_ in ids
+            if (match := _MADE_ID.fullmatch(id_)) and is_uuid(match[1])
+        }
         if not parts:
             return {}
-        keys = {key for key, _ in parts.values()}
-        spans: dict[str, list[tuple[int, int, int]]] = {}
-        for key, t, n_steps, first_seq in self._spans(keys):
-            spans.setdefault(key, []).append((t, n_steps, first_seq))
-        return {
-            id_: first_seq + int(place) - t
-            for id_, (key, place) in parts.items()
-            for t, n_steps, first_seq in spans.get(key, ())
-            if 0 <= int(place) - t < n_steps
-        }
-
-    def _spans(self, keys: Collection[str]) -> Iterable[Any]:
-        """Yield (key, first place, steps, first number) of chunks that have one of the keys."""
-        of_buffer = chunks.c.buffer_id == self._buffer_id
-        of_episodes = (
-            select(episodes.c.key, chunks.c.t, chunks.c.n_steps, chunks.c.first_seq)
-            .join_from(episodes, chunks, chunks.c.episode_id == episodes.c.id)
-            .where(of_buffer, episodes.c.buffer_id == self._buffer_id, one_of(episodes.c.key, keys))
+        own = select(chunks.c.id, chunks.c.n_steps, chunks.c.first_seq).where(
+            chunks.c.buffer_id == self._buffer_id,
+            chunks.c.id.in_({chunk_id for chunk_id, _ in parts.values()}),
         )
-        yield from self._connection.execute(of_episodes)
-        if uuids := [key for key in keys if _UUID.fullmatch(key)]:
-            own = select(chunks.c.id, chunks.c.n_steps, chunks.c.first_seq)
-            found = self._connection.execute(own.where(of_buffer, chunks.c.id.in_(uuids)))
-            yield from ((id_, 0, n_steps, first_seq) for id_, n_steps, first_seq in found)
+        spans = {
+            chunk_id: (n_steps, first_seq)
+            for chunk_id, n_steps, first_seq in self._connection.execute(own)
+        }
+        return {
+            id_: spans[chunk_id][1] + int(place)
+            for id_, (chunk_id, place) in parts.items()
+            if chunk_id in spans and int(place) < spans[chunk_id][0]
+        }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection
@@ -9,6 +10,7 @@ from sqlalchemy import Connection
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
+from sqlbuffer.storage.buffers.buffer_window import select_window
 from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
@@ -16,14 +18,14 @@ from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolat
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import keys, lifecycle
-from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.writing import postgresql, sqlite
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 
-ID = 1 + Record._fields.index("id")
+ID, T = (1 + Record._fields.index(name) for name in ("id", "t"))
 
 reserve_seqs = by_database(sqlite=sqlite.reserve_seqs, postgresql=postgresql.reserve_seqs)
 insert_records = by_database(sqlite=sqlite.insert_records, postgresql=postgresql.insert_records)
@@ -51,12 +53,14 @@ def insert_batch(
     Raises:
         EpisodeExistsError: `whole` is open, or was aborted.
     """
-    of_ids, buffer_id, whole = _by_id(batch.records), buffer.info.id, batch.whole
+    of_ids, buffer_id = _by_id(batch.records), buffer.info.id
+    if batch.whole is not None:
+        held_length = lifecycle.begin_whole(
+            connection, buffer_id, batch.whole, batch.records[0], batch.metas
+        )
+        if held_length is not None:
+            return _compared_whole(connection, buffer, payloads, batch, held_length)
     rows_of = partial(_rows_of_ids, connection, buffer_id, payloads)
-    held_length = _held_length(connection, buffer_id, whole)
-    if held_length is not None:
-        refused = held_length != len(of_ids)
-        return _compared(buffer, batch, of_ids, {}, rows_of(set(of_ids)), refused=refused)
     numbers: dict[str, int] = {}
     given = [record.initial_priority for record in of_ids.values()]
     priorities = given if given.count(None) < len(given) else None
@@ -66,8 +70,7 @@ def insert_batch(
     held = reserved.held
     # Read before the insert, which may evict them.
     stored = rows_of(held)
-    refused = whole is not None and bool(held)
-    while not refused:
+    while True:
         new = [record for record in of_ids.values() if record.id not in held]
         seqs = reserved.seqs[: len(new)]
         numbers = {record.id: seq for record, seq in zip(new, seqs, strict=True)}
@@ -97,12 +100,10 @@ def insert_batch(
             numbers = {}
             stored |= found
             held |= found.keys()
-            if whole is not None:
-                refused = len(found) != len(of_ids)
-                break
-    if batch.endings and (numbers or whole is None):
-        _end_episodes(connection, buffer, batch, {**_seqs(stored), **numbers})
-    return _compared(buffer, batch, of_ids, numbers, stored, refused=refused)
+    known = {**_seqs(stored), **numbers}
+    if batch.endings:
+        _end_episodes(connection, buffer, batch, known)
+    return _compared(buffer, batch, of_ids, numbers, stored)
 
 
 def _by_id(records: Sequence[Record]) -> dict[str, Record]:
@@ -113,28 +114,43 @@ def _by_id(records: Sequence[Record]) -> dict[str, Record]:
     return of_ids
 
 
-def _held_length(connection: Connection, buffer_id: int, whole: EpisodeKey | None) -> int | None:
-    """Return the length of the episode if the buffer holds it.
-
-    Raises:
-        EpisodeExistsError: The episode is open, or was aborted.
-    """
-    held = None if whole is None else lifecycle.free_episode(connection, buffer_id, *whole)
-    if whole is None or held is None:
-        return None
-    status, length = held
-    if status != "complete":
-        raise lifecycle.exists(*whole, status)
-    return length
-
-
 def _end_episodes(
     connection: Connection, buffer: OpenBuffer, batch: WriteBatch, seqs: Mapping[str, int]
 ) -> None:
     if buffer.info.config.retention.evict_by == "episode":
         # First, as in evictions and annotations: an episode that ends may exceed the limit.
         lock_as_writer(connection, buffer.info.id)
-    lifecycle.end(connection, buffer.info.id, batch.endings, seqs)
+    places = {
+        (record.episode_key, record.task_id, record.t): seqs[record.id]
+        for record in batch.records
+        if record.id in seqs
+    }
+    lifecycle.end(connection, buffer.info.id, batch.endings, places)
+
+
+def _compared_whole(
+    connection: Connection,
+    buffer: OpenBuffer,
+    payloads: Payloads,
+    batch: WriteBatch,
+    held_length: int,
+) -> StoreResult:
+    """Return the results for a whole episode whose id the buffer holds.
+
+    Steps are compared with those at their place. Steps that have left are duplicates if the held
+    episode is as long.
+    """
+    records, same_length = batch.records, held_length == len(batch.records)
+    held = _rows_of_episode(connection, buffer.info.id, payloads, batch)
+    conflicts = []
+    for record in records:
+        row = held.get(record.t)
+        is_same = same_length if row is None else _is_same(buffer, batch, record, row[1:])
+        if not is_same:
+            conflicts.append(f"{record.episode_key}/{record.t}")
+    seqs = np.array([held[r.t][0] if r.t in held else -1 for r in records], np.int64)
+    n_same = len(records) - len(conflicts)
+    return StoreResult(0, n_same, len(conflicts), tuple(conflicts), seqs)
 
 
 def _compared(
@@ -143,8 +159,6 @@ def _compared(
     of_ids: Mapping[str, Record],
     numbers: Mapping[str, int],
     stored: Mapping[str, Row],
-    *,
-    refused: bool,
 ) -> StoreResult:
     """Return the results of the rows; rows that were not inserted are compared with the held ones.
 
@@ -154,7 +168,6 @@ def _compared(
         of_ids: Its first row of each id.
         numbers: The number of each id that was inserted.
         stored: The held rows of the other ids, by id.
-        refused: The batch is a whole episode, and another episode has its id.
     """
     known = {**_seqs(stored), **numbers}
     seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)
@@ -166,14 +179,15 @@ def _compared(
             fresh.discard(record.id)
             continue
         held = stored.get(record.id)
-        other = of_ids[record.id] if held is None else held[1:]
-        if not (refused and held is None) and same_content(
-            record, other, ignore=batch.ignore, layout=buffer.layout
-        ):
+        if _is_same(buffer, batch, record, of_ids[record.id] if held is None else held[1:]):
             n_duplicates += 1
         else:
             conflicts.append(record.id)
     return StoreResult(len(numbers), n_duplicates, len(conflicts), tuple(conflicts), seqs)
+
+
+def _is_same(buffer: OpenBuffer, batch: WriteBatch, record: Record, held: Sequence[Any]) -> bool:
+    return same_content(record, held, ignore=batch.ignore, layout=buffer.layout)
 
 
 def _seqs(stored: Mapping[str, Row]) -> dict[str, int]:
@@ -188,3 +202,18 @@ def _rows_of_ids(
     where = (experiences.c.buffer_id == buffer_id) & keys.one_of(experiences.c.id, ids)
     found = payloads.held(connection, fetch(connection, statements.rows(where)))
     return {row[ID]: row for row in found}
+
+
+def _rows_of_episode(
+    connection: Connection, buffer_id: int, payloads: Payloads, batch: WriteBatch
+) -> dict[int | None, Row]:
+    """Return the held rows of the episode of a batch, by their place in it."""
+    (episode_id, *_) = keys.episode_ids(connection, buffer_id, batch.records[:1], batch.metas)
+    low = connection.execute(select_window(buffer_id)).one().low_seq
+    where = (
+        (experiences.c.buffer_id == buffer_id)
+        & (experiences.c.episode_id == episode_id)
+        & (unindexed(experiences.c.seq) > low)
+    )
+    found = payloads.held(connection, fetch(connection, statements.rows(where)))
+    return {row[T]: row for row in found}

@@ -89,9 +89,9 @@ class RowWriter:
 
         def work(connection: Connection) -> None:
             known = lifecycle.free_episode(connection, self.buffer.info.id, key, task)
+            # If there was none before, another process may have begun it since.
             if known is not None or not lifecycle.begin(connection, self.buffer.info.id, beginning):
-                # If there was none before, another process has begun it since.
-                raise lifecycle.exists(key, task, "open" if known is None else known[0])
+                raise lifecycle.exists(connection, self.buffer.info.id, key, task)
 
         self.buffer.write(work)
 

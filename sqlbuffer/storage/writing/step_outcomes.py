@@ -1,6 +1,6 @@
 """The result of each step of a batch of chunks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -25,6 +25,7 @@ class StepOutcomes:
     Args:
         layout: The typed fields.
         chunks: The chunks of the batch.
+        ignore: Keys of chunks that make no conflict if they differ.
 
     Attributes:
         starts: The first step of each chunk, and the number of steps.
@@ -32,8 +33,10 @@ class StepOutcomes:
         seqs: Their numbers, stored now or held before; -1 without one. int64 of shape (n,).
     """
 
-    def __init__(self, layout: Layout, chunks: Sequence[PackedChunk]) -> None:
-        self._layout, self._chunks = layout, chunks
+    def __init__(
+        self, layout: Layout, chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
+    ) -> None:
+        self._layout, self._chunks, self._ignore = layout, chunks, ignore
         self.starts = list(accumulate((chunk.n_steps for chunk in chunks), initial=0))
         n = self.starts[-1]
         self.is_new = np.ones(n, bool)
@@ -58,7 +61,7 @@ class StepOutcomes:
         for places in by_chunk.values():
             theirs = [held[place].place for place in places]
             stored = held[places[0]].stored.chunk
-            same = same_steps(self._layout, self._chunks[i], places, stored, theirs)
+            same = same_steps(self._layout, self._chunks[i], places, stored, theirs, self._ignore)
             at = self.starts[i] + np.array(places, np.int64)
             self.is_new[at], self._is_same[at] = False, same
             self.seqs[at] = [held[place].seq for place in places]
@@ -117,18 +120,13 @@ class StepOutcomes:
         given = np.arange(n) if order is None else order
         conflicts = np.flatnonzero(~self.is_new & ~self._is_same)
         conflicts = conflicts[np.argsort(given[conflicts], kind="stable")]
-        ids = tuple(map(self._id, conflicts.tolist()))
+        ids = tuple(map(self._name, conflicts.tolist()))
         return StoreResult(n_new, n - n_new - len(ids), len(ids), ids, seqs)
 
-    def _id(self, at: int) -> str:
+    def _name(self, at: int) -> str:
+        """Return the id that the user gave to a step, or else its place in its episode."""
         i = int(np.searchsorted(self.starts, at, "right")) - 1
-        return step_id(self._chunks[i], at - self.starts[i])
-
-
-def step_id(chunk: PackedChunk, place: int) -> str:
-    """Return the id of a step: the user's, or that of its episode or chunk with its place there."""
-    if chunk.ids is not None:
-        return chunk.ids[place]
-    if chunk.t is not None:
-        return f"{chunk.episode_key}/{chunk.t + place}"
-    return f"{chunk.id}/{place}"
+        chunk, place = self._chunks[i], at - self.starts[i]
+        if chunk.ids is not None:
+            return chunk.ids[place]
+        return f"{chunk.episode_key}/{(chunk.t or 0) + place}"

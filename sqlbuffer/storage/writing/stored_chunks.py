@@ -56,16 +56,16 @@ def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> l
 
 def _chunk(row: RowMapping) -> PackedChunk:
     given = {name: row[name] for name in (*_PLAIN, *_JOINED)}
-    given |= {name: _listed(row[name]) for name in _LISTS}
+    given |= {name: listed(row[name]) for name in _LISTS}
     for name in _FLAGS:
         if given[name] == []:  # all are False
             given[name] = [False] * row["n_steps"]
-    payloads = _listed(row["payloads"])
+    payloads = listed(row["payloads"])
     if payloads is not None:
         payloads = [None if one is None else json.dumps(one) for one in payloads]
     return PackedChunk(
         **given,
-        reward=_listed(row["reward_t"]),
+        reward=listed(row["reward_t"]),
         payloads=payloads,
         initial_priority=None,
         fields=None,
@@ -73,6 +73,6 @@ def _chunk(row: RowMapping) -> PackedChunk:
     )
 
 
-def _listed(values: Any) -> Any:
+def listed(values: Any) -> Any:
     """Return a list, which is JSON on SQLite."""
     return json.loads(values) if isinstance(values, str) else values

@@ -15,7 +15,7 @@ from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.flow.pacing import let_in_at_end
-from sqlbuffer.waits import held
+from sqlbuffer.waits import held, pause
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -23,10 +23,15 @@ logger = logging.getLogger("sqlbuffer")
 IDLE_S = 1.0
 # Interval at which a reader checks if the storing thread waits for the rate limiter.
 _LOOK_S = 0.01
+# Interval at which a writer that waits for room checks if another one still stores.
+_STALL_S = 0.1
 # A batch is stored when it has this many steps or bytes.
 FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
-# This many rows or bytes may wait for a slow database; then `add` waits as well.
+# This many rows or bytes may wait for a slow database; then `add` waits as well. Fewer rows would
+# have a fast writer wait while the database stores.
 MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
+# This many rows may wait for a rate limiter: they are lost if the process is killed.
+MAX_LIMITED_ROWS = 1_024
 
 
 class QueuedStep(Protocol):
@@ -41,8 +46,8 @@ class QueuedStep(Protocol):
         """The task."""
 
     @property
-    def id(self) -> str:
-        """Its id."""
+    def t(self) -> int | None:
+        """Its place in the episode."""
 
     @property
     def n_bytes(self) -> int:
@@ -88,6 +93,9 @@ class WriteQueue(Generic[S, B]):
         flush_s: Maximum wait of a step in seconds, unless a rate limiter blocks it.
         admit: The buffer's rate limiter.
         admit_now: The same limiter without a wait.
+        is_limited: Returns True if there is a limiter now.
+        max_pending: Largest number of waiting steps; None: `MAX_ROWS`, or `MAX_LIMITED_ROWS` with a
+            limiter.
     """
 
     def __init__(
@@ -97,9 +105,12 @@ class WriteQueue(Generic[S, B]):
         flush_s: float,
         admit: Admit = admit_all,
         admit_now: Admit = admit_all,
+        is_limited: Callable[[], bool] = lambda: False,
+        max_pending: int | None = None,
     ) -> None:
         self._pack, self._write, self._flush_s = pack, write, flush_s
         self._admit, self._admit_now = admit, admit_now
+        self._is_limited, self._max_pending = is_limited, max_pending
         self.forget()
         _queues.add(self)
 
@@ -108,62 +119,106 @@ class WriteQueue(Generic[S, B]):
         self._mutex = threading.Condition()
         self._writing = threading.Lock()
         self._steps: list[S] = []
+        # The steps of a flush that are not packed yet: they may wait for the limiter.
+        self._taken: Sequence[S] = ()
         self._endings: list[EpisodeEnd] = []
         self._metas: dict[EpisodeKey, str] = {}
-        # The first and the last step of each open episode that are stored.
-        self._spans: dict[EpisodeKey, dict[str, int]] = {}
+        # Of each open episode, the number of the first and of the last step stored, by their place.
+        self._spans: dict[EpisodeKey, dict[int | None, int]] = {}
         self._frozen: _Frozen[S, B] | None = None
         self._size_bytes = self._frozen_bytes = 0
         self._due, self._not_before = float("inf"), 0.0
         self._thread: threading.Thread | None = None
         self._error: SQLBufferError | None = None
         self._is_held_back = False  # the rate limiter allows no rows now
+        self._set_most()
+
+    def _set_most(self) -> None:
+        """Find out how many steps may wait: a limiter may have been set or removed."""
+        default = MAX_LIMITED_ROWS if self._is_limited() else MAX_ROWS
+        self._most = default if self._max_pending is None else self._max_pending
+        self._batch_rows = min(FLUSH_ROWS, self._most)
 
     @property
     def n_waiting(self) -> int:
         """Number of waiting steps."""
         frozen = self._frozen
-        return len(self._steps) + (0 if frozen is None else len(frozen.steps))
+        n_frozen = 0 if frozen is None else len(frozen.steps)
+        return len(self._steps) + len(self._taken) + n_frozen
 
     @property
     def is_empty(self) -> bool:
         """True if no step or ending waits."""
-        return not (self._steps or self._endings or self._frozen)
+        return not (self._steps or self._taken or self._endings or self._frozen)
 
     def add(self, step: S, meta: str | None = None) -> None:
-        """Add a step; wait for the database if too many are waiting.
+        """Add a step; wait for the database and the limiter before that, if too many are waiting.
 
         Args:
             step: The step.
             meta: The user's metadata of an episode without a row, with its first step.
 
         Raises:
+            FlowControlError: Too many steps wait, and the rate limiter allowed none in time. They
+                wait, and this one was not added.
             SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
                 this one was not added.
         """
-        if self.take(step, meta):
-            self.flush()
+        if not self._has_room():
+            self.wait_for_room()
+        with self._mutex:
+            self._raise_error()
+            self._take(step, meta)
+            self._ensure_thread()
+            if len(self._steps) == self._batch_rows or self._size_bytes > FLUSH_BYTES:
+                self._mutex.notify_all()
 
-    def take(self, step: S, meta: str | None = None) -> bool:
-        """Add a step, and return True if too many are waiting: then call `flush`.
-
-        Args:
-            step: The step.
-            meta: See `add`.
+    def wait_for_room(self, n: int = 1) -> None:
+        """Wait until n more steps may wait, or all that wait are stored.
 
         Raises:
-            SQLBufferError: As in `add`; this step was not added.
+            FlowControlError: The rate limiter allowed too few in time.
+            SQLBufferError: They could not be stored.
         """
-        with self._mutex:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            self._take(step, meta)
-            n_steps, size_bytes = len(self._steps), self._size_bytes
-            self._ensure_thread()
-            if n_steps == FLUSH_ROWS or size_bytes > FLUSH_BYTES:
-                self._mutex.notify()
-        return self.n_waiting >= MAX_ROWS or size_bytes + self._frozen_bytes >= MAX_BYTES
+        while not self._has_room(n):
+            if self._writing.acquire(blocking=False):
+                try:
+                    with self._mutex:
+                        self._raise_error()  # the storing thread has waited already
+                    if not self._has_room(n):
+                        self._make_room(n)
+                    return
+                finally:
+                    self._writing.release()
+            with self._mutex:
+                self._raise_error()
+                if not self._has_room(n):
+                    self._mutex.wait(_STALL_S)
+            pause(0.0)
+
+    def _has_room(self, n: int = 1) -> bool:
+        frozen = self._frozen
+        n_waiting = len(self._steps) + len(self._taken) + n
+        if frozen is not None:
+            n_waiting += len(frozen.steps)
+        return n_waiting <= self._most and self._size_bytes + self._frozen_bytes < MAX_BYTES
+
+    def _make_room(self, n: int) -> None:
+        try:
+            self._flush(self._admit, n)
+        except FlowControlError as error:
+            raise self._not_added(error) from error
+
+    def _raise_error(self) -> None:
+        """Raise the error that the storing thread met, once. (The caller holds the mutex.)"""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise self._not_added(error) if isinstance(error, FlowControlError) else error
+
+    def _not_added(self, error: FlowControlError) -> FlowControlError:
+        return FlowControlError(
+            f"{error}; {self.n_waiting} steps wait to be stored, and this one was not added"
+        )
 
     def end(self, ending: EpisodeEnd, last: S | None = None, meta: str | None = None) -> None:
         """Add the end of an episode, with its last step unless that was added.
@@ -190,8 +245,8 @@ class WriteQueue(Generic[S, B]):
 
         Raises:
             SQLBufferError: The steps could not be stored, and still wait.
-            EpisodeExistsError: Another writer has stored steps under the same ids; the steps of
-                this one are dropped.
+            EpisodeExistsError: Another writer has stored other steps in their places in the
+                episode; the steps of this one are dropped.
         """
         with held(self._writing):
             self._flush(admit or self._admit)
@@ -214,32 +269,39 @@ class WriteQueue(Generic[S, B]):
         finally:
             self._writing.release()
 
-    def _flush(self, admit: Admit) -> None:
-        """Store all waiting steps. (The caller holds the lock of the writing.)"""
+    def _flush(self, admit: Admit, room: int | None = None) -> None:
+        """Store all waiting steps. (The caller holds the lock of the writing.)
+
+        Args:
+            admit: The limiter.
+            room: Stop when that many more steps may wait; None: store all.
+        """
+        self._set_most()
         with self._mutex:
-            steps, endings = self._steps, self._endings
-            size_bytes, self._size_bytes = self._size_bytes, 0
+            endings, self._taken = self._endings, self._steps
             self._steps, self._endings, self._due = [], [], float("inf")
             self._error = None
         conflicts: list[str] = []
         try:
             conflicts += self._store_frozen()
-            while steps or endings:
-                n = self._admitted(admit, len(steps)) if steps else 0
-                ended = endings if n == len(steps) else []
-                size_bytes -= self._freeze(steps[:n], ended)
-                steps, endings = steps[n:], [] if ended else endings
+            while self._taken or endings:
+                if room is not None and self._has_room(room):
+                    break
+                n = self._admitted(admit, len(self._taken)) if self._taken else 0
+                ended = endings if n == len(self._taken) else []
+                self._freeze(n, ended)
+                endings = [] if ended else endings
                 conflicts += self._store_frozen()
-        except BaseException:
+        finally:
             with self._mutex:
-                self._steps[:0], self._endings[:0] = steps, endings
-                self._size_bytes += size_bytes
-                self._ensure_thread()
-            raise
+                self._steps[:0], self._endings[:0] = self._taken, endings
+                self._taken = ()
+                if not self.is_empty:
+                    self._ensure_thread()
         if conflicts:
             raise EpisodeExistsError(
-                f"{len(conflicts)} steps are not stored, as the buffer holds others under their "
-                f"ids: {', '.join(conflicts[:3])}; another writer has the same episode"
+                f"{len(conflicts)} steps are not stored, as the buffer holds others in their "
+                f"places: {', '.join(conflicts[:3])}; another writer has the same episode"
             )
 
     def _admitted(self, admit: Admit, n: int) -> int:
@@ -250,14 +312,18 @@ class WriteQueue(Generic[S, B]):
         finally:
             self._is_held_back = False
 
-    def _freeze(self, steps: Sequence[S], endings: Sequence[EpisodeEnd]) -> int:
-        """Pack steps, which are sent in this form until they are stored; return their bytes."""
+    def _freeze(self, n: int, endings: Sequence[EpisodeEnd]) -> None:
+        """Pack the first n taken steps, which are sent in this form until they are stored."""
+        steps = self._taken[:n]
         with self._mutex:
             metas = dict(self._metas)
         batch = self._pack(steps, [self._resolved(ending) for ending in endings], metas)
-        self._frozen_bytes = sum(step.n_bytes for step in steps)
+        n_bytes = sum(step.n_bytes for step in steps)
         self._frozen = _Frozen(batch, steps, endings)
-        return self._frozen_bytes
+        with self._mutex:
+            self._taken = self._taken[n:]
+            self._size_bytes -= n_bytes
+            self._frozen_bytes = n_bytes
 
     def _store_frozen(self) -> Sequence[str]:
         """Store the packed batch; return the ids of steps that will never be stored."""
@@ -271,19 +337,19 @@ class WriteQueue(Generic[S, B]):
             known = self._spans.get(key)
             if known is None:
                 self._metas.pop(key, None)
-            numbers = [(frozen.steps[i].id, seqs[i]) for i in places]
+            numbers = [(frozen.steps[i].t, seqs[i]) for i in places]
             self._spans[key] = dict([next(iter((known or dict(numbers)).items())), numbers[1]])
         for ending in frozen.endings:
             self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
-            self._mutex.notify()  # the thread waited for steps that are stored now
+            self._mutex.notify_all()  # the thread, or a writer, waited for this
         return written.conflicting_ids
 
     def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
         """Fill in the numbers of steps that were stored in earlier batches."""
         known = self._spans.get((ending.key, ending.task_id), {})
-        first, last = (known.get(str(step), step) for step in (ending.first, ending.last))
-        return replace(ending, first=first, last=last)
+        first, last = (known.get(t) for t in (ending.first_t, ending.last_t))
+        return replace(ending, first_seq=first, last_seq=last)
 
     def _ensure_thread(self) -> None:
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
@@ -314,6 +380,7 @@ class WriteQueue(Generic[S, B]):
         with self._mutex:
             self._error = error
             self._not_before = time.monotonic() + self._flush_s
+            self._mutex.notify_all()  # a writer may wait for room
 
     def _wait(self) -> bool:
         """Wait until it is time to store; return False after a while without work."""
@@ -321,7 +388,7 @@ class WriteQueue(Generic[S, B]):
             idle_until = time.monotonic() + IDLE_S
             while True:
                 now = time.monotonic()
-                is_full = len(self._steps) >= FLUSH_ROWS or self._size_bytes > FLUSH_BYTES
+                is_full = len(self._steps) >= self._batch_rows or self._size_bytes > FLUSH_BYTES
                 due = max(now if is_full else self._due, self._not_before)
                 if due <= now:
                     return True

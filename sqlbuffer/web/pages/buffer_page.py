@@ -61,8 +61,8 @@ def _statements(name: str, span: TimeSpan) -> list[str]:
     """Return SQL for what the figures are made from, in the same part of the history."""
     own = quoted(name)
 
-    def where(time: str, *others: str, of: str = "buffer") -> str:
-        parts = [f"{of} = {own}", *others]
+    def where(time: str, *others: str) -> str:
+        parts = [f"buffer = {own}", *others]
         if span.since is not None:
             parts.append(f"{time} >= '{_iso(span.since)}'")
         if span.until is not None:
@@ -76,11 +76,9 @@ def _statements(name: str, span: TimeSpan) -> list[str]:
         f"FROM v_experiences WHERE {where('inserted_at')} GROUP BY 1 ORDER BY 1",
         "SELECT h.bucket * 10 AS unix_time, sum(h.n_sampled) AS sampled FROM flow_history h "
         f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {own} GROUP BY 1 ORDER BY 1",
-        "SELECT s.sampled_at, avg(s.clock - e.model_version) AS staleness FROM v_samples s "
-        "JOIN v_experiences e ON e.buffer = s.buffer AND e.seq = s.seq "
-        "AND e.first_seq BETWEEN s.seq - 255 AND s.seq "
-        f"WHERE {where('s.sampled_at', f's.position <= {ROWS_OF_A_BATCH}', of='s.buffer')} "
-        "GROUP BY s.batch_id, s.sampled_at ORDER BY s.sampled_at",
+        "SELECT sampled_at, avg(clock - model_version) AS staleness FROM v_samples "
+        f"WHERE {where('sampled_at', f'position <= {ROWS_OF_A_BATCH}')} "
+        "GROUP BY batch_id, sampled_at ORDER BY sampled_at",
         f"SELECT priority FROM v_priorities WHERE buffer = {own}",
     ]
 

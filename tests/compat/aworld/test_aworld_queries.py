@@ -96,7 +96,7 @@ def test_operators_may_stand_anywhere(chain, tree):
 
 
 def test_nested_takes_a_builder():
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match="builder is a QueryBuilder"):
         builder().nested(None)
 
 

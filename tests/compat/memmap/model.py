@@ -5,7 +5,7 @@ real buffer is, so that loaders can be tried on it, and compared with it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,8 +166,8 @@ class Model:
     def _lengths(self) -> Any:
         return self.meta_data["episode_lens"].astype(np.int64)
 
-    def _snapshot(self, slots: Any = None) -> Any:
-        return nullcontext()
+    def _at_one_moment(self, read: Any, slots: Any = None) -> Any:
+        return read(None)
 
     def _state(self, slots: Any = None) -> Any:
         slots = slice(None) if slots is None else slots

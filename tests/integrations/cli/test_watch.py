@@ -30,7 +30,10 @@ def test_shows_one_table_on_a_terminal_and_who_waits(filled):
     )
     shown = run_on_terminal("watch", filled, "--once", width=120)
     assert shown.exit_code == 0
-    assert re.search(r"buffer\s+┃\s+rows ┃ fill ┃\s+in/s ┃ out/s ┃ out/in ┃ waiting", shown.text)
+    assert re.search(r"┃\s+in/s ┃\s+out/s ┃\s+┃", shown.text)
+    assert re.search(
+        r"buffer\s+┃\s+rows ┃ fill ┃\s+\(60s\) ┃ \(60s\) ┃ out/in ┃ waiting", shown.text
+    )
     assert re.search(r"│ arrays\s+│\s+20 │ 20%\s+│.*1 to sample", shown.text)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import ReadLimitError, StorageError, StorageReadOnlyError
@@ -19,6 +20,8 @@ from tests.support import sql
 from tests.support.array_rows import make_array_row
 
 SMALL = {"max_rows": 10, "max_bytes": 10_000}
+# SQLite searches the longer text for seconds without a look at any limit: the process has to end.
+STUCK = "SELECT instr(hex(zeroblob({0})), hex(zeroblob({0} / 2)) || '1')"
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT count(*) FROM n"
 
 # `{folder}` is where nothing may appear.
@@ -201,6 +204,12 @@ OF_POSTGRESQL = [
 ]
 
 
+def asked(url, statement):
+    """Run a statement as `sqlbuffer sql` does."""
+    with readonly.asked(url, statement) as found:
+        return readonly.Answer(found.columns, list(found.rows))
+
+
 @pytest.fixture
 def database(request, make_database_url):
     url = make_database_url(request.param, schema=True)
@@ -221,10 +230,12 @@ def contents(folder: Path) -> dict[str, str]:
 def is_refused(pool: ReadPool, url: str, statement: str) -> bool:
     """Run a statement as the page does, and as `sqlbuffer sql` does."""
     small = partial(pool.query, time_s=60, **SMALL)
-    for query in (small, partial(readonly.query, url)):
+    for query in (small, partial(asked, url)):
         with suppress(StorageError):
             query(statement)
             return False
+        if query is not small and url.startswith("sqlite"):
+            continue  # its process has ended
         # The connection is as it was before.
         with pytest.raises(StorageReadOnlyError):
             query("DELETE FROM experiences")
@@ -316,7 +327,7 @@ def test_what_only_reads_is_run(database, statement):
     pool = ReadPool(database)
     assert pool.query(statement, max_rows=1000, max_bytes=10**7).rows
     pool.close()
-    assert readonly.query(database, statement).columns
+    assert asked(database, statement).columns
 
 
 def test_tables_of_json_are_still_read_after_the_schema_changed(sqlite_url):
@@ -326,6 +337,27 @@ def test_tables_of_json_are_still_read_after_the_schema_changed(sqlite_url):
     assert pool.query(question, **SMALL).rows == [(7,)]
     sql.run(sqlite_url, "CREATE TABLE other (n integer)")
     assert pool.query(f"{question} UNION SELECT n FROM other", **SMALL).rows == [(7,)]
+    pool.close()
+
+
+@pytest.mark.parametrize("size", [7_000_000, 400_000])
+def test_statements_that_never_look_at_a_limit_end_at_it_and_stop_no_page(sqlite_url, size):
+    ReplayBuffer(sqlite_url).close()
+    pool, ended = ReadPool(sqlite_url), []
+
+    def ask():
+        with pytest.raises(ReadLimitError, match=r"limit of 0\.2 s"):
+            pool.query(STUCK.format(size), time_s=0.2, **SMALL)
+        ended.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        with pool.connection() as connection:
+            assert connection.execute(text("SELECT count(*) FROM buffers")).scalar() == 1
+    assert len(ended) == 4
+    assert pool.query("SELECT 7", **SMALL).rows == [(7,)]
     pool.close()
 
 
@@ -340,7 +372,7 @@ def test_statements_run_as_the_analyst_where_there_is_the_role(url_with_roles):
     pool = ReadPool(url_with_roles)
     for query in (
         lambda text: pool.query(text, **SMALL),
-        lambda text: readonly.query(url_with_roles, text),
+        lambda text: asked(url_with_roles, text),
     ):
         assert query("SELECT current_user").rows == [("sqlbuffer_analyst",)]
         assert query("SELECT count(*) FROM v_tasks").rows == [(1,)]

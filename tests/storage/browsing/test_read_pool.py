@@ -1,6 +1,7 @@
 """The connections of the page read, are few, have limits, and recover."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from sqlbuffer.errors import (
     StorageUnreachableError,
     URLError,
 )
+from sqlbuffer.storage.browsing import read_pool
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.database import guarding
+from sqlbuffer.storage.database.guarding.statement_process import StatementLimits
 from tests.support import sql
 from tests.support.array_rows import make_array_row
 
@@ -107,7 +110,7 @@ def small_memory(monkeypatch):
     if not peak.exists():
         pytest.skip("allowed: this system does not forget the most memory that a process had")
     peak.write_text("5")
-    for module in (guarding.sqlite, guarding.postgresql):
+    for module in (read_pool, guarding.postgresql):
         monkeypatch.setattr(module, "MAX_GROWTH_BYTES", 64 * 2**20)
 
 
@@ -146,13 +149,30 @@ def test_a_fifth_request_waits_and_is_told_that_all_are_busy(schema_url):
     for thread in threads:
         thread.start()
     entered.wait(30)
-    with pytest.raises(StorageBusyError, match="all 4 connections"):
-        pool.query("SELECT 1", **SMALL)
+    with pytest.raises(StorageBusyError, match="all 4 connections"), pool.connection():
+        pass
     with pytest.raises(StorageBusyError):
         ReplayBuffer(pool.engine, "default", create=False, retry_s=0)
+    if pool.engine.name == "sqlite":  # statements of users run elsewhere
+        assert pool.query("SELECT 7 AS n", **SMALL).rows == [(7,)]
+    else:
+        with pytest.raises(StorageBusyError, match="all 4 connections"):
+            pool.query("SELECT 1", **SMALL)
     leave.set()
     for thread in threads:
         thread.join(30)
+    assert pool.query("SELECT 7 AS n", **SMALL).rows == [(7,)]
+    pool.close()
+
+
+def test_a_fifth_statement_on_sqlite_waits_and_is_told_that_four_run(sqlite_url):
+    ReplayBuffer(sqlite_url).close()
+    pool, url, limits = ReadPool(sqlite_url, wait_s=0.05), make_url(sqlite_url), StatementLimits()
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(pool._processes.answering(url, "SELECT 1", limits))
+        with pytest.raises(StorageBusyError, match="4 statements run"):
+            pool.query("SELECT 1", **SMALL)
     assert pool.query("SELECT 7 AS n", **SMALL).rows == [(7,)]
     pool.close()
 

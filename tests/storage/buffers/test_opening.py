@@ -13,6 +13,7 @@ from sqlalchemy.pool import QueuePool
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import (
+    ArgumentError,
     BufferConfigError,
     BufferNotFoundError,
     SchemaMissingError,
@@ -198,7 +199,7 @@ def test_a_capacity_larger_than_any_number_of_rows_is_refused(buffer_url):
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 10_000, 5, None, b"x"])
 def test_a_name_that_cannot_be_stored_is_refused(buffer_url, name):
-    with pytest.raises(BufferConfigError, match="name"):
+    with pytest.raises(ArgumentError, match="name"):
         ReplayBuffer(buffer_url, name=name)
 
 

@@ -1,12 +1,11 @@
-"""Steps of chunks that plain SQL inserts and deletes."""
+"""Rows that plain SQL does not insert among chunks, and steps of chunks that it deletes."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import FieldError
+from sqlbuffer import LatestSampler, PrioritizedSampler, QueryBuilder, ReplayBuffer
 from tests.support.sql import buffer_id, is_sqlite, numbered, run, scalar
 
 FIELDS = {"obs": "float32"}
@@ -22,13 +21,13 @@ def insert(url, target, **values):
     """Insert a row into a view, or the table, of a buffer that is the only one."""
     values = {**VALUES, **values}
     names = {"v_experiences": {"reward_t": "reward"}}.get(target, {})
+    is_numbered, target = target == "numbered", target.replace("numbered", "experiences")
     columns = ", ".join(names.get(name, name) for name in values)
     given = ", ".join(values.values())
     if target == "v_experiences":
         columns, given = f"buffer, {columns}", f"'default', {given}"
-    elif target == "experiences" and is_sqlite(url):
-        number = str(buffer_id(url))
-        own, numbers = numbered(url, number, "(SELECT next_seq FROM buffers)")
+    elif is_numbered or (target == "experiences" and is_sqlite(url)):
+        own, numbers = numbered(url, str(buffer_id(url)), "4")
         columns, given = f"{own}, {columns}", f"{numbers}, {given}"
     else:
         columns, given = f"buffer_id, {columns}", f"{buffer_id(url)}, {given}"
@@ -45,47 +44,22 @@ def obs(n):
     return {"obs": np.arange(float(n)), "reward": np.ones(n)}
 
 
-@pytest.mark.parametrize("target", ["experiences", "new_experiences", "v_experiences"])
-def test_a_row_becomes_a_chunk_of_one_step(buffer_url, target):
-    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer:
-        buffer.extend({**obs(3), "priority": [0.5, 2.5, 1.0]})
-        insert(buffer_url, target)
-        assert n_stored(buffer_url) == [0, 2, 2, 1, 0]
-        assert len(buffer) == 4
-        (row,) = [row for row in buffer if row.id == "x"]
-        assert (row.exp_meta.task_id, row.exp_meta.agent_id, row.exp_meta.step) == ("t1", "a1", 7)
-        assert (row.exp_meta.execute_time, row.exp_data.reward_t) == (1.5, 0.1)
-        assert (row.exp_data.state, row.exp_data.actions) == ({"by": "hand"}, None)
-        weights = run(buffer_url, "SELECT initial_priority FROM chunk_steps ORDER BY seq")
-        assert weights == [(0.5,), (2.5,), (1.0,), (2.5,)]
-        with pytest.raises(FieldError, match="row with seq 4"):
-            buffer.sample_arrays(4, sampler=LatestSampler())
-        with pytest.raises(Exception, match=r"(?i)unique"):
+@pytest.mark.parametrize("target", ["experiences", "new_experiences", "v_experiences", "numbered"])
+@pytest.mark.parametrize("default", [None, 0.5], ids=["required", "default"])
+def test_a_row_is_refused_since_it_has_no_fields(buffer_url, target, default):
+    fields = {"obs": ("float32", (), default)}
+    with ReplayBuffer(buffer_url, fields=fields, priorities=True) as buffer:
+        buffer.extend(obs(3))
+        held = n_stored(buffer_url)
+        with pytest.raises(Exception, match=r"typed fields, which SQL cannot write; store its st"):
             insert(buffer_url, target)
-        assert len(buffer) == 4
-
-
-@pytest.mark.parametrize("reward", ["9e999", "-9e999", "1", "0.30000000000000004"])
-def test_a_reward_is_kept_as_it_is(buffer_url, reward):
-    given = reward if is_sqlite(buffer_url) else f"'{reward.replace('9e999', 'inf')}'"
-    with ReplayBuffer(buffer_url, fields=FIELDS):
-        insert(buffer_url, "new_experiences", reward_t=given)
-        assert scalar(buffer_url, "SELECT reward_t FROM chunk_steps") == float(reward)
-
-
-@pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"evict_by": "episode"}], ids=repr)
-def test_rows_of_plain_sql_evict(buffer_url, limits):
-    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=6, **limits) as buffer:
-        buffer.extend({"task_id": "old", **obs(4)})
-        for step in range(7):
-            insert(buffer_url, "new_experiences", id="NULL", step=str(step))
-            held = scalar(buffer_url, "SELECT count(*) FROM step_numbers")
-            assert len(buffer) <= 6
-            # By row a chunk stays until its last step has left.
-            assert limits == {} or held == len(buffer)
-        assert len(buffer) == 6
-        assert [row.exp_meta.step for row in buffer] == [1, 2, 3, 4, 5, 6]
-        assert n_stored(buffer_url)[1:3] == [6, 6]
+        assert (n_stored(buffer_url), len(buffer)) == (held, 3)
+        with buffer.mirror() as mirror:
+            for source in (buffer, mirror):
+                batch = source.sample_arrays(9, sampler=PrioritizedSampler())
+                assert set(batch["obs"].tolist()) <= {0.0, 1.0, 2.0}
+        assert sum(batch.n_rows for batch in buffer.loader("step", 2, epochs=1)) == 3
+        assert buffer.extend(obs(1)).seqs.tolist() == [4]
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM chunks", "TRUNCATE chunks"])

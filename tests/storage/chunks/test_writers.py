@@ -9,7 +9,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
-from tests.support.sql import buffer_id, run
+from tests.support.sql import run
 
 FIELDS = {"obs": ("float32", (2,))}
 TURNS, N_WRITERS = 3, 8
@@ -40,20 +40,20 @@ def write_episodes(buffer, name):
             for own in obs(SIZES[turn % 3])["obs"]:
                 episode.append(obs=own)
         columns = obs(SIZES[turn % 3])
-        seqs = buffer.store_episode(columns, episode_id=f"{name}_whole_{turn}").seqs
-        numbers |= {f"{name}_whole_{turn}/{t}": seq for t, seq in enumerate(seqs)}
+        key = f"{name}_whole_{turn}"
+        seqs = buffer.store_episode(columns, episode_id=key).seqs
+        numbers |= {(key, t): seq for t, seq in enumerate(seqs)}
     return numbers
 
 
-def insert_by_hand(url):
-    for turn in range(TURNS):
-        for step in range(5):
-            run(
-                url,
-                "INSERT INTO new_experiences (buffer_id, id, task_id, agent_id, step) "
-                f"VALUES ({buffer_id(url)}, 'sql_{turn}_{step}', 'sql', 'a', {step})",
-            )
-    return {}
+def add(buffer):
+    """Store steps one at a time; return the number of each id."""
+    ids = [f"single_{turn}_{step}" for turn in range(TURNS) for step in range(5)]
+    return {id_: int(buffer.add(**step_of(i), id=id_).seqs[0]) for i, id_ in enumerate(ids)}
+
+
+def step_of(i):
+    return {"obs": obs(1, i)["obs"][0], "task_id": "single", "step": i}
 
 
 def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
@@ -63,7 +63,7 @@ def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
         with ReplayBuffer(buffer_url) as own:
             barrier.wait(60)
             if not number:
-                return insert_by_hand(buffer_url)
+                return add(own)
             return (extend if number % 2 else write_episodes)(own, f"w{number}")
 
     with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=1_000.0) as buffer:
@@ -75,8 +75,10 @@ def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
         n_steps = sum(last - first + 1 for first, last in spans)
         of_writer = sum(SIZES[turn % 3] for turn in range(TURNS))
         assert n_steps == len(buffer) == 4 * of_writer + 3 * 2 * of_writer + 5 * TURNS
-        stored = {row.id: row.seq for row in buffer}
-        assert len(stored) == n_steps
+        rows = list(buffer)
+        assert len({row.id for row in rows}) == n_steps
+        stored = {row.id: row.seq for row in rows}
+        stored |= {(row.exp_meta.episode_id, row.exp_meta.step): row.seq for row in rows}
         assert {id_: stored[id_] for id_ in given} == given
         assert run(buffer_url, "SELECT count(*) FROM experiences") == [(0,)]
 
@@ -117,8 +119,8 @@ def test_a_collector_that_is_started_again_stores_each_step_once(buffer_url):
     first.flush()
     seqs = [row.seq for row in first]
     with ReplayBuffer(buffer_url) as second:
-        result = second.extend(obs(3), id=["e/0", "e/1", "e/299"], task_id="t", step=[0, 1, 299])
-        assert result.conflicts == 3  # no steps of the episode
+        result = second.store_batch(list(second))
+        assert (result.inserted, result.duplicates) == (0, 300)
         with pytest.raises(SQLBufferError):
             second.episode("t", episode_id="e")
     for own in columns[300:]:

@@ -22,6 +22,4 @@ def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch,
             result = run(words[0], buffer_url, *words[1:])
     assert result.exit_code == 5
     assert "try again" in result.stderr
-    assert [line.split("#")[0] for line in result.stderr.splitlines()][1:] == [
-        "See docs/reference/errors.md"
-    ]
+    assert result.stderr.splitlines()[1:] == ["See `sqlbuffer errors StorageBusyError`"]

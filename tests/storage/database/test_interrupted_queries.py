@@ -46,13 +46,27 @@ def interrupted_when_asked():
         sys.settrace(None)
 
 
-def test_ctrl_c_ends_a_question_that_sqlite_works_on(sqlite_url):
+# SQLite searches the longer text for seconds without a look at anything else.
+STUCK = "SELECT instr(hex(zeroblob(7000000)), hex(zeroblob(3500000)) || '1')"
+
+
+def asked(url, statement):
+    with readonly.asked(url, statement) as found:
+        return list(found.rows)
+
+
+@pytest.mark.parametrize(
+    ("query", "statement"),
+    [(readonly.query, ENDLESS.format("count(*)")), (asked, STUCK)],
+    ids=["of the library", "of a user"],
+)
+def test_ctrl_c_ends_a_question_that_sqlite_works_on(sqlite_url, query, statement):
     ReplayBuffer(sqlite_url).close()
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            readonly.query(sqlite_url, ENDLESS.format("count(*)"))
+            query(sqlite_url, statement)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -1,15 +1,23 @@
 """Connections to PostgreSQL that are cut, at the commit above all: nothing lost, nothing twice."""
 
 import logging
+from functools import partial
 
+import numpy as np
 import pytest
 
-from sqlbuffer import QueryBuilder, RandomSampler, RateLimiter, ReplayBuffer
+from sqlbuffer import (
+    PrioritizedSampler,
+    QueryBuilder,
+    RandomTaskSample,
+    RateLimiter,
+    ReplayBuffer,
+)
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
 from sqlbuffer.storage.buffers import applied_writes
 from sqlbuffer.storage.database import retrying
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.support.proxy import proxied
+from tests.support.proxy import assert_one_line_each, losing_each_message, proxied
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
@@ -220,27 +228,55 @@ def test_what_can_no_longer_be_known_is_not_guessed(proxy, monkeypatch):
         assert steps_of(buffer) == [1]
 
 
-def test_reads_go_on_over_a_lost_connection(proxy):
+def drawn_from_mirror(buffer, **options):
+    with buffer.mirror(refresh_s=3_600, **options) as mirror:
+        mirror.refresh()
+        return mirror.sample_arrays(4).n_rows, mirror.lag().steps
+
+
+READS = {
+    "rows": [
+        len,
+        lambda buffer: buffer.size(LAST_FIVE),
+        lambda buffer: len(buffer.sample(8)),
+        lambda buffer: len(buffer.peek(8)),
+        lambda buffer: len(buffer.peek(1, sampler=RandomTaskSample())),
+        lambda buffer: len(buffer.sample_tasks(1)),
+        lambda buffer: len(buffer.get_by_task_id("t")),
+        lambda buffer: len(buffer.get_paginated(1, 5)),
+        lambda buffer: "experiences" in buffer.explain(),
+        lambda buffer: (buffer.max_capacity, buffer.clock, buffer.session_id),
+    ],
+    "typed": [
+        lambda buffer: steps_of(buffer),
+        lambda buffer: buffer.sample_transitions(4, n_step=3).n_rows,
+        lambda buffer: buffer.sample_arrays(4, sampler=PrioritizedSampler()).n_rows,
+        lambda buffer: [batch.n_rows for batch in buffer.loader("window", 4, length=3, epochs=1)],
+        drawn_from_mirror,
+        lambda buffer: drawn_from_mirror(buffer, shared=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", READS)
+def test_reads_go_on_whichever_message_is_lost(proxy, layout, caplog):
+    options = {"fields": {"obs": "int64"}, "priorities": True} if layout == "typed" else {}
+    buffer = ReplayBuffer(proxy.url, **options)
+    if options:
+        buffer.store_episode({"obs": np.arange(20)}, task_id="t")
+    else:
+        buffer.store_batch(make_rows(range(20), task="t"))
+    for read in READS[layout]:
+        expected = read(buffer)
+        assert all(found == expected for found in losing_each_message(proxy, partial(read, buffer)))
+    assert_one_line_each(caplog.records)
+
+
+def test_iteration_goes_on_over_lost_connections(proxy):
     buffer = ReplayBuffer(proxy.url)
     buffer.store_batch(make_rows(range(1_000)))
     rows = buffer.get_all()
     seen = [next(rows)]
-    reads = [
-        lambda: len(buffer),
-        lambda: buffer.size(QueryBuilder().gte("exp_meta.step", 10).build()),
-        lambda: len(buffer.sample(8, sampler=RandomSampler(seed=1))),
-        lambda: len(buffer.sample_tasks(1)),
-        lambda: len(buffer.get_by_task_id(seen[0].exp_meta.task_id)),
-        lambda: len(buffer.get_paginated(1, 5)),
-        lambda: "experiences" in buffer.explain(),
-        lambda: buffer.max_capacity,
-    ]
-    expected = [read() for read in reads]
-    found = []
-    for read in reads:
-        proxy.cut_all()
-        found.append(read())
-    assert found == expected
     for row in rows:
         if row.seq % 250 == 0:
             proxy.cut_all()

@@ -13,6 +13,7 @@ from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.schema.roles import roles_script
 from tests.support.processes import run_at_once, running, wait_until
+from tests.support.proxy import assert_one_line_each, proxied
 from tests.support.sql import (
     connected,
     fill,
@@ -363,3 +364,16 @@ def test_a_cleaner_that_loses_its_connection_leaves_the_writers_alone(url, buffe
     run(url, "ALTER FUNCTION sqlbuffer_sweep_v1 RENAME TO sqlbuffer_sweep_gone")
     turn_over(buffer, 2, start=2 * CAPACITY)
     assert len(buffer) == CAPACITY
+
+
+def test_a_cleaning_that_loses_its_connection_says_so_once_in_one_line(url, caplog):
+    with proxied(url) as proxy, ReplayBuffer(proxy.url) as buffer:
+        proxy.closed = True
+        for _ in range(2):
+            proxy.cut_all()
+            cleaner_of(buffer).wrote(buffer._store.engine, vacuum.ROWS_BETWEEN_LOOKS)
+            wait_for_cleaner(buffer)
+        proxy.closed = False
+    (said,) = caplog.records
+    assert said.message.startswith("could not clean up after evicted rows: cannot reach postgresql")
+    assert_one_line_each([said])

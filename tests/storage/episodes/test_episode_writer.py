@@ -104,8 +104,8 @@ def test_an_episode_is_stored_when_its_block_ends(buffer_url, buffer):
     assert batch.obs.tolist() == [[2, 2], [1, 1], [0, 0]]
     assert batch.terminated.tolist() == [True, False, False]
     assert batch.info["step"].tolist() == [2, 1, 0]
-    assert run(buffer_url, f"SELECT id, t, model_version FROM {STEPS} e ORDER BY seq") == [
-        (f"e/{t}", t, 7) for t in range(3)
+    assert run(buffer_url, f"SELECT t, model_version FROM {STEPS} e ORDER BY seq") == [
+        (t, 7) for t in range(3)
     ]
     final = buffer.sample_transitions(20, n_step=3)
     assert {tuple(row) for row in final.next_obs.tolist()} == {(9.0, 9.0)}
@@ -311,25 +311,26 @@ def test_the_timer_stores_steps_without_another_call(buffer_url):
         wait_until(lambda: stored(buffer_url) == 4, "another thread goes on")
 
 
-def test_many_steps_are_stored_before_their_time(buffer_url, buffer, monkeypatch):
+def test_many_steps_are_stored_before_their_time(buffer_url, monkeypatch):
     monkeypatch.setattr(write_queue, "FLUSH_ROWS", 10)
-    episode = buffer.episode()
-    for t in range(10):
-        episode.append(**step(t))
-    wait_until(lambda: stored(buffer_url) == 10, "a full batch is stored")
-    monkeypatch.setattr(write_queue, "FLUSH_BYTES", 16)
-    episode.append(**step(10))
-    episode.append(**step(11))
-    wait_until(lambda: stored(buffer_url) == 12, "large steps are stored")
+    with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=NEVER_S) as buffer:
+        episode = buffer.episode()
+        for t in range(10):
+            episode.append(**step(t))
+        wait_until(lambda: stored(buffer_url) == 10, "a full batch is stored")
+        monkeypatch.setattr(write_queue, "FLUSH_BYTES", 16)
+        episode.append(**step(10))
+        episode.append(**step(11))
+        wait_until(lambda: stored(buffer_url) == 12, "large steps are stored")
 
 
-def test_what_waits_is_bounded(buffer_url, buffer, monkeypatch):
-    monkeypatch.setattr(write_queue, "MAX_ROWS", 5)
-    episode = buffer.episode()
-    for t in range(23):
-        episode.append(**step(t))
-        assert (t + 1) - stored(buffer_url) < 5
-    assert stored(buffer_url) == 20
+def test_what_waits_is_bounded(buffer_url):
+    options = {"flush_s": NEVER_S, "max_pending": 5}
+    with ReplayBuffer(buffer_url, fields=FIELDS, **options) as buffer:
+        episode = buffer.episode()
+        for t in range(23):
+            episode.append(**step(t))
+            assert (t + 1) - stored(buffer_url) <= 5
 
 
 def test_steps_wait_while_the_database_refuses_them(buffer_url):
@@ -480,6 +481,13 @@ def test_an_open_episode_without_a_write_is_abandoned_until_it_goes_on(buffer_ur
         buffer.flush()
         assert scalar(buffer_url, "SELECT status FROM episodes") == "open"
         wait_until(lambda: status_of(buffer_url, "e") == "abandoned", "no step for a while")
+        whole = {name: [value] for name, value in step(0).items()}
+        for taken in (
+            lambda: buffer.episode(episode_id="e"),
+            lambda: buffer.store_episode(whole, episode_id="e"),
+        ):
+            with pytest.raises(EpisodeExistsError, match=r"stored already \(it is abandoned\)"):
+                taken()
         episode.append(**step(1))
         episode.end()
         assert status_of(buffer_url, "e") == "complete"
@@ -530,16 +538,16 @@ def outcome(call):
         return str(error)
 
 
-def test_a_second_writer_of_an_episode_is_told_that_its_steps_are_not_stored(buffer_url, buffer):
+def test_ids_of_users_keep_no_step_of_an_episode_out(buffer_url, buffer):
     episode = buffer.episode("t", episode_id="e")
     buffer.extend({"obs": [[9, 9]], "action": [9], "id": ["e/1"]})
     for t in range(3):
         episode.append(**step(t))
-    with pytest.raises(EpisodeExistsError, match=r"1 steps are not stored, .*: e/1; another wri"):
-        episode.end()
+    episode.end()
+    again = buffer.extend({"obs": [[9, 9]] * 2, "action": [9, 9], "id": ["e/1", "e/2"]})
+    assert (again.inserted, again.duplicates, again.conflicts) == (1, 1, 0)
     assert run(buffer_url, "SELECT status, length FROM v_episodes") == [("complete", 3)]
-    buffer.flush()
-    assert len(buffer) == 3
+    assert len({row.id for row in buffer}) == len(buffer) == 5
 
 
 def append_inherited(episode):

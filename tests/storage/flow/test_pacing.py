@@ -8,6 +8,7 @@ import signal
 import threading
 from contextlib import contextmanager, suppress
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from sqlbuffer import (
     RatioWindow,
     ReplayBuffer,
     Sampler,
+    fields_from_env,
 )
 from sqlbuffer.errors import (
     BufferConfigError,
@@ -343,6 +345,86 @@ def test_episodes_are_stored_as_far_as_there_is_room(buffer_url):
         found = run(buffer_url, "SELECT status, length, first_seq, last_seq FROM v_episodes")
         assert found == [("complete", 35, 1, 35)]
         assert [row.exp_data.state for row in buffer.get_all()] == list(range(35))
+
+
+class Endless(gymnasium.Env):
+    """An environment that counts its steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    n_taken = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.n_taken += 1
+        return np.zeros(2, np.float32), float(self.n_taken), False, False, {}
+
+
+@contextmanager
+def appended(buffer):
+    """Yield a function that takes a step, and one that returns the number of taken steps."""
+    given = {"obs": [0, 0], "action": 0} if buffer.fields else {"state": 0}
+    with buffer.episode("t") as episode:
+        yield lambda: episode.append(**given, reward=1.0 + episode.length), lambda: episode.length
+
+
+@contextmanager
+def added(buffer):
+    numbers = []
+
+    def add():
+        buffer.add(task_id="t", obs=[0, 0], action=0, reward=1.0 + len(numbers))
+        numbers.append(len(numbers))
+
+    yield add, lambda: len(numbers)
+
+
+@contextmanager
+def recorded(buffer):
+    env = Endless()
+    with buffer.record(env, task_id="t") as wrapped:
+        wrapped.reset()
+        yield lambda: wrapped.step(0), lambda: env.n_taken
+
+
+WAYS = [("rows", appended), ("typed", appended), ("typed", added), ("typed", recorded)]
+
+
+@pytest.mark.parametrize(("layout", "begin"), WAYS)
+def test_steps_that_wait_for_the_limiter_are_bounded(buffer_url, layout, begin):
+    fields = {"fields": fields_from_env(Endless())["fields"]} if layout == "typed" else {}
+    options = {"rate_limiter": LIMITER, "wait_s": 0, "flush_s": 3_600, "max_pending": 15}
+    with (
+        ReplayBuffer(buffer_url, **options, **fields) as buffer,
+        ReplayBuffer(buffer_url) as other,
+        begin(buffer) as (take, n_taken),
+    ):
+
+        def take_100():
+            for _ in range(100):
+                take()
+
+        def take_all():
+            with pytest.raises(FlowControlError, match=r"15 steps wait .* this one was not added"):
+                take_100()
+            # A recorder holds back the newest step.
+            assert n_taken() - len(other) == 15 + (begin is recorded)
+
+        take_all()
+        n_before = n_taken()
+        with pytest.raises(FlowControlError):
+            take()
+        assert n_taken() == n_before
+        other.sample(16, sampler=RandomSampler(replace=True))
+        take_all()
+        assert n_taken() == n_before + 8
+        buffer.set_rate_limiter(None)
+        buffer.flush()
+        n_stored = n_taken() - (begin is recorded)
+        rewards = [row.exp_data.reward_t for row in other.get_by_task_id("t")]
+        assert rewards == np.arange(1.0, n_stored + 1).tolist()
 
 
 def test_an_episode_ends_with_the_last_of_its_steps(buffer_url):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, RateLimiter, ReplayBuffer
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.errors import ArgumentError
 from sqlbuffer.stats import distribution
 from sqlbuffer.storage.flow.limiters import share_since
 from sqlbuffer.storage.inspect import listings
@@ -161,6 +161,25 @@ def test_the_rate_of_samples_is_that_of_the_window(buffer_url):
         assert buffer.stats(600).sample_rate == pytest.approx(6_900 / 600)
 
 
+def test_the_draws_of_a_young_buffer_all_count_in_its_rate(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch(rows(20))
+        run(buffer_url, f"UPDATE buffers SET created_at = {ago(buffer_url, 3)}")
+        # The interval began up to ten seconds earlier, and has draws of these three seconds alone.
+        now = int(run(buffer_url, unix_of(buffer_url))[0][0])
+        for bucket in {(now - 3) // 10, now // 10}:
+            run(
+                buffer_url,
+                "INSERT INTO flow_history (buffer_id, bucket, holder, n_sampled, n_batches) "
+                "VALUES (:id, :bucket, 'a', 600, 1)",
+                id=buffer_id(buffer_url),
+                bucket=bucket,
+            )
+        found = buffer.stats(60)
+        n_sampled = 600 * len({(now - 3) // 10, now // 10})
+        assert found.sample_rate * found.window_s == pytest.approx(n_sampled)
+
+
 def unix_of(url):
     if url.startswith("sqlite"):
         return "SELECT strftime('%s', 'now')"
@@ -226,7 +245,7 @@ def test_calls_that_wait_are_counted(buffer_url):
 
 @pytest.mark.parametrize("window_s", [0, -1, float("nan"), True, None, "60", 3_601])
 def test_a_window_that_cannot_be_looked_at_is_refused(window_s):
-    with ReplayBuffer("sqlite://") as buffer, pytest.raises(BufferConfigError, match="window_s"):
+    with ReplayBuffer("sqlite://") as buffer, pytest.raises(ArgumentError, match="window_s"):
         buffer.stats(window_s)
 
 

@@ -42,14 +42,48 @@ def test_rows_are_labelled_by_number_and_by_condition(buffer_url: str, make_buff
 
 
 @both_layouts
-def test_rows_that_are_not_held_are_skipped(buffer_url: str, make_buffer: Any) -> None:
+def test_rows_that_are_not_held_are_skipped_with_a_warning(
+    buffer_url: str, make_buffer: Any, caplog: Any
+) -> None:
     buffer = filled(buffer_url, max_capacity=4, make_buffer=make_buffer)
-    assert buffer.annotate([1, 2, 3, 99, -5], reward=0.0) == 1
+    buffer.delete(QueryBuilder().eq("seq", 4))
+    assert buffer.annotate([1, 2, 3, 4, 99, -5], reward=0.0) == 1
     assert buffer.annotate([1, 2], reward=0.0) == 0
+    said = [record.message.partition("buffer 'default': ")[2] for record in caplog.records]
+    assert said == [
+        "5 of 6 rows are not annotated, it does not hold them: 2 evicted, 1 deleted, "
+        "2 never stored; seq -5, 1, 2, 4, 99",
+        "2 of 2 rows are not annotated, it does not hold them: 2 evicted; seq 1, 2",
+    ]
     assert buffer.annotate([], reward=0.0) == 0
     nothing = QueryBuilder().eq("exp_meta.task_id", "unknown")
     assert buffer.annotate(nothing, reward=0.0) == 0
-    assert rewards(buffer) == {3: 0.0, 4: 4.0, 5: 5.0, 6: 6.0}
+    assert buffer.annotate([3, 5], reward=0.0) == 2
+    assert len(caplog.records) == 2
+    assert rewards(buffer) == {3: 0.0, 5: 0.0, 6: 6.0}
+
+
+@both_layouts
+@pytest.mark.parametrize("keep", [False, True])
+def test_rows_that_were_acknowledged_and_have_left_are_named_in_a_warning(
+    buffer_url: str, make_buffer: Any, keep: bool, caplog: Any
+) -> None:
+    settings = {"leases": True, "max_use": 1, "keep_expired": keep}
+    buffer = filled(buffer_url, make_buffer=make_buffer, **settings)
+    with buffer.lease(2, order="fifo") as batch:
+        seqs = batch.seqs
+        assert buffer.annotate(seqs, adv_t=0.5) == 2
+    of_batch = QueryBuilder().lte("seq", 2).build()
+    assert [buffer.annotate(rows, adv_t=1.0) for rows in (seqs, of_batch)] == [2 * keep] * 2
+    said = [record.message.partition("buffer 'default': ")[2] for record in caplog.records]
+    left = "(keep_expired=True keeps them); seq 1, 2"
+    expected = [
+        "2 of 2 rows are not annotated, it does not hold them: 2 deleted or used up under a lease "
+        + left,
+        "no row matches the condition of annotate(); rows that were used up under a lease have "
+        "left; keep_expired=True keeps them",
+    ]
+    assert said == ([] if keep else expected)
 
 
 @both_layouts

@@ -107,8 +107,9 @@ def test_tasks_and_groups_are_of_the_rewards_that_hold(buffer_url: str) -> None:
         assert run(buffer_url, f"SELECT total_reward, mean_reward FROM {view}") == [
             (held, pytest.approx(held / 10))
         ]
-    groups = run(buffer_url, "SELECT return_min, return_max, return_mean FROM v_groups")
-    assert groups == [(65.0, 510.0, held / 2)]
+    columns = "rollouts, steps, return_min, return_max, return_mean, return_variance"
+    groups = run(buffer_url, f"SELECT {columns} FROM v_groups")
+    assert groups == [(2, 10, 65.0, 510.0, held / 2, pytest.approx(222.5**2))]
 
 
 def test_views_show_what_holds_and_the_history(buffer_url: str) -> None:

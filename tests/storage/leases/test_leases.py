@@ -10,6 +10,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer, aio
 from sqlbuffer.errors import (
+    ArgumentError,
     BufferConfigError,
     FlowControlError,
     InsufficientDataError,
@@ -46,7 +47,7 @@ def test_a_batch_is_nobody_elses_while_it_is_leased(buffer):
         assert [row.seq for row in batch] == [1, 2, 3, 4] == [row.seq for row in batch.rows]
         assert (len(batch), batch[0].exp_data.state, batch.groups) == (4, {"step": 0}, [])
         assert sorted(steps_leased(buffer, 2)) == [4, 5]
-        assert "2 rows may be claimed, 4 are leased by others" in none_left(buffer, 3)
+        assert "2 rows may be claimed, 4 leased by others;" in none_left(buffer, 3)
 
 
 @both_layouts
@@ -253,7 +254,7 @@ def test_a_condition_says_which_rows(buffer):
     of = QueryBuilder().gt("exp_data.state.step", 2).build()
     for order in ("random", "fifo", "freshest", "stalest"):
         assert sorted(steps_leased(buffer, 3, condition=of, order=order)) == [3, 4, 5]
-    assert "3 rows may be claimed, 0 are leased by others, and 3 are excluded" in none_left(
+    assert "3 rows may be claimed, 3 that do not match the condition;" in none_left(
         buffer, 4, condition=of
     )
 
@@ -376,7 +377,7 @@ WRONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_malformed_arguments_are_refused_at_the_door(sqlite_url, wrong):
-    with ReplayBuffer(sqlite_url, leases=True) as buffer, pytest.raises(BufferConfigError):
+    with ReplayBuffer(sqlite_url, leases=True) as buffer, pytest.raises(ArgumentError):
         buffer.lease(**{"n": 1, **wrong})
 
 
@@ -397,8 +398,9 @@ def test_a_buffer_that_leases_evicts_by_row(sqlite_url, other):
 def test_an_empty_buffer_says_so(buffer_url):
     with ReplayBuffer(buffer_url, leases=True) as buffer:
         for order in ("random", "fifo", "freshest", "stalest"):
-            assert "0 rows may be claimed" in none_left(buffer, order=order)
-            assert "0 groups may be" in none_left(buffer, order=order, group_by="task_id")
+            never = "too few: the buffer is empty (nothing has been stored into it);"
+            assert never in none_left(buffer, order=order)
+            assert never in none_left(buffer, order=order, group_by="task_id")
 
 
 def test_a_lease_is_taken_once_at_a_time(buffer):
@@ -428,19 +430,65 @@ def test_a_batch_whose_block_has_ended_is_not_renewed(buffer, is_given_back):
         batch.renew()
 
 
-def test_the_error_says_what_bars_rows(buffer_url):
-    with ReplayBuffer(
-        buffer_url, leases=True, max_staleness=1, current_session_only=True
-    ) as buffer:
+@both_layouts
+@pytest.mark.parametrize("group_by", [None, "task_id", "episode_id"])
+def test_the_error_says_why_a_buffer_has_nothing_to_lease(buffer_url, make_buffer, group_by):
+    settings = {"leases": True, "max_use": 1, "max_capacity": 3, "keep_expired": True}
+    with make_buffer(buffer_url, **settings) as buffer:
+        never = none_left(buffer, group_by=group_by)
+        assert "too few: the buffer is empty (nothing has been stored into it);" in never
+        store(buffer, range(5))
+        if group_by == "episode_id":
+            assert "0 groups may be claimed, 3 rows in no episode;" in none_left(
+                buffer, group_by=group_by
+            )
+        buffer.clear()
+        emptied = none_left(buffer, group_by=group_by)
+        assert "is empty (all rows that were stored have left: 5 evicted, deleted or" in emptied
+
+
+@both_layouts
+def test_the_error_has_a_word_for_each_reason_why_rows_are_not_leased(buffer_url, make_buffer):
+    settings = {"max_staleness": 1, "current_session_only": True, "max_use": 1}
+    with make_buffer(buffer_url, leases=True, keep_expired=True, **settings) as buffer:
         store(buffer, range(3), model_version=1)
-        assert "0 are excluded or do not match;" in none_left(buffer, 4)
+        assert "too few: 3 rows may be claimed; wait" in none_left(buffer, 4)
         buffer.start_session("s")
         buffer.set_model_version(5)
         buffer.quarantine([1])
-        said = none_left(buffer)
-        assert "3 are excluded or do not match (excluded: rows of a version below 4" in said
-        assert "(max_staleness) or of another session (current_session_only) or in quarant" in said
-        assert "version below 4" in none_left(buffer, group_by="task_id")
+        stale = "more than 1 behind the clock (max_staleness)"
+        assert f"0 rows may be claimed, 1 in quarantine, 2 {stale};" in none_left(buffer)
+        store(buffer, range(3, 9), model_version=5, session_id="s")
+        buffer.start_session("t")
+        buffer.set_model_version(5)
+        store(buffer, range(9, 12), model_version=5, session_id="t")
+        with buffer.lease(1, order="fifo"):
+            said = none_left(buffer, 3, condition=QueryBuilder().gt("step", 10))
+        assert "1 rows may be claimed, 1 leased by others, 10 that do not match the" in said
+        said = none_left(buffer, 4)
+        assert "too few: 2 rows may be claimed, 1 used up (max_use 1), 1 in quarantine, " in said
+        assert f"2 {stale}, 6 of another session (current_session_only);" in said
+
+
+@both_layouts
+def test_the_error_has_a_word_for_each_reason_why_groups_are_not_leased(buffer_url, make_buffer):
+    settings = {"max_staleness": 1, "current_session_only": True, "max_use": 2}
+    by_task = {"group_by": "task_id", "min_group_size": 2}
+    with make_buffer(buffer_url, leases=True, **settings) as buffer:
+        buffer.start_session("s")
+        for task in "abc":
+            store(buffer, range(2), task=task, model_version=5, session_id="s")
+        store(buffer, [0], task="small", model_version=5, session_id="s")
+        store(buffer, range(2), task="stale", model_version=1, session_id="s")
+        buffer.set_model_version(5)
+        buffer.quarantine([1])
+        with buffer.lease(1, order="fifo", **by_task):
+            said = none_left(buffer, 3, **by_task)
+            few = none_left(buffer, condition=QueryBuilder().eq("task_id", "x"), **by_task)
+        assert "too few: 1 groups may be claimed, 1 leased by others ('b': 2), 1 with rows " in said
+        assert "in quarantine ('a': 2), 1 with rows more than 1 behind the clock" in said
+        assert "(max_staleness) ('stale': 2), 1 of fewer than 2 rollouts ('small': 1);" in said
+        assert "0 groups may be claimed, 1 leased by others ('b': 2), 4 without a row that" in few
 
 
 def test_a_forked_child_that_leaves_the_block_counts_nothing(buffer, buffer_url):

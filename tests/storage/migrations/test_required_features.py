@@ -41,10 +41,8 @@ TAKEN_AWAY = {
 }
 
 
-ADVICE = "; use PostgreSQL, see docs/how-to/engines.md"
-POOLER_ADVICE = (
-    "; set the pooler to transaction mode, see docs/how-to/use-pgbouncer-or-managed-postgresql.md"
-)
+ADVICE = "; use PostgreSQL 15 or later itself, not a system that only speaks its protocol"
+POOLER_ADVICE = "; set the pooler to transaction mode, in pgbouncer: pool_mode = transaction"
 
 
 def run(url, *statements):

@@ -1,10 +1,15 @@
-"""The documented filters of `v_experiences` read the chunks of what they find, not all (I9)."""
+"""The documented filters of `v_experiences` read the chunks of what they find, not all (I9).
+
+Queries over whole buffers read each step a few times.
+"""
 
 import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from tests.storage.plans.watch import wait_for_cleaner, watched
+from sqlbuffer.web.sql_examples import EXAMPLES
+from tests.storage.plans.test_views import DRAWS_AND_STEPS, N_BATCHES
+from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
 
 N_STEPS = 100_000
 PER_TASK = 100
@@ -22,6 +27,14 @@ FILTERS = {
     "task_id = 't700' AND episode_id = 'e700'": PER_TASK,
 }
 
+GROUPS = next(example for example in EXAMPLES if "v_groups" in example.sql)
+WHOLE = {
+    "groups": GROUPS.about("steps").rstrip(";"),
+    "draws": "SELECT clock, avg(clock - model_version) FROM v_samples WHERE buffer = 'steps' "
+    "GROUP BY clock",
+    "draws and steps": DRAWS_AND_STEPS.replace("'rows'", "'steps'"),
+}
+
 
 def fill_large(url):
     """Fill a buffer with 1,000 episodes in chunks, and another one with as many tasks."""
@@ -30,10 +43,13 @@ def fill_large(url):
         tasks = [f"t{n // PER_TASK}" for n in range(N_STEPS)]
         buffer.extend({"obs": np.ones((N_STEPS, 4), np.float32), "task_id": tasks}, agent_id="a")
         wait_for_cleaner(buffer)
-    with ReplayBuffer(url, name="steps", fields=fields, max_capacity=N_STEPS) as buffer:
+    settings = {"fields": fields, "max_capacity": N_STEPS, "track_samples": True}
+    with ReplayBuffer(url, name="steps", **settings) as buffer:
         columns = {"obs": np.ones((PER_TASK, 4), np.float32), "reward": np.ones(PER_TASK)}
         for n in range(N_STEPS // PER_TASK):
             buffer.store_episode(columns, task_id=f"t{n}", agent_id="a", episode_id=f"e{n}")
+        for _ in range(N_BATCHES):
+            buffer.sample_arrays(64)
         wait_for_cleaner(buffer)
 
 
@@ -55,3 +71,8 @@ def test_an_iteration_reads_the_chunks_of_a_page_alone(large_url):
             assert next(iter(buffer)).seq == 1
     assert watch.rows_fetched < MOST_ROWS_READ
     assert watch.steps < MOST_STEPS
+
+
+@pytest.mark.parametrize("query", WHOLE)
+def test_a_query_over_a_whole_buffer_compares_no_step_with_all(unchanged_url, query):
+    assert_compares_little(unchanged_url, WHOLE[query], N_STEPS)

@@ -31,7 +31,8 @@ from sqlbuffer.storage.browsing.rollout_curves import rollout_points
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
-from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read
+from sqlbuffer.storage.inspect.buffer_stats import HeldRows
+from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read, wait_for_cleaner
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
 
@@ -525,6 +526,13 @@ def assert_no_scan(url, operation):
     assert watch.steps or watch.rows_fetched or operation in ("capacity", "length by task")
 
 
+def written_by(connection, number):
+    """Ask how many steps were written by each of as many times as a curve has."""
+    steps = buffer_curves.step_times(connection, number, TimeSpan())
+    times = np.linspace(steps.written_at[0], steps.written_at[-1], 121)
+    buffer_curves.written_before(connection, number, steps, times)
+
+
 # What the pages of the browser ask: a part of 10,000 episodes at most, and no steps but some.
 PAGES = {
     "buffers": ("rows", lambda c, _: overviews(c)),
@@ -537,14 +545,18 @@ PAGES = {
     "times since": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
     "times, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
     "times since, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
+    "written": ("rows", written_by),
+    "written, chunks": ("steps", written_by),
     "counts": ("limited", lambda c, n: buffer_curves.drawn_counts(c, n)),
     "staleness": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan())),
     "staleness since": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan(1e9))),
-    "figures": ("weighted", lambda c, n: buffer_stats.look(c, {n: N_ROWS}, 60.0)),
-    "figures, chunks": ("steps", lambda c, n: buffer_stats.look(c, {n: N_ROWS}, 60.0)),
+    "figures": ("weighted", lambda c, n: buffer_stats.look(c, {n: HeldRows(N_ROWS)}, 60.0)),
+    "figures, chunks": ("steps", lambda c, n: buffer_stats.look(c, {n: HeldRows(N_ROWS)}, 60.0)),
 }
 MOST_ROWS_OF_A_PAGE = 25_000
 MOST_STEPS_OF_A_PAGE = 450_000
+# 121 times are searched together.
+MOST_STEPS_OF_PARTS = {"written, chunks": 1_300_000}
 
 
 @pytest.mark.parametrize("part", PAGES)
@@ -561,7 +573,7 @@ def test_pages_do_not_scan_the_table(unchanged_url, part):
     assert not scans, "\n\n".join(scans)
     assert watch.rows_scanned == 0
     assert watch.rows_fetched < MOST_ROWS_OF_A_PAGE
-    assert watch.steps < MOST_STEPS_OF_A_PAGE
+    assert watch.steps < MOST_STEPS_OF_PARTS.get(part, MOST_STEPS_OF_A_PAGE)
 
 
 LOOKS = {
@@ -721,3 +733,34 @@ def test_a_session_that_began_on_an_empty_table_goes_on_looking_ids_up(
         with Watch(buffer._store.engine) as watch:
             assert buffer.store_batch(make_rows(range(64), prefix="new")).inserted == 64
         assert watch.rows_fetched + watch.rows_scanned < 1_000
+
+
+@pytest.mark.parametrize("rows_between_looks", [1, 10**9], ids=["analyzed", "no statistics"])
+def test_few_chunks_are_looked_up_by_their_numbers(
+    make_database_url, monkeypatch, rows_between_looks
+):
+    """Any index that begins with the buffer seems as good for them, and may return all of them."""
+    monkeypatch.setattr(vacuum, "ROWS_BETWEEN_LOOKS", rows_between_looks)
+    monkeypatch.setattr(vacuum, "SECONDS_BETWEEN_LOOKS", 1e9)
+    url = make_database_url("postgresql", schema=True)
+    for table in ("chunks", "chunk_data"):
+        run(url, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    numbers = QueryBuilder().in_("seq", list(range(1, 600, 10))).build()
+    reads = [
+        lambda buffer: buffer.sample(64),
+        lambda buffer: buffer.sample_arrays(64),
+        lambda buffer: list(buffer.get_all(numbers)),
+        lambda buffer: buffer.update_priorities(list(range(1, 65)), 2.0),
+    ]
+    with ReplayBuffer(url, fields={"obs": "float32"}, priorities=True) as buffer:
+        for n_chunks in (100, 200, 300, 600):
+            n_new = n_chunks - scalar(url, "SELECT count(*) FROM chunks")
+            tasks = [f"t{i}" for i in range(n_new)]
+            buffer.extend({"obs": np.zeros(40 * n_new, np.float32)}, task_id=np.repeat(tasks, 40))
+            wait_for_cleaner(buffer)
+            for read in reads:
+                with Watch(buffer._store.engine) as watch:
+                    read(buffer)
+                assert watch.rows_fetched < 3_000, n_chunks
+                # A few pages are scanned as fast as they are searched.
+                assert n_chunks <= 200 or watch.rows_scanned < 3_000, n_chunks

@@ -25,6 +25,21 @@ def rows_read(connection, tables=TABLES):
     return row
 
 
+def rows_handled(connection, statement):
+    """Run a statement on PostgreSQL; return how many rows the nodes of its plan have handled."""
+    explain = "EXPLAIN (ANALYZE, TIMING OFF, COSTS OFF, FORMAT JSON) "
+    (plan,) = connection.exec_driver_sql(explain + statement).scalar_one()
+    nodes, handled = [plan["Plan"]], 0
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", ())
+        of_loop = node["Actual Rows"] + sum(
+            n for name, n in node.items() if name.startswith("Rows Removed by ")
+        )
+        handled += of_loop * node["Actual Loops"]
+    return handled
+
+
 def wait_for_cleaner(buffer):
     """Wait for the thread that looks after dead rows: a database in use cannot be copied."""
     cleaner = cleaner_for(buffer._store.engine)
@@ -118,6 +133,17 @@ class Watch:
                 for statement, parameters in self.statements
                 if re.match(r"\s*(SELECT|WITH)\b", statement)
             ]
+
+
+def assert_compares_little(url, statement, n_steps):
+    """Assert that the work of a statement grows with the steps, not with pairs of them."""
+    with watched(url) as watch, watch.engine.connect() as connection:
+        if watch.engine.dialect.name == "postgresql":
+            assert rows_handled(connection, statement) < 8 * n_steps
+        else:
+            connection.exec_driver_sql(statement).all()
+        connection.rollback()
+    assert watch.steps < 200 * n_steps
 
 
 def watched(url, **options):

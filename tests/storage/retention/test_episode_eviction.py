@@ -157,7 +157,7 @@ def test_the_limits_change(buffer_url):
         with pytest.raises(TypeError, match=r"max_capacity=\.\.\. or max_episodes="):
             buffer.resize()
         for wrong in (0, -1, 1.5, True):
-            with pytest.raises(BufferConfigError, match="max_episodes is a positive integer"):
+            with pytest.raises(BufferConfigError, match="max_episodes is an integer from 1 on"):
                 buffer.resize(max_episodes=wrong)
 
 
@@ -165,9 +165,9 @@ def test_settings_that_do_not_go_together_are_refused(buffer_url):
     with pytest.raises(BufferConfigError, match="leave out evict_by='task'"):
         ReplayBuffer(buffer_url, max_episodes=2, evict_by="task")
     for wrong in (0, 2.0, "3"):
-        with pytest.raises(BufferConfigError, match="max_episodes is a positive integer"):
+        with pytest.raises(BufferConfigError, match="max_episodes is an integer from 1 on"):
             ReplayBuffer(buffer_url, max_episodes=wrong)
-        with pytest.raises(BufferConfigError, match="keep_episodes is a positive integer"):
+        with pytest.raises(BufferConfigError, match="keep_episodes is an integer from 1 on"):
             ReplayBuffer(buffer_url, keep_episodes=wrong)
     buffer = ReplayBuffer(buffer_url, max_episodes=2)
     with pytest.raises(BufferConfigError, match="max_episodes=2, and was opened with max_ep"):

@@ -161,13 +161,13 @@ def test_pages_are_counted_from_one(buffer):
 
 @pytest.mark.parametrize("page", [0, -1])
 def test_a_page_below_one_is_refused(buffer, page):
-    with pytest.raises(ValueError, match="Page must be greater than 0"):
+    with pytest.raises(ValueError, match="page is an integer from 1 on"):
         buffer.get_paginated(page, 10)
 
 
 @pytest.mark.parametrize("page_size", [0, -1])
 def test_a_page_size_below_one_is_refused(buffer, page_size):
-    with pytest.raises(ValueError, match="Page size must be greater than 0"):
+    with pytest.raises(ValueError, match="page_size is an integer from 1 on"):
         buffer.get_paginated(1, page_size)
 
 

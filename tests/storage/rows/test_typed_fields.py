@@ -9,7 +9,7 @@ import pytest
 from sqlbuffer import LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from tests.support.processes import FRESH, run_at_once
-from tests.support.sql import STEPS, run, scalar
+from tests.support.sql import STEPS, scalar
 from tests.support.stepped_rows import make_row
 
 FIELDS = {
@@ -161,17 +161,6 @@ def test_one_row_is_decoded_from_what_plain_sql_returns(buffer_url, buffer):
         buffer.decode(b"ab")
 
 
-def test_a_row_of_plain_sql_without_arrays_is_named_rather_than_made_up(buffer_url, buffer):
-    number = scalar(buffer_url, "SELECT id FROM buffers")
-    run(
-        buffer_url,
-        "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) "
-        f"VALUES ({number}, 'typed', 'a', 1)",
-    )
-    with pytest.raises(FieldError, match="the row with seq 1 holds no arrays"):
-        buffer.sample_arrays(1)
-
-
 def test_rows_without_arrays_are_refused_where_fields_are_declared(buffer):
     for store in (lambda: buffer.add(state=1), lambda: buffer.store_batch([make_row(1)])):
         with pytest.raises(FieldError, match="field 'obs' is missing: expected float32"):
@@ -207,7 +196,7 @@ def test_observation_fields_alone_say_nothing(buffer_url):
 
 def test_fields_are_a_list_of_names(buffer):
     buffer.extend(make_columns())
-    with pytest.raises(FieldError, match="a list of names, got 'obs'"):
+    with pytest.raises(FieldError, match=r"fields is a list of names .*, got 'obs'"):
         all_of(buffer, fields="obs")
 
 
@@ -275,7 +264,7 @@ def test_chosen_fields_alone_are_drawn(buffer):
     buffer.extend(make_columns())
     batch = all_of(buffer, fields=["reward", "action"])
     assert sorted(batch) == ["action", "reward"]
-    with pytest.raises(FieldError, match="unknown field 'speed'; the buffer has obs"):
+    with pytest.raises(FieldError, match="unknown field 'speed'; steps have obs"):
         all_of(buffer, fields=["speed"])
     with pytest.raises(AttributeError, match="the batch has no 'obs'; it has"):
         _ = batch.obs

@@ -131,7 +131,7 @@ def test_probabilities_are_noted_where_the_sampler_tells_them(buffer, buffer_url
 
 def test_the_view_answers_what_trained_an_iteration_and_where_an_episode_was_used(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, track_samples=True, max_capacity=6) as buffer:
-        store_episodes(buffer, [[1] * 3, [1] * 3])
+        store_episodes(buffer, [[1, 2, 3], [1] * 3])
         for iteration in (1, 2, 3):
             buffer.set_clock(iteration)
             buffer.sample_arrays(3, sampler=FifoSampler() if iteration != 2 else LatestSampler())
@@ -139,13 +139,16 @@ def test_the_view_answers_what_trained_an_iteration_and_where_an_episode_was_use
         assert trained_2 == [("e1",)]
         used_in = "SELECT DISTINCT clock FROM v_samples WHERE episode_id = :key ORDER BY clock"
         assert run(buffer_url, used_in, key="e0") == [(1,), (3,)]
+        staleness = "SELECT clock, avg(clock - model_version) FROM v_samples GROUP BY clock"
+        found = sorted((clock, float(mean)) for clock, mean in run(buffer_url, staleness))
+        assert found == [(1, -1.0), (2, 1.0), (3, 1.0)]
         # Rows that have left are shown by their number.
         buffer.store_episode(arrays_of(2), episode_id="e2")
-        shown = "SELECT seq, step, id IS NULL FROM v_samples WHERE clock = 1 ORDER BY position"
-        assert [(seq, bool(gone)) for seq, _, gone in run(buffer_url, shown)] == [
-            (1, True),
-            (2, True),
-            (3, False),
+        shown = "SELECT seq, model_version, id IS NULL FROM v_samples WHERE clock = 1 ORDER BY 1"
+        assert [(*row, bool(gone)) for *row, gone in run(buffer_url, shown)] == [
+            (1, None, True),
+            (2, None, True),
+            (3, 3, False),
         ]
 
 

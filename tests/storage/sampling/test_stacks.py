@@ -116,7 +116,8 @@ def test_a_declared_next_observation_is_the_last_frame_of_the_next_stack(buffer_
     ("stack", "message"),
     [
         ({"speed": 2}, "stack: unknown field 'speed'; the buffer has obs, action"),
-        ({"obs": 0}, "stack: field 'obs' needs a number of frames from 1 on, got 0"),
+        ({"obs": 0}, "stack: field 'obs' needs a number of frames from 1 to 1000, got 0"),
+        ({"obs": 2**63}, "needs a number of frames from 1 to 1000, got 9223372036854775808"),
         ({"obs": -1}, "got -1"),
         ({"obs": True}, "got True"),
         ({"obs": 2.0}, r"got 2\.0"),

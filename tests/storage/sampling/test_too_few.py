@@ -1,5 +1,7 @@
 """Where too few rows may be sampled, the error says which ones may not."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -8,12 +10,24 @@ from sqlbuffer.errors import InsufficientDataError
 
 FIELDS = {"obs": "float32"}
 CALLS = {
-    "rows": lambda buffer, sampler: buffer.sample(4, sampler=sampler, strict=True),
-    "arrays": lambda buffer, sampler: buffer.sample_arrays(4, sampler=sampler),
-    "transitions": lambda buffer, sampler: buffer.sample_transitions(
-        4, sampler=sampler, skip_single=True
+    "rows": lambda buffer, sampler, **of: buffer.sample(4, sampler=sampler, strict=True, **of),
+    "arrays": lambda buffer, sampler, **of: buffer.sample_arrays(4, sampler=sampler, **of),
+    "transitions": lambda buffer, sampler, **of: buffer.sample_transitions(
+        4, sampler=sampler, skip_single=True, **of
     ),
-    "loader": lambda buffer, sampler: next(iter(buffer.loader("step", 4, sampler=sampler))),
+    "loader": lambda buffer, sampler, **of: next(
+        iter(buffer.loader("step", 4, sampler=sampler, **of))
+    ),
+}
+OTHER_CALLS = {
+    "pass": lambda buffer, sampler, **of: next(iter(buffer.loader("step", 4, shuffle=False, **of))),
+    "mixture": lambda buffer, sampler, **of: mix({buffer: 1}).sample_arrays(
+        4, sampler=sampler, **of
+    ),
+    "redistributed": lambda buffer, sampler, **of: mix(
+        {buffer: 1}, on_empty="redistribute"
+    ).sample_arrays(4, sampler=sampler, **of),
+    "tasks": lambda buffer, sampler, **of: buffer.sample_tasks(1, strict=True, **of),
 }
 
 
@@ -98,9 +112,62 @@ def test_the_error_of_a_draw_by_priority_names_priorities_of_zero(buffer_url, ca
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_empty_buffer_has_no_priorities_of_zero(buffer_url, call):
-    said = pytest.raises(InsufficientDataError, match=r"0 match; .*lower the batch size\n")
-    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer, said:
-        CALLS[call](buffer, PrioritizedSampler())
+    with ReplayBuffer(buffer_url, fields=FIELDS, priorities=True) as buffer:
+        message = refused(buffer, call, PrioritizedSampler())
+    assert message.endswith(
+        "(nothing has been stored into it); wait for more data or lower the batch size"
+    )
+
+
+def refused(buffer, call, sampler=None, **of):
+    """Return the first line of the error of a call."""
+    with pytest.raises(InsufficientDataError) as caught:
+        {**CALLS, **OTHER_CALLS}[call](buffer, sampler, **of)
+    return str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "of"),
+    [
+        *((call, "rows") for call in ("rows", "loader", "tasks")),
+        *((call, "chunks") for call in (*CALLS, *OTHER_CALLS)),
+        *((call, "mirror") for call in ("arrays", "transitions", "loader", "pass")),
+    ],
+)
+def test_the_error_says_why_no_row_matches(buffer_url, call, of):
+    settings = {"max_capacity": 3, "max_staleness": 3, "fields": None if of == "rows" else FIELDS}
+    name = "buffer 'default'"
+    with (
+        ReplayBuffer(buffer_url, **settings) as buffer,
+        buffer.mirror() if of == "mirror" else nullcontext(buffer) as drawn_from,
+    ):
+        never = refused(drawn_from, call)
+        assert f"{name} is empty (nothing has been stored into it)" in never
+        field = "reward" if of == "rows" else "obs"
+        buffer.store_episode({field: np.zeros(5)}, model_version=1, task_id="t")
+        if call not in ("mixture", "redistributed"):
+            none = refused(drawn_from, call, condition=QueryBuilder().eq("task_id", "x"))
+            assert f"{name} has 3 rows, and none of them matches the condition" in none
+        buffer.set_clock(9)
+        buffer.expire()
+        buffer.store_episode({field: np.zeros(2)}, model_version=9)
+        buffer.clear()
+        emptied = refused(drawn_from, call)
+        assert f"{name} is empty (all rows that were stored have left: 3 expired" in emptied
+        assert "(max_staleness), 4 evicted, deleted or rolled back)" in emptied
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_the_error_of_min_size_says_that_a_buffer_is_empty(buffer_url, is_mirrored):
+    with (
+        ReplayBuffer(buffer_url, fields=FIELDS, min_size=10) as buffer,
+        buffer.mirror() if is_mirrored else nullcontext(buffer) as drawn_from,
+    ):
+        assert "'default' is empty (nothing has been stored into it), and is sampled from 10" in (
+            refused(drawn_from, "arrays")
+        )
+        buffer.extend({"obs": np.zeros(4)})
+        assert "'default' holds 4 rows, and is sampled from 10 on" in refused(drawn_from, "arrays")
 
 
 def test_the_error_of_a_mixture_says_why_a_source_is_empty(buffer_url):
@@ -116,7 +183,7 @@ def test_the_error_of_a_mixture_says_why_a_source_is_empty(buffer_url):
 
 
 def test_without_limits_the_error_names_none(buffer_url):
-    said = pytest.raises(InsufficientDataError, match=r"lower the batch size\n")
+    said = pytest.raises(InsufficientDataError, match=r"and 0 match.*lower the batch size\n")
     with ReplayBuffer(buffer_url, fields=FIELDS) as buffer, said:
         buffer.sample_arrays(4)
 
@@ -126,7 +193,7 @@ def test_without_limits_the_error_names_none(buffer_url):
     ("sampler", "said"),
     [
         (PrioritizedSampler, r"the class PrioritizedSampler; make one: PrioritizedSampler\(\)"),
-        ("prioritized", "got str"),
+        ("prioritized", "got 'prioritized'"),
     ],
 )
 def test_what_is_no_sampler_is_refused(call, sampler, said):

@@ -6,7 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import (
+    FifoSampler,
+    LatestSampler,
+    PrioritizedSampler,
+    QueryBuilder,
+    RandomSampler,
+    ReplayBuffer,
+)
 from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING
@@ -160,9 +167,12 @@ def test_what_cannot_be_asked_for_says_so(buffer_url, buffer):
     with pytest.raises(InsufficientDataError, match="asked for 4, and 0 match"):
         buffer.sample_transitions(4)
     assert buffer.sample_transitions(0).n_rows == 0
-    for n_step in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match="n_step is an integer from 1 on"):
+    for n_step in (0, -1, 1.5, True, 10**6 + 1, 2**63):
+        with pytest.raises(ValueError, match="n_step is an integer from 1 to 1000000, got"):
             buffer.sample_transitions(4, n_step=n_step)
+    for sampler in (None, RandomSampler(replace=True), PrioritizedSampler(stratified=True)):
+        with pytest.raises(ValueError, match="holds at most 10000000 rows, got batch_size=1000000"):
+            buffer.sample_transitions(10**9, sampler=sampler)
     for gamma in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="gamma is a number from 0 to 1"):
             buffer.sample_transitions(4, gamma=gamma)
@@ -225,7 +235,7 @@ def test_fields_that_cannot_be_sequences_say_so(buffer_url):
             (["speed"], "sequence_fields: unknown field 'speed'"),
             (["tokens"], "sequence_fields: field 'tokens' has a length that varies"),
             (["action"], "field 'seq_action' is declared; rename it"),
-            ("obs", "sequence_fields are given as a list of names, got 'obs'"),
+            ("obs", r"sequence_fields is a list of names such as .*, got 'obs'"),
         ):
             with pytest.raises(FieldError, match=message):
                 sequences(buffer, 1, 2, names)

@@ -11,6 +11,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
+from sqlbuffer.interchange import export_parquet, import_parquet
 from sqlbuffer.storage.changes.follower import Follower
 from sqlbuffer.storage.schema.roles import roles_script
 from sqlbuffer.storage.use_counts import counting
@@ -527,3 +528,15 @@ def test_all_roles_copy_from_a_buffer_learners_hold_it_and_the_owner_copies_into
             with ReplayBuffer(with_roles, name) as owned:
                 assert copied.copy_to(owned).n_steps == 5
     assert held == [(0,)]
+
+
+@pytest.mark.parametrize("group", ["sqlbuffer_analyst", "sqlbuffer_writer", "sqlbuffer_learner"])
+def test_a_role_that_may_not_restore_a_buffer_leaves_none_behind(
+    with_roles, login, group, tmp_path
+):
+    with ReplayBuffer(with_roles, "older") as source:
+        export_parquet(source, tmp_path / "out")
+    with pytest.raises(StorageReadOnlyError, match="only the owner"):
+        import_parquet(tmp_path / "out", login(group), "restored")
+    assert ReplayBuffer.list(with_roles) == ["older"]
+    assert import_parquet(tmp_path / "out", with_roles, "restored").is_restored

@@ -103,7 +103,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.thread = self.closing.enter_context(ThreadPoolExecutor(1))
         self.plain = self.closing.enter_context(plain_engine(self.url).connect())
         self.session = self.closing.enter_context(Session(orm.engine(self.url)))
-        self.ids = (f"i{n}" for n in itertools.count())
+        # As users make them of an episode and a number: no step of an episode is mistaken for one.
+        self.ids = (f"e{n % 4}/{n // 4}" for n in itertools.count())
         self.turns = itertools.count()
         self.sent: list[Step] = []
         self.open: dict[str, tuple[int, object]] = {}
@@ -170,6 +171,21 @@ class BufferMachine(RuleBasedStateMachine):
         assert not seqs or min(seqs) >= self.model.next_seq
         self.may_skip &= not seqs
         self.model.add(new, seqs, priority)
+        self.learn_ids()
+
+    def learn_ids(self):
+        """Read the ids that the library made for steps of episodes: nothing else has them."""
+        unknown = [
+            row for row in self.model.rows.values() if row.id is None and row.episode is not None
+        ]
+        if unknown:
+            read = {row.seq: row.id for row in self.buffers[0].get_all()}
+            known = {row.id for row in self.model.rows.values()} | {step.id for step in self.sent}
+            for row in unknown:
+                row.id = read[row.seq]
+            made = {row.id for row in unknown}
+            assert len(made) == len(unknown)
+            assert not made & known
 
     def send(self, who, steps, loss=None, priority=None):
         new, duplicates, conflicts = self.model.split(steps)
@@ -236,6 +252,16 @@ class BufferMachine(RuleBasedStateMachine):
         step = self.sent[which % len(self.sent)]
         self.send(who, [Step(step.id, step.task, step.step, step.number + 1)])
 
+    @holds_steps
+    @rule(who=writers, which=which, n=sizes, loss=losses)
+    def send_what_was_read(self, who, which, n, loss):
+        seqs = [seq for seq in self.picked(which, n) if self.model.rows[seq].id is not None]
+        seqs = [seq for seq in seqs if seq not in self.model.labels]  # others are read since
+        rows = [row for row in self.buffers[who].get_all() if row.seq in seqs]
+        result = self.call(who, lambda buffer: buffer.store_batch(rows), loss)
+        assert (result.inserted, result.duplicates) == (0, len(rows))
+        assert result.seqs.tolist() == [row.seq for row in rows]
+
     @precondition(lambda self: self.model.unit == "row")  # else it matters who was first
     @rule(task=tasks, number=numbers, n=sizes)
     def store_at_once(self, task, number, n):
@@ -282,14 +308,14 @@ class BufferMachine(RuleBasedStateMachine):
         assert result.inserted == n
         self.model.episodes[key] = Episode(task_of(key), version=version)
         self.took(steps, result.seqs.tolist())
-        self.ended(key, "complete", steps, numbers_of(steps, result), reward, observed)
+        self.ended(key, "complete", steps, result.seqs.tolist(), reward, observed)
 
     def check_resent(self, result, steps, length):
-        held = {row.id: row for row in self.model.rows.values()}
+        held = {row.step: row for row in self.model.steps_of(steps[0].episode)}
         same = [
             step
             for step in steps
-            if (step == held[step.id] if step.id in held else length == len(steps))
+            if (step == held[step.step] if step.step in held else length == len(steps))
         ]
         counts = (result.inserted, result.duplicates, result.conflicts)
         assert counts == (0, len(same), len(steps) - len(same))
@@ -300,7 +326,7 @@ class BufferMachine(RuleBasedStateMachine):
         episode.reward, episode.final = reward, final
         if steps:
             episode.returned = sum(step.reward for step in steps) + (episode.returned or 0.0)
-            episode.first_seq, episode.last_seq = seqs[steps[0].id], seqs[steps[-1].id]
+            episode.first_seq, episode.last_seq = seqs[0], seqs[-1]
         self.model.evict()
 
     @rule(who=writers, key=episodes, version=versions)
@@ -312,7 +338,7 @@ class BufferMachine(RuleBasedStateMachine):
             with pytest.raises(EpisodeExistsError):
                 self.call(who, work)
             return
-        self.open[key] = (who, self.call(who, work), version, [], {})
+        self.open[key] = (who, self.call(who, work), version, [], [])
         self.model.episodes[key] = Episode(task_of(key), version=version)
 
     @precondition(lambda self: self.open and not self.may_skip)
@@ -334,10 +360,10 @@ class BufferMachine(RuleBasedStateMachine):
         if others:  # they store while these steps wait
             self.send(1 - who, self.steps("a", number, 1))
         self.call(who, lambda buffer: buffer.flush())
-        first = self.model.next_seq
-        seqs |= {step.id: first + i for i, step in enumerate(new)}
+        new_seqs = [self.model.next_seq + i for i in range(n)]
         steps += new
-        self.took(new, [seqs[step.id] for step in new])
+        seqs += new_seqs
+        self.took(new, new_seqs)
 
     @precondition(lambda self: self.open)
     @rule(which=which, how=st.sampled_from(["end", "final", "abort"]), loss=losses)
@@ -619,7 +645,7 @@ def keys_in(step):
 def steps_of_episode(key, start, number, n, version, *, ends=True):
     return [
         Step(
-            f"{key}/{t}", task_of(key), t, number + t, key, version,
+            None, task_of(key), t, number + t, key, version,
             terminated=ends and t == start + n - 1,
         )
         for t in range(start, start + n)

@@ -11,9 +11,12 @@ ALPHA = 0.6
 
 @dataclass
 class Step:
-    """A step as it is given; its number decides its reward, its payload and its typed fields."""
+    """A step as it is given; its number decides its reward, its payload and its typed fields.
 
-    id: str | None
+    The id is None where plain SQL gave none, and where the library makes it, until it was read.
+    """
+
+    id: str | None = field(compare=False)
     task: str
     step: int
     number: int

@@ -8,7 +8,7 @@ import pytest
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.packed_steps import StepPacker, pack_steps
-from sqlbuffer.errors import EpisodeExistsError, StorageError
+from sqlbuffer.errors import EpisodeExistsError, OutOfOrderError, StorageError
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from tests.support.sql import STEPS, run, scalar
 
@@ -179,22 +179,63 @@ def test_ids_that_the_library_made_are_known(make):
     send(buffer, 0, 3)
     buffer.extend(columns(7, 8), step=0)
     ids = [row.id for row in buffer]
-    assert ids[:3] == ["e/0", "e/1", "e/2"]
-    result = buffer.extend(columns(7, 8, 9), step=0, id=[ids[3], ids[4], "e/1"])
+    result = buffer.extend(columns(7, 8, 9), step=0, id=[ids[3], ids[4], ids[1]])
     assert counts(result) == (0, 2, 1)
     assert result.seqs.tolist() == [4, 5, 2]
 
 
-def test_a_step_of_an_episode_whose_id_a_user_took_is_left_out(buffer_url, make):
-    buffer = make()
-    buffer.extend(columns(9), step=0, id=["e/1"])
-    result = send(buffer, 0, 4)
-    assert counts(result) == (3, 0, 1)
-    assert result.seqs.tolist() == [2, 1, 3, 4]
-    assert run(buffer_url, "SELECT t, n_steps FROM chunks WHERE t IS NOT NULL ORDER BY t") == [
-        (0, 1), (2, 2),
-    ]  # fmt: skip
-    assert counts(send(buffer, 4, 5)) == (1, 0, 0)
+def test_a_step_before_a_stored_one_of_its_episode_is_refused(buffer_url, make):
+    buffer, of_episode = make(), {"task_id": "t", "episode_id": "e"}
+    buffer.extend(columns(1, 2), step=[1, 4], **of_episode)
+    buffer.extend(columns(3), step=[9], task_id="t", episode_id="other")
+    message = "episode 'e' of task 't': step {} comes after step {}"
+    late = {
+        (3, 5): message.format(3, "4, which is stored;"),
+        (5, 7, 6): message.format(6, "7;"),
+    }
+    for steps, expected in late.items():
+        with pytest.raises(OutOfOrderError, match=expected):
+            buffer.extend(columns(*steps), step=steps, **of_episode)
+        agents = list("abc"[: len(steps)])
+        with pytest.raises(OutOfOrderError, match=expected):
+            buffer.extend(columns(*steps), step=steps, agent_id=agents, **of_episode)
+    with pytest.raises(OutOfOrderError, match="step 1 comes after step 3;"):
+        buffer.store_episode({**columns(1, 2), "step": [3, 1]}, episode_id="new")
+    assert len(buffer) == 3
+    assert scalar(buffer_url, "SELECT count(*) FROM episodes") == 2
+    # Agents take turns, and may repeat a step.
+    agents = {"agent_id": ["x", "y", "x", "y"], "step": [4, 4, 5, 5]}
+    assert buffer.extend(columns(4, 4, 5, 5), **agents, **of_episode).seqs.tolist() == [4, 5, 6, 7]
+    steps = [(r.exp_meta.agent_id, r.exp_meta.step) for r in buffer if r.seq > 3]
+    assert steps == [("x", 4), ("y", 4), ("x", 5), ("y", 5)]
+    assert make(name="copy").store_batch(list(buffer)).inserted == 7
+    # A deleted step is not stored any more.
+    assert buffer.delete(QueryBuilder().eq("exp_meta.step", 5).build()) == 2
+    assert buffer.extend(columns(4), step=[4], **of_episode).inserted == 1
+
+
+def test_rows_of_an_episode_come_in_any_order(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        for step in (2, 1):
+            assert buffer.add(step=step, episode_id="e").inserted == 1
+
+
+def test_writers_of_the_same_steps_of_an_episode_store_each_once(make):
+    buffers = [make() for _ in range(3)]
+
+    def store(buffer):
+        return [
+            buffer.extend(
+                columns(*range(n, n + 8)), step=list(range(n, n + 8)), task_id="t", episode_id="e",
+                id=[f"e/{i}" for i in range(n, n + 8)],
+            )
+            for n in range(0, 33, 4)
+        ]  # fmt: skip
+
+    with ThreadPoolExecutor(3) as pool:
+        results = [result for own in pool.map(store, buffers) for result in own]
+    assert (sum(r.inserted for r in results), sum(r.conflicts for r in results)) == (40, 0)
+    assert [row.exp_meta.step for row in buffers[0]] == list(range(40))
 
 
 def test_writers_of_the_same_ids_store_each_step_once(buffer_url, make):

@@ -1,14 +1,16 @@
 -- Runs after a DELETE or TRUNCATE of plain SQL. Counts the rows again for buffers that evict by
 -- task or episode. Removes the sums of the blocks of priorities, so that they are computed again.
 -- Deletes the rows of deleted steps in the narrow tables.
+-- The chunk of a step is looked up in a range of one buffer, in order: only the primary key gives
+-- that.
 CREATE FUNCTION sqlbuffer_after_delete_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     PERFORM set_config('sqlbuffer.internal', 'on', true);
     DELETE FROM chunks c USING (
         SELECT k.buffer_id, k.first_seq, count(*) AS n FROM deleted_steps d CROSS JOIN LATERAL (
-            SELECT x.buffer_id, x.first_seq FROM chunks x WHERE x.buffer_id = d.buffer_id AND x.first_seq <= d.seq AND x.first_seq > d.seq - 256
-            ORDER BY x.first_seq DESC LIMIT 1
+            SELECT x.buffer_id, x.first_seq FROM chunks x WHERE x.buffer_id >= d.buffer_id AND x.buffer_id <= d.buffer_id AND x.first_seq <= d.seq AND x.first_seq > d.seq - 256
+            ORDER BY x.buffer_id DESC, x.first_seq DESC LIMIT 1
         ) AS k GROUP BY 1, 2
     ) AS g
     WHERE c.buffer_id = g.buffer_id AND c.first_seq = g.first_seq AND c.n_steps = g.n;

@@ -23,7 +23,7 @@ BEGIN
             RAISE EXCEPTION 'sqlbuffer: the buffer is an unfinished copy' USING ERRCODE = 'object_not_in_prerequisite_state';
         END IF;
         IF b.has_chunks THEN
-            RAISE EXCEPTION 'sqlbuffer: buffer % keeps chunks; insert its rows without seq', b.name
+            RAISE EXCEPTION 'sqlbuffer: buffer % has typed fields, which SQL cannot write; store its steps with ReplayBuffer.add or extend', b.name
             USING ERRCODE = 'integrity_constraint_violation';
         END IF;
         IF b.has_queue THEN

@@ -1,5 +1,5 @@
--- Numbers rows of plain SQL, and sets their priority to the largest ever set. If steps are in
--- chunks, each row is stored as one.
+-- Numbers rows of plain SQL, and sets their priority to the largest ever set. Typed fields are
+-- bytes that SQL cannot write, so buffers that have some take no such row.
 CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -7,8 +7,8 @@ DECLARE
 BEGIN
     SELECT * INTO b FROM buffers WHERE id = NEW.buffer_id;
     IF b.has_chunks THEN
-        PERFORM sqlbuffer_insert_step_v1(NEW);
-        RETURN NULL;
+        RAISE EXCEPTION 'sqlbuffer: buffer % has typed fields, which SQL cannot write; store its steps with ReplayBuffer.add or extend', b.name
+        USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     NEW.seq := sqlbuffer_reserve_v1(NEW.buffer_id, 1);
     IF NEW.initial_priority IS NULL AND b.has_priorities THEN

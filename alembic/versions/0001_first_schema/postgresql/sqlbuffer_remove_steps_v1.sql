@@ -2,6 +2,8 @@
 -- existed. Chunks are not rewritten: a chunk without steps left is deleted as a whole, and deleted
 -- steps of others are noted in deleted_steps. Transactions that delete steps inside the window hold
 -- the lock on the row of the buffer. p_left: none of the steps is inside.
+-- The chunk of a step is looked up in a range of one buffer, in order: only the primary key gives
+-- that.
 CREATE FUNCTION sqlbuffer_remove_steps_v1(p_buffer_id integer, p_seqs bigint[], p_left boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -27,14 +29,14 @@ BEGIN
     END IF;
     PERFORM 1 FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.first_seq = ANY (ARRAY(
         SELECT DISTINCT f.first_seq FROM unnest(p_seqs) AS g(seq) CROSS JOIN LATERAL (
-            SELECT x.first_seq FROM chunks x WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
-            ORDER BY x.first_seq DESC LIMIT 1) AS f))
+            SELECT x.first_seq FROM chunks x WHERE x.buffer_id >= p_buffer_id AND x.buffer_id <= p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
+            ORDER BY x.buffer_id DESC, x.first_seq DESC LIMIT 1) AS f))
     ORDER BY c.first_seq FOR UPDATE;
     SELECT coalesce(array_agg(g.seq), '{}'), coalesce(array_agg(f.first_seq), '{}'), array_agg(f.task_id), array_agg(f.episode_id)
     INTO seqs, firsts, task_ids, episode_ids
     FROM (SELECT DISTINCT u.seq FROM unnest(p_seqs) AS u(seq)) AS g CROSS JOIN LATERAL (
         SELECT x.first_seq, x.n_steps, x.task_id, x.episode_id FROM chunks x
-        WHERE x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256 ORDER BY x.first_seq DESC LIMIT 1
+        WHERE x.buffer_id >= p_buffer_id AND x.buffer_id <= p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256 ORDER BY x.buffer_id DESC, x.first_seq DESC LIMIT 1
     ) AS f
     WHERE g.seq < f.first_seq + f.n_steps
       AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = g.seq OFFSET 0);

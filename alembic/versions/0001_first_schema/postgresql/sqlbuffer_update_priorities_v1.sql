@@ -1,5 +1,7 @@
 -- Sets the priorities of the given rows that the buffer holds, each given once; returns how many.
 -- Logs them if the buffer has followers.
+-- The chunk of a step is looked up in a range of one buffer, in order: only the primary key gives
+-- that.
 CREATE FUNCTION sqlbuffer_update_priorities_v1(
     p_buffer_id integer, p_seqs bigint[], p_priorities double precision[], p_origin uuid DEFAULT NULL
 ) RETURNS bigint
@@ -31,8 +33,8 @@ BEGIN
             UNION ALL
             SELECT coalesce(c.initial_priority[g.seq - c.first_seq + 1], 1.0) FROM (
                 SELECT x.first_seq, x.n_steps, x.initial_priority FROM chunks x
-                WHERE b.has_chunks AND p.place IS NULL AND x.buffer_id = p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
-                ORDER BY x.first_seq DESC LIMIT 1
+                WHERE b.has_chunks AND p.place IS NULL AND x.buffer_id >= p_buffer_id AND x.buffer_id <= p_buffer_id AND x.first_seq <= g.seq AND x.first_seq > g.seq - 256
+                ORDER BY x.buffer_id DESC, x.first_seq DESC LIMIT 1
             ) AS c
             WHERE g.seq < c.first_seq + c.n_steps
               AND NOT EXISTS (SELECT 1 FROM deleted_steps d WHERE d.buffer_id = p_buffer_id AND d.seq = g.seq OFFSET 0)

@@ -1,7 +1,7 @@
 -- Each column is a separate lookup: a query pays only for the columns that it selects. `rows` adds
 -- up counted blocks, and counts the block that the lower end cuts and the rows that are newer than
--- all of them. It uses two bounds: with one the planner, which does not know the number, would
--- rather read the whole table.
+-- all of them; of chunks it adds up the lengths. It uses two bounds: with one the planner, which does
+-- not know the number, would rather read the whole table.
 CREATE VIEW v_buffers AS
 SELECT buffer, buffer_id, rows, capacity, rows::double precision / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
     expired, used_up, other_session, partial, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
@@ -10,15 +10,19 @@ FROM (
         CASE WHEN w.evict_unit <> 'row' THEN w.live_rows ELSE
             (SELECT coalesce(sum(k.n_rows), 0) FROM row_blocks k
              WHERE k.buffer_id = w.buffer_id AND k.block > w.low_seq / 4096)
-            + (SELECT count(*) FROM step_numbers e WHERE e.buffer_id = w.buffer_id
-               AND e.seq > w.low_seq AND e.seq < (w.low_seq / 4096 + 1) * 4096
-               AND e.first_seq > w.low_seq - 256 AND e.first_seq < (w.low_seq / 4096 + 1) * 4096)
-            + (SELECT count(*) FROM step_numbers e WHERE e.buffer_id = w.buffer_id
-               AND e.seq >= 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
-                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0))
-               AND e.first_seq > 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
-                   SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0)) - 256
-               AND e.seq <= w.high_seq AND e.first_seq <= w.high_seq)
+            + CASE WHEN b.has_chunks THEN
+                (SELECT coalesce(sum(least(c.first_seq + c.n_steps, u.whole) - greatest(c.first_seq, w.low_seq + 1)), 0)::bigint FROM chunks c
+                 WHERE c.buffer_id = w.buffer_id AND c.first_seq > w.low_seq + 1 - 256 AND c.first_seq < u.whole AND c.first_seq + c.n_steps > w.low_seq + 1)
+                - (SELECT count(*) FROM deleted_steps d WHERE d.buffer_id = w.buffer_id AND d.seq >= w.low_seq + 1 AND d.seq < u.whole)
+                + (SELECT coalesce(sum(least(c.first_seq + c.n_steps, w.high_seq + 1) - greatest(c.first_seq, u.newest)), 0)::bigint FROM chunks c
+                 WHERE c.buffer_id = w.buffer_id AND c.first_seq > u.newest - 256 AND c.first_seq < w.high_seq + 1 AND c.first_seq + c.n_steps > u.newest)
+                - (SELECT count(*) FROM deleted_steps d WHERE d.buffer_id = w.buffer_id AND d.seq >= u.newest AND d.seq < w.high_seq + 1)
+            ELSE
+                (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+                 AND e.seq > w.low_seq AND e.seq < u.whole)
+                + (SELECT count(*) FROM experiences e WHERE e.buffer_id = w.buffer_id
+                   AND e.seq >= u.newest AND e.seq <= w.high_seq)
+            END
         END AS rows,
         w.max_capacity AS capacity, w.evict_unit AS evict_by,
         CASE WHEN b.has_chunks THEN
@@ -44,4 +48,8 @@ FROM (
         coalesce((b.config #>> '{sampling,min_size}')::bigint, 0) AS min_size, b.alpha
     FROM v_windows w
     JOIN buffers b ON b.id = w.buffer_id
+    CROSS JOIN LATERAL (
+        SELECT 4096 * (w.low_seq / 4096 + 1) AS whole, 4096 * greatest(w.low_seq / 4096 + 1, coalesce((
+            SELECT k.block + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id ORDER BY k.block DESC LIMIT 1), 0)) AS newest
+    ) u
 ) v

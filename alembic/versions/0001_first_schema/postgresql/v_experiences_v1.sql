@@ -39,7 +39,6 @@ WITH w AS MATERIALIZED (
 SELECT w.buffer, c.first_seq + n.place, c.first_seq,
     coalesce(
         CASE WHEN w.has_step_ids THEN (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = c.first_seq + n.place) END,
-        p.key || '/' || (c.t + n.place),
         c.id || '/' || n.place
     ) COLLATE "C",
     c.task_id, c.task_name, c.agent_id, c.pre_agent, p.key,

@@ -142,6 +142,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_samples."task_id" IS 'the task';
     COMMENT ON COLUMN v_samples."episode_id" IS 'the rollout of the task';
     COMMENT ON COLUMN v_samples."step" IS 'step within the task';
+    COMMENT ON COLUMN v_samples."model_version" IS 'version of the model that acted';
     COMMENT ON VIEW v_sessions IS 'One row per training session.';
     COMMENT ON COLUMN v_sessions."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_sessions."session_id" IS 'the session';

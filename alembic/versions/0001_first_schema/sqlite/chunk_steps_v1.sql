@@ -6,7 +6,6 @@ CREATE VIEW chunk_steps AS
 SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     coalesce(
         (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = c.first_seq + n.place),
-        (SELECT p.key FROM episodes p WHERE p.id = c.episode_id) || '/' || (c.t + n.place),
         c.id || '/' || n.place
     ) AS id,
     c.task_id, c.task_name, c.agent_id, c.pre_agent,

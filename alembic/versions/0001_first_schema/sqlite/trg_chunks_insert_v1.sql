@@ -1,7 +1,6 @@
--- Numbers, counts and queues the steps of a chunk. The library evicts after a batch;
--- trg_new_experiences_insert_v1 does so after a chunk of plain SQL. The library reserves the
--- numbers of a batch first: in a buffer that evicts by row, without a queue, the trigger then does
--- nothing.
+-- Numbers, counts and queues the steps of a chunk. The library reserves the numbers of a batch
+-- first, and evicts after it: in a buffer that evicts by row, without a queue, the trigger then
+-- does nothing.
 CREATE TRIGGER trg_chunks_insert_v1 AFTER INSERT ON chunks
 WHEN coalesce((
     SELECT next_seq < NEW.first_seq + NEW.n_steps OR evict_unit <> 'row' OR has_queue OR NOT has_chunks OR is_copying

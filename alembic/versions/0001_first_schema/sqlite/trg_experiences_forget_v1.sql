@@ -1,6 +1,6 @@
 -- Deletes the rows of a deleted row in the narrow tables that eviction cleans immediately.
 CREATE TRIGGER trg_experiences_forget_v1 AFTER DELETE ON experiences
-WHEN (SELECT NOT has_chunks AND (has_queue OR has_labels OR has_quarantine OR has_parts OR has_changes) FROM buffers WHERE id = OLD.buffer_id)
+WHEN (SELECT has_queue OR has_labels OR has_quarantine OR has_parts OR has_changes FROM buffers WHERE id = OLD.buffer_id)
 BEGIN
     DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;
     DELETE FROM labels WHERE buffer_id = OLD.buffer_id AND seq = OLD.seq;

@@ -1,7 +1,7 @@
 -- First in, first out: rows that have left the window of their buffer are deleted. The library
 -- reserves the numbers of a batch first and evicts after it, once for all of its rows; in a buffer
--- that evicts by row the trigger then does nothing. A row of a buffer with chunks becomes a chunk
--- of one step.
+-- that evicts by row the trigger then does nothing. Typed fields are bytes that SQL cannot write, so
+-- buffers that have some take no row.
 CREATE TRIGGER trg_experiences_insert_v1 AFTER INSERT ON experiences
 WHEN coalesce((SELECT next_seq <= NEW.seq OR evict_unit <> 'row' OR has_queue OR has_chunks OR is_copying FROM buffers WHERE id = NEW.buffer_id), true)
 BEGIN
@@ -9,29 +9,23 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE id = NEW.buffer_id);
     SELECT RAISE(ABORT, 'sqlbuffer: the buffer is an unfinished copy')
     WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
-    INSERT INTO new_experiences (
-        buffer_id, id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
-        reward_t, adv_t, v_t, terminated, truncated, model_version
-    )
-    SELECT NEW.buffer_id, NEW.id, NEW.task_id, NEW.task_name, NEW.agent_id, NEW.pre_agent, NEW.step, NEW.execute_time, NEW.state,
-        NEW.actions, NEW.messages, NEW.extra, NEW.reward_t, NEW.adv_t, NEW.v_t, NEW.terminated, NEW.truncated, NEW.model_version
-    FROM buffers WHERE id = NEW.buffer_id AND has_chunks;
-    DELETE FROM experiences WHERE "key" = NEW."key" AND (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    SELECT RAISE(ABORT, 'sqlbuffer: the buffer has typed fields, which SQL cannot write; store its steps with ReplayBuffer.add or extend')
+    WHERE (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
     -- The library adds up a batch itself.
     INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
     SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq
-    FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks
+    FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq
     ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
         first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);
-    UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NOT has_chunks;
+    UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq;
     INSERT INTO new_special_rows (buffer_id, seq, task_id, episode_id, model_version, session_id)
     SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id
-    FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue) AND NOT has_chunks;
+    FROM buffers WHERE id = NEW.buffer_id AND (evict_unit <> 'row' OR has_queue);
     DELETE FROM experiences
     WHERE "key" > NEW.buffer_id << 40
       AND "key" <= (NEW.buffer_id << 40) + min(
-          NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue AND NOT has_chunks),
+          NEW.seq - (SELECT max_capacity FROM buffers WHERE id = NEW.buffer_id AND evict_unit = 'row' AND NOT has_queue),
           coalesce((SELECT min(h.low_seq) FROM holds h WHERE h.buffer_id = NEW.buffer_id AND h.live_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')), NEW.seq));
 END

@@ -1,6 +1,5 @@
 -- Inserts rows of plain SQL: numbers the row and sets its priority to the largest ever set.
 CREATE TRIGGER trg_new_experiences_insert_v1 INSTEAD OF INSERT ON new_experiences
-WHEN (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id) IS NOT 1
 BEGIN
     INSERT INTO experiences (
         "key", buffer_id, seq, id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages,

@@ -56,7 +56,6 @@ FROM (
     SELECT w.buffer, w.buffer_id, w.has_labels, c."key", CAST(n."key" AS INTEGER), CAST(c.first_seq + n."key" AS INTEGER), c.first_seq,
         CAST(coalesce(
             CASE WHEN w.has_step_ids THEN (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = c.first_seq + n."key") END,
-            p."key" || '/' || (c.t + n."key"),
             c.id || '/' || n."key"
         ) AS TEXT),
         c.task_id, c.task_name, c.agent_id, c.pre_agent, p."key",

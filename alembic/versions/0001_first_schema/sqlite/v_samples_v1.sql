@@ -1,6 +1,9 @@
+-- `seq` is cast so that a join with the steps may use an index of it: values of json_each have no
+-- affinity.
 CREATE VIEW v_samples AS
-SELECT b.name AS buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled_at, r.key + 1 AS position, r.value AS seq,
-    json_extract(s.probabilities, '$[' || r.key || ']') AS probability, e.id, e.task_id, p.key AS episode_id, e.step
+SELECT b.name AS buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled_at, CAST(r.key + 1 AS INTEGER) AS position,
+    CAST(r.value AS INTEGER) AS seq, json_extract(s.probabilities, '$[' || r.key || ']') AS probability,
+    e.id, e.task_id, p.key AS episode_id, e.step, e.model_version
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND NOT b.has_chunks
 CROSS JOIN json_each(s.seqs) r
@@ -8,15 +11,15 @@ LEFT JOIN experiences e ON e."key" = s.buffer_id << 40 | r.value
     AND e.seq > (SELECT low_seq FROM v_windows WHERE buffer_id = s.buffer_id)
 LEFT JOIN episodes p ON p.id = e.episode_id
 UNION ALL
-SELECT b.name, s.id, s.clock, s.sampler, s.seed, s.sampled_at, r.key + 1, r.value,
+SELECT b.name, s.id, s.clock, s.sampler, s.seed, s.sampled_at, CAST(r.key + 1 AS INTEGER), CAST(r.value AS INTEGER),
     json_extract(s.probabilities, '$[' || r.key || ']'),
     coalesce(
         (SELECT i.id FROM step_ids i WHERE i.buffer_id = c.buffer_id AND i.seq = r.value),
-        p.key || '/' || (c.t + r.value - c.first_seq),
         c.id || '/' || (r.value - c.first_seq)
     ),
     c.task_id, p.key,
-    CASE WHEN c.steps IS NULL THEN c.step + r.value - c.first_seq ELSE json_extract(c.steps, '$[' || (r.value - c.first_seq) || ']') END
+    CASE WHEN c.steps IS NULL THEN c.step + r.value - c.first_seq ELSE json_extract(c.steps, '$[' || (r.value - c.first_seq) || ']') END,
+    c.model_version
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND b.has_chunks
 CROSS JOIN json_each(s.seqs) r

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sqlbuffer.checks import integer_of, real_of
 from sqlbuffer.compat.ding.errors import (
     ItemError,
     MissingListError,
@@ -12,7 +13,6 @@ from sqlbuffer.compat.ding.errors import (
 )
 from sqlbuffer.encoding.priority_values import checked_priority
 from sqlbuffer.errors import FieldError
-from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.item_draws import NewPriority
 
 UNIQUE_ID, INDEX, PRIORITY = "replay_unique_id", "replay_buffer_idx", "priority"

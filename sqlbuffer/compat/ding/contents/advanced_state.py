@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlbuffer.checks import integer_of, real_of
 from sqlbuffer.compat.ding.contents.item_codec import Encoded, decoded_item
 from sqlbuffer.compat.ding.contents.state_dict import data_of
 from sqlbuffer.compat.ding.errors import ReplayError
 from sqlbuffer.encoding.priority_values import MOST_PRIORITY
-from sqlbuffer.scalars import integer_of, real_of
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
 from sqlbuffer.storage.extensions.item_ids import number_of
 from sqlbuffer.storage.extensions.ring_buffer import RingCounts

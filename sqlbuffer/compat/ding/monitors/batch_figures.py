@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.compat.ding.monitors.sampled_attributes import SampledDataAttrMonitor, TickTime
-from sqlbuffer.scalars import real_of
 from sqlbuffer.storage.database.fork_lock import ForkLock
 
 _FIGURES = (

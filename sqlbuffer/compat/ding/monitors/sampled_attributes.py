@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-from sqlbuffer.scalars import real_of
+from sqlbuffer.checks import real_of
 from sqlbuffer.storage.database.fork_lock import ForkLock
 
 

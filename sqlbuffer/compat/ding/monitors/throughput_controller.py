@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import config_value
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
-from sqlbuffer.scalars import real_of
 from sqlbuffer.storage.database.fork_lock import ForkLock
 
 _NOTHING_AGAINST = "nothing is against it"

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import config_value
 from sqlbuffer.compat.ding.errors import ReplayConfigError
-from sqlbuffer.scalars import real_of
 from sqlbuffer.storage.database.fork_lock import ForkLock
 
 

@@ -255,7 +255,8 @@ def get_all_data(
     slots = np.arange(self.num_episodes)
     if not len(slots):
         return {}
-    with self._snapshot():
+
+    def values(_: object) -> dict[str, Any]:
         found = {}
         if names:
             longest = int(self._state(slots)[0].max())
@@ -263,6 +264,9 @@ def get_all_data(
             found = self._cells(names, *(np.ascontiguousarray(part) for part in grid))
         if meta_names:
             found |= self._meta(meta_names, slots)
+        return found
+
+    found = self._at_one_moment(values)
     return {name: as_tensor(array, device or "cpu") for name, array in found.items()}
 
 

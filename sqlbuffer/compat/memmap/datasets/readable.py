@@ -1,15 +1,15 @@
 """The interface of buffers for datasets and data loaders."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
+T = TypeVar("T")
 
 
 class FieldType(Protocol):
@@ -39,10 +39,12 @@ class Readable(Protocol):
     def _flush(self) -> None:
         """Make the stored steps readable."""
 
-    def _snapshot(self, slots: Ints | None = None) -> AbstractContextManager[Any]:
-        """Read the database at one moment for all reads of this thread in a block.
+    def _at_one_moment(self, read: Callable[[Any], T], slots: Ints | None = None) -> T:
+        """Return the result of `read`; all reads of this thread in it see one state of the
+        database. It is called again after a lost connection.
 
         Args:
+            read: Function to call.
             slots: Slots whose state is wanted, of shape (n,).
         """
 

@@ -67,7 +67,8 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         self._shortest = max(shortest, 1 + self._reach)
         check_options(options)
         buffer._flush()
-        with buffer._snapshot():
+
+        def look(_: object) -> None:
             lengths, self._shown = buffer._state()
             slots = np.flatnonzero(lengths >= self._shortest)
             slots = slots[of_episodes(buffer, self._filter_meta, slots)]
@@ -75,6 +76,8 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
             self._slots, self._ts = self._all(slots, lengths)
             kept = of_steps(buffer, self._filter_fields, self._slots, self._ts)
             self._slots, self._ts = self._slots[kept], self._ts[kept]
+
+        buffer._at_one_moment(look)
 
     def __len__(self) -> int:
         """Return how many items there were when the dataset was made."""
@@ -110,12 +113,15 @@ class SlotDataset(data.Dataset):  # type: ignore[misc]
         slots, ts = self._slots[places], self._ts[places]
         self.replay_buffer._flush()
         distinct, which = np.unique(slots, return_inverse=True)
-        with self.replay_buffer._snapshot(distinct):
+
+        def items(_: object) -> tuple[NDArray[np.bool_], Items]:
             lengths, shown = (of[which] for of in self.replay_buffer._state(distinct))
             kept = self._are_there(slots, ts, lengths, shown)
             if not kept.any():
                 return kept, Items({}, 0)
             return kept, self._items(slots[kept], ts[kept], lengths[kept])
+
+        return self.replay_buffer._at_one_moment(items, distinct)
 
     def _all(self, slots: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """Return slot and time of each item of these slots."""

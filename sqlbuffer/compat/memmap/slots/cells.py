@@ -1,7 +1,6 @@
 """Cells, the values of steps by slot and time: reads and changes them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +15,8 @@ from sqlbuffer.storage.extensions.slots.payload_changes import replace_payload
 from sqlbuffer.storage.extensions.slots.slot_lookups import changed_steps, slot_steps
 from sqlbuffer.storage.extensions.slots.stored_span import Run
 from sqlbuffer.storage.store import BufferStore
+
+_Values = Mapping[str, NDArray[Any]]
 
 Ints = NDArray[np.int64]
 
@@ -89,7 +90,7 @@ class Cells:
         names: Iterable[str],
         slots: Ints,
         ts: Ints,
-        snapshot: Callable[[], AbstractContextManager[Snapshot]],
+        at_one_moment: Callable[[Callable[[Snapshot], _Values]], _Values],
     ) -> dict[str, NDArray[Any]]:
         """Return the values of fields in cells.
 
@@ -97,7 +98,7 @@ class Cells:
             names: The fields.
             slots: The slot of each cell, of any shape S.
             ts: Step of each, in the same form.
-            snapshot: Gives what to read in.
+            at_one_moment: Calls a function with what to read in.
 
         Returns:
             `{name: array of shape (*S, *shape)}`.
@@ -105,10 +106,12 @@ class Cells:
         names, given = list(names), (slots * self._t + ts).ravel()
         if not names:
             return {}
-        with snapshot() as moment:
-            found = self._whole(moment, names, given)
-            if found is None:
-                found = self._single(moment.connection, names, given)
+
+        def values_in(moment: Snapshot) -> _Values:
+            values = self._whole(moment, names, given)
+            return self._single(moment.connection, names, given) if values is None else values
+
+        found = at_one_moment(values_in)
         return {
             name: values.reshape((*slots.shape, *values.shape[1:]))
             for name, values in found.items()

@@ -205,8 +205,8 @@ class EpisodeWriter:
         json = self._metas.to_json(open_.meta) if open_.is_dirty else None
         return SlotEnding(
             key, key, "complete", open_.length, open_.return_,
-            f"{key}/{open_.first_t}", f"{key}/{open_.last_t}", None, None,
-            open_.turn, open_.meta.tobytes(), json, open_.is_begun,
+            open_.first_t, open_.last_t, None, turn=open_.turn, meta=open_.meta.tobytes(),
+            said=json, is_begun=open_.is_begun,
         )  # fmt: skip
 
     def store_whole(self, rows: NDArray[Any], meta: NDArray[Any]) -> None:
@@ -221,8 +221,7 @@ class EpisodeWriter:
         n, (rewards, *_) = len(rows), self._rows.own_columns(rows)
         given = [reward for reward in rewards or () if reward is not None]
         ending = EpisodeEnd(
-            key, key, "complete", n, sum(given) if given else None, f"{key}/0", f"{key}/{n - 1}",
-            None,
+            key, key, "complete", n, sum(given) if given else None, 0, n - 1, None,
         )  # fmt: skip
         metas = {} if json is None else {(key, key): json}
         batch = ChunkBatch(self._rows.chunks(rows, key), None, [ending], metas)

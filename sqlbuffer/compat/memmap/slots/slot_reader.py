@@ -1,10 +1,10 @@
 """The state that the parts of `ReplayBuffer` share, and reading by slots."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from sqlbuffer.storage.extensions.slots.episode_slots import Slots, State
 from sqlbuffer.storage.store import BufferStore
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 # Slots that are named in the text of a question.
 MAX_NAMED_SLOTS = 1_000
 
@@ -92,8 +93,7 @@ class SlotReader:
         """Return the length of each slot, the open episode included, of shape (max_episodes,)."""
         self._flush()
         lengths = np.zeros(self.max_episodes, np.int64)
-        with self._reading() as connection:
-            found = self._slots.lengths(connection)
+        found = self._at_one_moment(lambda snapshot: self._slots.lengths(snapshot.connection))
         if found:
             slots, n = zip(*found, strict=True)
             lengths[list(slots)] = n
@@ -113,7 +113,7 @@ class SlotReader:
             `{name: array of shape (*S, *shape)}`, of the dtype of each field.
         """
         self._flush()
-        return self._cells_.read(names, slots, ts, self._snapshot)
+        return self._cells_.read(names, slots, ts, self._at_one_moment)
 
     def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
         """Return the values of meta fields of slots.
@@ -147,8 +147,7 @@ class SlotReader:
         rows = np.full(self.max_episodes, self._metas.blank)
         lens = np.zeros(self.max_episodes, np.int32)
         initted = np.zeros(self.max_episodes, bool)
-        with self._reading() as connection:
-            shown = self._slots.shown(connection, wanted)
+        shown = self._at_one_moment(lambda moment: self._slots.shown(moment.connection, wanted))
         packed = [each for each in shown if each.meta]
         if packed:
             raw = b"".join(bytes(each.meta or b"") for each in packed)
@@ -173,55 +172,58 @@ class SlotReader:
             numbers that no two episodes share, -1 for an empty slot. Both of shape (n,).
         """
         lengths, shown = np.zeros(self.max_episodes, np.int64), np.full(self.max_episodes, -1)
-        with self._snapshot(slots) as snapshot:
+
+        def look(moment: Snapshot) -> None:
             wanted = None
             if slots is not None:
-                wanted = [slot for slot in slots.tolist() if slot not in snapshot.states]
+                wanted = [slot for slot in slots.tolist() if slot not in moment.states]
             if wanted is None or wanted:
-                snapshot.see(wanted or (), self._slots.states(snapshot.connection, wanted))
-            for state in snapshot.states.values():
+                moment.see(wanted or (), self._slots.states(moment.connection, wanted))
+            for state in moment.states.values():
                 if state is not None:
                     slot, length = state.slot, state.length
-                    lengths[slot] = snapshot.open_lengths.get(slot, 0) if length is None else length
+                    lengths[slot] = moment.open_lengths.get(slot, 0) if length is None else length
                     shown[slot] = -1 if state.episode is None else state.episode
+
+        self._at_one_moment(look, slots)
         return (lengths, shown) if slots is None else (lengths[slots], shown[slots])
 
-    @contextmanager
-    def _snapshot(self, slots: Ints | None = None) -> Iterator[Snapshot]:
-        """Read the database at one moment for all reads of this thread in a block.
+    def _at_one_moment(self, read: Callable[[Snapshot], T], slots: Ints | None = None) -> T:
+        """Return the result of `read`; all reads of this thread in it see one state of the
+        database. It is called again after a lost connection.
 
         Args:
+            read: Function to call.
             slots: Slots that are looked at along with its beginning, unless they are many, of shape
                 (n,).
         """
         held = getattr(self._held, "snapshot", None)
         if held is not None:
-            yield held
-            return
-        # In this order: another thread may store more.
-        open_lengths = dict(self._open_lengths())
-        self._flush()
-        wanted = [] if slots is None else slots.tolist()
-        query = self._slots.states_query(wanted) if 0 < len(wanted) <= MAX_NAMED_SLOTS else None
-        with (
-            translated(self._store.url),
-            snapshot(self._store.engine, query) as connection,
-            # Cells are read without SQLAlchemy, so no transaction begins automatically.
-            nullcontext() if query else connection.begin(),
-        ):
-            begun = Snapshot(connection, open_lengths, {})
-            if query:
-                begun.see(wanted, (State(*row) for row in answer(connection)))
-            self._held.snapshot = begun
-            try:
-                yield begun
-            finally:
-                self._held.snapshot = None
+            return read(held)
 
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        with self._snapshot() as begun:
-            yield begun.connection
+        def look() -> T:
+            # In this order: another thread may store more.
+            open_lengths = dict(self._open_lengths())
+            self._flush()
+            wanted = [] if slots is None else slots.tolist()
+            is_named = 0 < len(wanted) <= MAX_NAMED_SLOTS
+            query = self._slots.states_query(wanted) if is_named else None
+            with (
+                translated(self._store.url),
+                snapshot(self._store.engine, query) as connection,
+                # Cells are read without SQLAlchemy, so no transaction begins automatically.
+                nullcontext() if query else connection.begin(),
+            ):
+                begun = Snapshot(connection, open_lengths, {})
+                if query:
+                    begun.see(wanted, (State(*row) for row in answer(connection)))
+                self._held.snapshot = begun
+                try:
+                    return read(begun)
+                finally:
+                    self._held.snapshot = None
+
+        return self._store.with_retries(look)
 
     def _write_cells(
         self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]], call: str = "data[...]"

@@ -19,13 +19,14 @@ from psycopg.adapt import Loader
 from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
 
 from sqlbuffer.errors import StorageReadOnlyError
-from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES, memory_peak_bytes
+from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES
 from sqlbuffer.storage.database.guarding.statement_tokens import (
     Token,
     explained,
     is_show,
     tokens,
 )
+from sqlbuffer.storage.database.guarding.statement_worker import memory_peak_bytes
 from sqlbuffer.storage.database.transactions import Begin, postgresql_statement
 
 ANALYST = "sqlbuffer_analyst"
@@ -159,23 +160,39 @@ def answering(
     """
     words = tokens(statement)
     _refuse_names(driver, words)
-    with ExitStack() as stack:
-        if is_show(words):
-            yield stack.enter_context(_sent(driver, statement))
-            return
-        question = explained(statement, words)
-        try:
-            cursor = stack.enter_context(_declared(driver, question or statement, parameters))
-        except (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
-            if parameters is None:
-                _parse(driver, statement)
-            raise StorageReadOnlyError(
-                "the statement is refused: this connection is read-only; write a SELECT"
-            ) from None
-        if question is not None:
-            cursor.close()
-            cursor = stack.enter_context(_sent(driver, statement))
-        yield cursor
+    try:
+        with ExitStack() as stack:
+            yield _cursor_of(stack, driver, statement, words, parameters)
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        # It locks rows, so it is not because of a standby.
+        reason = str(error).splitlines()[0]
+        raise StorageReadOnlyError(
+            f"{reason}: this connection is read-only; write a SELECT that locks no rows"
+        ) from error
+
+
+def _cursor_of(
+    stack: ExitStack,
+    driver: Any,
+    statement: str,
+    words: Sequence[Token],
+    parameters: Mapping[str, Any] | None,
+) -> "psycopg.Cursor[Any]":
+    if is_show(words):
+        return stack.enter_context(_sent(driver, statement))
+    question = explained(statement, words)
+    try:
+        cursor = stack.enter_context(_declared(driver, question or statement, parameters))
+    except (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
+        if parameters is None:
+            _parse(driver, statement)
+        raise StorageReadOnlyError(
+            "the statement is refused: this connection is read-only; write a SELECT"
+        ) from None
+    if question is not None:
+        cursor.close()
+        return stack.enter_context(_sent(driver, statement))
+    return cursor
 
 
 def _refuse_names(driver: Any, words: Sequence[Token]) -> None:

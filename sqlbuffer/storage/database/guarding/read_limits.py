@@ -1,7 +1,5 @@
 """Limits of statements that read: time, memory, and the text of a statement."""
 
-import sys
-
 from sqlbuffer.errors import ReadLimitError, StorageError
 
 # The execution option of a connection for the time limit of its transaction; None for no limit.
@@ -10,16 +8,6 @@ TIME_S = "sqlbuffer_time_s"
 # A statement that makes the process grow by more is ended.
 MAX_GROWTH_BYTES = 512 * 2**20
 MAX_STATEMENT_BYTES = 100_000
-
-
-def memory_peak_bytes() -> int:
-    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def passed_limit(
@@ -38,11 +26,16 @@ def passed_limit(
     if passed == "time":
         return time_passed(time_s)
     if passed == "memory":
-        return ReadLimitError(
-            f"the statement took more than {MAX_GROWTH_BYTES >> 20} MB of memory; "
-            "ask for fewer or smaller values"
-        )
+        return memory_passed()
     return None
+
+
+def memory_passed() -> ReadLimitError:
+    """Return the error of a statement that took too much memory."""
+    return ReadLimitError(
+        f"the statement took more than {MAX_GROWTH_BYTES >> 20} MB of memory; "
+        "ask for fewer or smaller values"
+    )
 
 
 def time_passed(time_s: float | None) -> ReadLimitError:

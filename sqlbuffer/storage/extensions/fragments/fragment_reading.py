@@ -70,12 +70,10 @@ class FragmentReader:
         with translated(store.url), at_once(store.engine) as connection:
             return read(connection, store)
 
-    @retry_on_disconnect
     def size_bytes(self) -> int:
         """Return the size of all payloads in bytes."""
-        store = self.buffer
-        with translated(store.url), store.engine.connect() as connection:
-            return int(connection.execute(_SIZE, {"of": store.info.id}).scalar_one())
+        of = {"of": self.buffer.info.id}
+        return int(self.buffer.read(lambda c: c.execute(_SIZE, of).scalar_one()))
 
 
 def delete(store: BufferStore, id_: str) -> bool:

@@ -122,8 +122,7 @@ class Slots:
 
     def ring(self) -> Ring:
         """Return the progress of the slots."""
-        with self.store.engine.connect() as connection:
-            return ring_of(connection, self.store)
+        return self.store.read(lambda connection: ring_of(connection, self.store))
 
     def set_ring(self, next_turn: int | None = None, num_episodes: int | None = None) -> None:
         """Set the progress by hand; slots from there on are free."""

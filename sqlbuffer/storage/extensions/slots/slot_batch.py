@@ -96,8 +96,8 @@ class SlotBatch:
             seqs,
         )
 
-    def _numbers(self, seqs: NDArray[np.int64]) -> dict[str, int]:
-        return {f"{key}/{t}": int(seqs[i]) for (key, t), i in self.places.items() if seqs[i] >= 0}
+    def _numbers(self, seqs: NDArray[np.int64]) -> dict[lifecycle.StepPlace, int]:
+        return {(key, key, t): int(seqs[i]) for (key, t), i in self.places.items() if seqs[i] >= 0}
 
 
 def slot_batch(

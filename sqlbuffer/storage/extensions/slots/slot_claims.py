@@ -171,9 +171,12 @@ class SlotClaims:
 
     def n_left(self) -> int:
         """Return how many slots can be claimed."""
-        with self.store.engine.connect() as connection:
+
+        def work(connection: Connection) -> int:
             ring = ring_of(connection, self.store)
             return sum(1 for _ in self._claimable(ring, self._ahead(connection, ring)))
+
+        return self.store.read(work)
 
     def place(self, connection: Connection, key: str, length: int, meta: bytes) -> None:
         """Put a whole episode into the next free slot, in the transaction that stores its steps.

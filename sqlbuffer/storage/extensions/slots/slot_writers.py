@@ -28,8 +28,8 @@ def living(connection: Connection, buffer_id: int, timeout_s: float) -> set[str]
 
 def other_writers(store: BufferStore) -> list[str]:
     """Return the writers of a buffer's slots in other processes."""
-    with store.engine.connect() as connection:
-        found = living(connection, store.info.id, store.info.config.episodes.open_timeout_s)
+    timeout_s = store.info.config.episodes.open_timeout_s
+    found = store.read(lambda connection: living(connection, store.info.id, timeout_s))
     return sorted(each for each in found if not is_here(each))
 
 

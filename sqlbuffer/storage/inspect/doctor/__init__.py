@@ -14,6 +14,7 @@ from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
 from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.holds.tables import holds
 from sqlbuffer.storage.inspect.doctor import postgresql, sqlite
@@ -56,7 +57,7 @@ def examine(url: Database, *, full: bool = False) -> Iterator[Finding]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NetworkFileSystemWarning)  # a finding of its own
             engine = engine_for(resolved)
-        with translated(resolved), engine.connect() as connection:
+        with translated(resolved), reading(engine) as connection:
             yield _reachable(connection)
     except StorageError as error:
         yield failure("reachable", error)
@@ -87,7 +88,7 @@ def glance(connection: Connection, url: URL) -> list[Finding]:
 def _guarded(check: Check, engine: Engine, url: URL) -> Sequence[Finding]:
     try:
         # A transaction for each check: a failed one does not affect the others.
-        with translated(url), engine.connect() as connection:
+        with translated(url), reading(engine) as connection:
             return check(connection, url)
     except StorageError as error:
         return [failure(check.__name__.strip("_").replace("_", " "), error)]
@@ -105,7 +106,7 @@ def _reachable(connection: Connection) -> Finding:
 
 def _schema(engine: Engine, url: URL) -> Finding:
     try:
-        with translated(url), engine.connect() as connection:
+        with translated(url), reading(engine) as connection:
             revision = migrate.current(connection)
             migrate.check(connection, url, revision)
             later = f", later than this package's own, {migrate.HEAD}, which it supports"

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -9,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from sqlbuffer.compat.memmap import ReplayBuffer  # noqa: E402
 from tests.compat.memmap.datasets.loaded import SHAPE, fill, step  # noqa: E402
+from tests.conftest import close_pool  # noqa: E402
+from tests.support.proxy import Proxy, losing_each_message  # noqa: E402
 
 
 def test_forked_workers_read_by_themselves(buffer_url):
@@ -123,3 +126,18 @@ def test_training_within_the_open_episode(buffer_url):
         assert batch.state[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert buffer.get_all_data(("returns",))["returns"].tolist() == [[15, 14, 13, 12, 11, 10]]
     buffer.close()
+
+
+def test_readers_go_on_over_lost_connections(make_database_url):
+    with closing(Proxy(make_database_url("postgresql", schema=True))) as proxy:
+        buffer = fill(ReplayBuffer(proxy.url, **SHAPE))
+        reads = [
+            lambda: buffer.num_episodes,
+            lambda: buffer.data["r"][0, :3].tolist(),
+            lambda: [batch["r"].tolist() for batch in buffer.dataloader(4, timestep_level=True)],
+        ]
+        for read in reads:
+            expected = read()
+            assert all(found == expected for found in losing_each_message(proxy, read))
+        buffer.close()
+        close_pool(proxy.url)

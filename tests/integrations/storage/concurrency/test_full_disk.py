@@ -109,6 +109,29 @@ def clear_full_sqlite(folder, make_buffer):
 
 
 @needs_mount
+@both_layouts
+def test_on_a_full_disk_steps_are_stored_in_the_space_of_deleted_ones(open_folder, make_buffer):
+    run_at_once([(replace_on_full_sqlite, open_folder, make_buffer)])
+
+
+def replace_on_full_sqlite(folder, make_buffer):
+    """The log is full after three batches, and the file has space for sixty."""
+    mount_small_disk(folder, 16 * MIB)
+    url = f"sqlite:///{folder / 'replay.db'}"
+    with make_buffer(url) as buffer:
+        for number in range(100):
+            buffer.store_batch(make_batch(f"w_{number}", BATCH))
+        buffer.delete(QueryBuilder().lte("seq", 80 * BATCH).build())
+    with make_buffer(url) as buffer:
+        fill(folder / "ballast", leave_bytes=300_000)
+        later = [f"later_{number}" for number in range(60)]
+        for name in later:
+            assert buffer.store_batch(make_batch(name, BATCH)).inserted == BATCH
+        check(url, buffer, [*(f"w_{number}" for number in range(80, 100)), *later])
+    assert integrity(url) == "ok"
+
+
+@needs_mount
 def test_a_full_disk_is_named_when_a_sqlite_file_is_opened(open_folder):
     run_at_once([(open_on_full_disk, open_folder)])
 

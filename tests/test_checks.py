@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sqlbuffer import RateLimiter, RatioWindow, ReplayBuffer
+from sqlbuffer.checks import integer_of, real_of
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.scalars import integer_of, real_of
 
 KINDS = [int, np.int8, np.uint16, np.int64]
 NO_NUMBERS = [True, np.True_, "1", None, 1 + 0j, Decimal(1), [1], np.array([1])]
