@@ -137,7 +137,9 @@ def test_passes_without_end_follow_one_another(buffer):
 
 def test_an_empty_buffer_has_a_pass_without_batches_and_none_without_end(buffer):
     assert list(buffer.loader("step", 4, epochs=3)) == []
-    with pytest.raises(InsufficientDataError, match="no batch of 4; wait for more data"):
+    with pytest.raises(
+        InsufficientDataError, match=r"no batch of 4: buffer .* is empty \(nothing has been stored"
+    ):
         next(iter(buffer.loader("step", 4, shuffle=False)))
     fill(buffer, 3)
     with pytest.raises(InsufficientDataError, match="no batch of 4"):

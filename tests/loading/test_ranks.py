@@ -95,7 +95,7 @@ def test_more_ranks_than_rows(filled):
         assert parts == [[7], [8], [], [], []]
         buffer.clear()
         assert [read(buffer, rank, 2, even=True) for rank in range(2)] == [[], []]
-        with pytest.raises(InsufficientDataError, match="for rank 1 of 2; wait for more data"):
+        with pytest.raises(InsufficientDataError, match="for rank 1 of 2: buffer 'few' is empty"):
             next(iter(buffer.loader("step", 4, shuffle=False, shard=(1, 2))))
 
 

@@ -64,7 +64,8 @@ rows = st.lists(
 @st.composite
 def rows_and_trees(draw):
     """Draw rows, and conditions that speak of what is in them, mostly."""
-    data = draw(rows)
+    # Typed steps of an episode come in order.
+    data = sorted(draw(rows), key=lambda row: row.exp_meta.step)
     seen = [value for row in data for value in facts(row) if own.can_be_compared(value)]
     values = own.any_value | st.sampled_from(seen)
     scalar = own.scalars | st.sampled_from([v for v in seen if v is not None] or [0])

@@ -82,7 +82,8 @@ experiences = st.builds(
     Experience,
     state=payloads,
     actions=payloads,
-    messages=payloads,
+    # One message as a dict is refused.
+    messages=payloads.filter(lambda value: not isinstance(value, dict)),
     extra=optional(st.dictionaries(keys, payloads, max_size=3)),
     reward_t=optional(floats),
     adv_t=optional(floats),

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
-from tests.support.payloads import FLOATS, arrays_in, floats, keys, nested, payloads
+from tests.support.payloads import FLOATS, arrays_in, floats, keys, messages, nested, payloads
 
 META = ExpMeta("t", None, "a", 1, 0.0)
 REALS = ("reward_t", "adv_t", "v_t")
@@ -37,7 +37,7 @@ experiences = st.builds(
     Experience,
     state=payloads,
     actions=payloads,
-    messages=payloads,
+    messages=messages,
     extra=st.none() | st.dictionaries(keys, payloads, max_size=3),
     **dict.fromkeys(REALS, st.none() | floats),
 )
@@ -180,12 +180,15 @@ class TestRefusals:
     @pytest.mark.parametrize("name", ["state", "actions", "messages", "extra"])
     def test_nothing_is_written_of_a_batch_with_a_row_that_cannot_be(self, buffer, name):
         rows = [DataRow(META, Experience({"x": i})) for i in range(3)]
-        setattr(rows[2].exp_data, name, {"a": [{"b": object()}]})
-        with pytest.raises(FieldError, match=rf"^row 2: exp_data\.{name}\.a\[0\]\.b: cannot store"):
+        value, path = {"a": [{"b": object()}]}, r"\.a\[0\]\.b"
+        if name == "messages":
+            value, path = [value], rf"\[0\]{path}"
+        setattr(rows[2].exp_data, name, value)
+        with pytest.raises(FieldError, match=rf"^row 2: exp_data\.{name}{path}: cannot store"):
             buffer.store_batch(rows)
         assert len(buffer) == 0
-        with pytest.raises(FieldError, match=rf"exp_data\.{name}\.a\[0\]\.b"):
-            buffer.add(**{name: {"a": [{"b": object()}]}})
+        with pytest.raises(FieldError, match=rf"exp_data\.{name}{path}"):
+            buffer.add(**{name: value})
         assert len(buffer) == 0
 
     @pytest.mark.parametrize("key", ["a\0b", "\ud800", "x" * 601, "é" * 301])

@@ -28,6 +28,9 @@ from sqlbuffer.storage.following.buffer_state import (
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.priority_statements import unpacked
 
+# An empty list would imply the condition of every partial index: PostgreSQL takes any of them, and
+# reads all chunks of the buffer.
+_NO_TRANSACTION = "{0}"
 # Stands for the running transactions in a position on a standby, before the chunks that were read.
 STANDBY = "?"
 
@@ -209,8 +212,8 @@ def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> 
 def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
     oldest, end, running = before.position.split(":")
     if running.startswith(STANDBY):
-        return (buffer_id, "{}", buffer_id, oldest)
-    return (buffer_id, f"{{{running}}}", buffer_id, end)
+        return (buffer_id, _NO_TRANSACTION, buffer_id, oldest)
+    return (buffer_id, f"{{{running}}}" if running else _NO_TRANSACTION, buffer_id, end)
 
 
 def _spans_since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:

@@ -134,7 +134,7 @@ def test_a_buffer_may_have_meta_fields_alone(buffer_url):
         ({"level": "S4"}, "'level': numbers of up to 64 bits.*this is S4"),
         ({"level": "complex64"}, "'level': numbers of up to 64 bits"),
         ({"level": "float31"}, "field 'level': 'float31' is not a numpy dtype"),
-        (["level"], "given as a dict"),
+        (["level"], "meta_fields is a dict such as"),
     ],
 )
 def test_a_declaration_that_cannot_be_kept_is_refused(buffer_url, declared, message):

@@ -317,7 +317,6 @@ def test_typed_fields_come_as_arrays(buffer_url):
             assert list(batch.arrays(["reward"])) == ["reward"]
 
 
-@both_layouts
 def test_plain_sql_inserts_can_be_leased(buffer, buffer_url):
     run(
         buffer_url,

@@ -122,7 +122,6 @@ def test_steps_of_an_episode_take_priorities(typed, buffer_url):
     assert initial(buffer_url) == [0.5, 4.0, 2.0, 4.0]
 
 
-@both_layouts
 def test_rows_of_plain_sql_begin_with_the_largest_priority_ever_set(buffer, buffer_url):
     insert = (
         "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) VALUES (:id, 't', 'a', 1)"

@@ -122,8 +122,8 @@ def test_a_declared_next_observation_is_the_last_frame_of_the_next_stack(buffer_
         ({"obs": True}, "got True"),
         ({"obs": 2.0}, r"got 2\.0"),
         ({"obs": None}, "got None"),
-        (4, "stack is given as a dict such as"),
-        ("obs", "stack is given as a dict such as"),
+        (4, "stack is a dict such as"),
+        ("obs", "stack is a dict such as"),
     ],
 )
 def test_a_stack_that_cannot_be_says_so(buffer, stack, message):
