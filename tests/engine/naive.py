@@ -207,7 +207,7 @@ class NaiveBuffer:
     def zeros(self, name: str) -> Any:
         """Return a field of a missing step; one of varying length has no items."""
         dtype, shape = self.fields[name]
-        return np.zeros([0 if n == -1 else n for n in shape], dtype)
+        return np.zeros([0 if n == -1 else n for n in shape], dtype)[()]
 
     def window(  # noqa: C901  # the rules in the order of the documentation
         self,
