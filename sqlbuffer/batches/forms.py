@@ -132,7 +132,7 @@ class TransitionForm:
             skip_single: Leave steps without an episode out instead of refusing them.
 
         Raises:
-            FieldError: No observation field, one of varying length, or an unknown name.
+            FieldError: No observation field, a stack of one of varying length, or an unknown name.
         """
         check_observations(fields)
         stacked = checked_stack(fields, stack)
@@ -342,12 +342,12 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
     """Return the fields that are given for each step.
 
     Raises:
-        FieldError: Not a list of fields of fixed shape, or of `reward`.
+        FieldError: Not a list of fields, or of `reward`.
     """
     found = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
     for name in found:
         if name != "reward":
-            _check_fixed(fields, name, "sequence_fields")
+            _check_known(fields, name, "sequence_fields")
         if f"seq_{name}" in fields.specs:
             raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
     return found
@@ -382,22 +382,23 @@ def check_window(length: Any, burn_in: Any, stride: Any) -> None:
 
 
 def check_observations(fields: Fields) -> None:
-    """Raise FieldError unless there are observation fields, all of fixed shape."""
+    """Raise FieldError unless there are observation fields."""
     if not fields.observations:
         raise FieldError(
             "transitions need an observation field, and the buffer was made without: make it with "
             "one named obs, or with ReplayBuffer(.., observation_fields=[...])"
         )
-    for name in fields.observations:
-        if fields.specs[name].is_variable:
-            raise FieldError(f"field {shown(name)}: transitions need observations of fixed shape")
 
 
-def _check_fixed(fields: Fields, name: str, what: str) -> None:
+def _check_known(fields: Fields, name: str, what: str) -> None:
     if not isinstance(name, str) or name not in fields.specs:
         raise FieldError(
             f"{what}: unknown field {shown(name)}; the buffer has "
             f"{', '.join(fields.specs) or 'none'}"
         )
+
+
+def _check_fixed(fields: Fields, name: str, what: str) -> None:
+    _check_known(fields, name, what)
     if fields.specs[name].is_variable:
         raise FieldError(f"{what}: field {shown(name)} has a length that varies")

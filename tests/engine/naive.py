@@ -188,8 +188,10 @@ class NaiveBuffer:
             values = [
                 built_in(one)[name] if name == "reward" else one.fields[name] for one in chain
             ]
-            zeros = [np.zeros_like(values[0])] * (n_step - m)
-            item[f"seq_{name}"] = np.stack([*values, *zeros])
+            varies = name != "reward" and -1 in self.fields[name][1]
+            zero = self.zeros(name) if varies else np.zeros_like(values[0])
+            values += [zero] * (n_step - m)
+            item[f"seq_{name}"] = values if varies else np.stack(values)
         place = {"episode": step.episode and step.episode.key, "t": step.t, "n_steps": m}
         return {**item, **keys_of(step), **{f"info.{name}": v for name, v in place.items()}}
 

@@ -31,7 +31,7 @@ def forms(world: World) -> Iterator[tuple[str, dict[str, Any], Callable[[Step], 
     """Yield a mode of loaders, its options, and what the model makes of a step."""
     model, rng = world.model, world.rng
     yield "step", {}, model.single
-    stack = {"obs": 3} if rng.random() < 0.4 else None
+    stack = {"obs": 3} if rng.random() < 0.4 and -1 not in model.fields["obs"][1] else None
     own: dict[str, Any] = {"n_step": int(rng.choice([1, 2, 5])), "gamma": 0.5, "stack": stack}
     terminal = {"terminal_field": "done"} if world.kind == "done" else {}
     own |= terminal

@@ -16,6 +16,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "text": {"obs": "U5", "action": "int64"},
     "next": {"obs": ("float32", (2,)), "action": "int64", "next_obs": ("float32", (2,))},
     "done": {"obs": ("float32", (2,)), "action": "int64", "done": "bool"},
+    "nodes": {"obs": ("float32", (-1, 2)), "action": ("int16", (-1,))},
+    "jpeg": {"obs": ("uint8", (-1,)), "action": "int64", "next_obs": ("uint8", (-1,))},
     "varying": {"obs": ("float32", (2,)), "nodes": ("int16", (-1, 2)), "tags": ("uint8", (2, -1))},
 }
 
