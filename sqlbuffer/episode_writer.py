@@ -74,9 +74,9 @@ class EpisodeWriter:
         limiter holds it up. Wait before that, if `max_pending` steps are pending.
 
         Args:
-            **step: A value for each declared field. Optional are `reward`, `terminated`,
-                `truncated`, `state`, `actions`, `messages` and `extra`, and `priority` if the
-                buffer has priorities. The values are copied.
+            **step: A value for each declared field. Optional are `reward`, `adv_t`, `v_t`,
+                `terminated`, `truncated`, `state`, `actions`, `messages` and `extra`, and
+                `priority` if the buffer has priorities. The values are copied.
 
         Raises:
             FieldError: A field is unknown or missing, a value cannot be stored, or the episode has

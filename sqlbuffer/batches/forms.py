@@ -14,7 +14,7 @@ from sqlbuffer.checks import checked_dict, checked_integer, checked_names
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.fields.declarations import BUILT_IN
+from sqlbuffer.fields.declarations import BUILT_IN, ON_REQUEST
 
 NEXT = "next_"
 ENDS_NOT_TOLD = (
@@ -22,7 +22,7 @@ ENDS_NOT_TOLD = (
     "terminal_field='done' if it means that the episode terminated, or store terminated and "
     "truncated"
 )
-_BUILT_IN = ("reward", "discount", "terminated", "truncated")
+_BUILT_IN = ("reward", "discount", "terminated", "truncated", *ON_REQUEST)
 
 logger = logging.getLogger(__name__)
 _warned: set[tuple[str, int, int]] = set()
@@ -41,7 +41,7 @@ class StepForm:
 
     Attributes:
         names: The declared fields, in order.
-        built_in: Names among `reward`, `terminated` and `truncated`.
+        built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
     """
 
     names: Sequence[str]
@@ -71,7 +71,7 @@ class TransitionForm:
         sequence_fields: The fields that are given for each step of a transition.
         names: The fields of the first step.
         following: The observations after, without their prefix.
-        built_in: Further values, named among `truncated`.
+        built_in: Further values of the first step, named among `truncated`, `adv_t` and `v_t`.
         skip_single: Steps without an episode are left out instead of refused.
     """
 
@@ -154,7 +154,7 @@ class WindowForm:
         burn_in: Steps before them.
         stride: Distance in steps between two windows of an episode.
         names: The declared fields of each step.
-        built_in: Names among `reward`, `terminated` and `truncated`.
+        built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
         stack: Number of stacked frames, by field.
     """
 
@@ -223,7 +223,7 @@ class TrajectoryForm:
 
     Attributes:
         names: The declared fields of each step.
-        built_in: Names among `reward`, `terminated` and `truncated`.
+        built_in: Names among `reward`, `terminated`, `truncated`, `adv_t` and `v_t`.
         finals: The observations that are also returned as final ones.
         include_partial: Include episodes that are open or have lost steps.
     """
@@ -262,6 +262,12 @@ class TrajectoryForm:
 Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
 
 
+def needs_values(form: Form) -> bool:
+    """Return True if the advantages or values of steps are wanted."""
+    sequences = form.sequence_fields if isinstance(form, TransitionForm) else ()
+    return not {*form.built_in, *sequences}.isdisjoint(ON_REQUEST)
+
+
 def no_successor(seq: int) -> FieldError:
     """Return the error for a step without an episode where the observations after are not fields.
 
@@ -298,7 +304,7 @@ def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], lis
             known = ", ".join((*own, *following, *_BUILT_IN))
             raise FieldError(f"unknown field {shown(name)}; transitions have {known}")
     after = [name for name in observations if name in names or NEXT + name in names]
-    more = [name for name in ("truncated",) if name in names]
+    more = [name for name in ("truncated", *ON_REQUEST) if name in names]
     return [name for name in own if name in names], after, more
 
 
@@ -342,11 +348,11 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
     """Return the fields that are given for each step.
 
     Raises:
-        FieldError: Not a list of fields, or of `reward`.
+        FieldError: Not a list of fields, or of `reward`, `adv_t` and `v_t`.
     """
     found = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
     for name in found:
-        if name != "reward":
+        if name not in ("reward", *ON_REQUEST):
             _check_known(fields, name, "sequence_fields")
         if f"seq_{name}" in fields.specs:
             raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
@@ -365,12 +371,12 @@ def checked_step_names(
         return list(fields.specs), list(BUILT_IN)
     wanted = checked_names(names, "fields", FIELDS_EXAMPLE)
     for name in wanted:
-        if name not in (*fields.specs, *BUILT_IN):
-            known = ", ".join((*fields.specs, *BUILT_IN))
+        if name not in (*fields.specs, *BUILT_IN, *ON_REQUEST):
+            known = ", ".join((*fields.specs, *BUILT_IN, *ON_REQUEST))
             raise FieldError(f"unknown field {shown(name)}; {things} have {known}")
     return (
         [name for name in fields.specs if name in wanted],
-        [name for name in BUILT_IN if name in wanted],
+        [name for name in (*BUILT_IN, *ON_REQUEST) if name in wanted],
     )
 
 

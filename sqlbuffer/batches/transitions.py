@@ -30,6 +30,7 @@ from sqlbuffer.batches.step_table import (
 )
 from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.n_step import Returns, n_step_returns
 
@@ -243,6 +244,8 @@ class TransitionMaker:
         arrays["terminated"] = returns.terminated
         if "truncated" in form.built_in:
             arrays["truncated"] = plan.truncated
+        if values := [name for name in form.built_in if name in ON_REQUEST]:
+            arrays |= table.fields_of(steps, [], values)
         arrays |= self._following(plan, steps)
         if form.sequence_fields:
             arrays |= self._sequences(plan)
@@ -304,7 +307,8 @@ class TransitionMaker:
         steps = self.table.at(np.where(within, plan.steps, NONE))
         sequences: Arrays = {}
         for name in self._form.sequence_fields:
-            own = steps.built_in([name]) if name == "reward" else steps.fields([name])
+            is_built_in = name == "reward" or name in ON_REQUEST
+            own = steps.built_in([name]) if is_built_in else steps.fields([name])
             for key, value in own.items():
                 sequences[SEQUENCE + key] = with_zeros(value, self._form.n_step)
         return sequences

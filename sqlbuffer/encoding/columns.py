@@ -14,6 +14,7 @@ from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.encoding.records import Record, decode_reals, encode_extra, encode_messages
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.steps.ids import uuid7s
@@ -54,6 +55,7 @@ def encode_columns(
         _each(given.more_keys.get("episode_key", episode), n_rows),
         payloads,
         rewards,
+        *(_each(given.more_values.get(name), n_rows) for name in ON_REQUEST),
         _each(given.terminated, n_rows),
         _each(given.truncated, n_rows),
         _each(given.model_version, n_rows),
@@ -65,11 +67,11 @@ def encode_columns(
     return [
         Record(
             id_, task, None, agent, None, step, t, now, key, session, state, actions, messages,
-            extra, None, reward, None, None, terminated, truncated, version, blob or None,
+            extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
             None, priority,
         )
         for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
-            terminated, truncated, version, session, blob, priority in rows
+            adv_t, v_t, terminated, truncated, version, session, blob, priority in rows
     ]  # fmt: skip
 
 

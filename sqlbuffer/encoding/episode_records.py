@@ -14,6 +14,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.specs import Casting, FieldSpec
 from sqlbuffer.steps.ids import uuid7s
 
@@ -159,6 +160,7 @@ class StepEncoder:
         if isinstance(reward, np.ndarray) and reward.shape == ():
             reward = reward[()]
         reward = encode_real(reward, "reward_t", "reward", tags)
+        adv_t, v_t = (encode_real(step.get(name), name, name, tags) for name in ON_REQUEST)
         arrays = state = actions = messages = extra = None
         if tags or any(name in step for name in PAYLOADS):
             encoder = Encoder()
@@ -175,7 +177,7 @@ class StepEncoder:
             self._ids = uuid7s(_IDS_AT_ONCE)
         return Record(
             self._ids.pop(), of.task_id, None, of.agent_id, None, t, t, time.time(), of.key,
-            of.session, state, actions, messages, extra, None, reward, None, None,
+            of.session, state, actions, messages, extra, None, reward, adv_t, v_t,
             flag_of(step.get("terminated"), "terminated"),
             flag_of(step.get("truncated"), "truncated"),
             of.model_version, arrays, None, priority,

@@ -13,17 +13,19 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import MAX_KEY_BYTES, encode_flag, encode_key, encode_step
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.fields.specs import Casting, FieldSpec
 
 # Next to the declared fields; the keys may be one value for all rows.
 FLAGS = ("terminated", "truncated")
+_REALS = {"reward_t": "reward", **{name: name for name in ON_REQUEST}}  # columns by name of a tag
 _KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id")
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
 PAYLOADS = ("state", "actions", "messages", "extra")
-BUILT_IN = ("reward", *FLAGS, *PAYLOADS, "priority")  # of a single step
-_REWARD = FieldSpec("reward", np.dtype("<f8"))
+BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single step
+_REAL = {name: FieldSpec(name, np.dtype("<f8")) for name in _REALS.values()}
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
 
 Key = str | list[str]
@@ -106,7 +108,8 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
     fields = {
         name: _column(spec, columns, n, casting, copy=False) for name, spec in layout.specs.items()
     }
-    reward, tags = _rewards(columns, n, casting)
+    tags: dict[int, dict[str, Any]] = {}
+    reward, *values = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
     ids, task_id, agent_id, steps, version, session_id, episode = (
         _key(name, columns, n) for name in _KEYS
@@ -128,12 +131,17 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {} if episode is None else {"episode_key": episode},
+        {
+            name: [None if value != value else value for value in given.tolist()]
+            for name, given in zip(ON_REQUEST, values, strict=True)
+            if given is not None
+        },
         makes_steps=steps is None,
     )
 
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
-    known = {*layout.specs, "reward", *FLAGS, *_KEYS, *PAYLOADS, "priority"}
+    known = {*layout.specs, *BUILT_IN, *_KEYS}
     for name in columns:
         if name not in known:
             nearest = near_name(name, known)
@@ -141,7 +149,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
             raise FieldError(
                 f"unknown field {shown(name)}{hint}; the buffer has "
                 f"{', '.join(layout.specs) or 'none'}, and "
-                f"{', '.join(('reward', *FLAGS, *_KEYS, *PAYLOADS, 'priority'))}"
+                f"{', '.join(('reward', *FLAGS, *_KEYS, *ON_REQUEST, *PAYLOADS, 'priority'))}"
             )
     for name, values in columns.items():
         if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
@@ -193,16 +201,18 @@ def _column(
     return spec.cast_rows(values, casting=casting, copy=copy)
 
 
-def _rewards(
-    columns: Mapping[str, Any], n: int, casting: Casting
-) -> tuple[NDArray[np.float64] | None, dict[int, dict[str, Any]]]:
-    """Return the column's values, NaN for None, and tags of values that it cannot hold."""
-    if columns.get("reward") is None:
-        return None, {}
-    rewards: NDArray[np.float64] = _column(_REWARD, columns, n, casting, copy=False)
-    odd = np.flatnonzero(np.isnan(rewards) | ((rewards == 0.0) & np.signbit(rewards)))
-    tags = {i: {"reward_t": tag_float(float(rewards[i]))} for i in odd.tolist()}
-    return rewards + 0.0, tags  # no -0.0
+def _reals(
+    tag: str, columns: Mapping[str, Any], n: int, casting: Casting, tags: dict[int, dict[str, Any]]
+) -> NDArray[np.float64] | None:
+    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags."""
+    name = _REALS[tag]
+    if columns.get(name) is None:
+        return None
+    values: NDArray[np.float64] = _column(_REAL[name], columns, n, casting, copy=False)
+    odd = np.flatnonzero(np.isnan(values) | ((values == 0.0) & np.signbit(values)))
+    for i in odd.tolist():
+        tags.setdefault(i, {})[tag] = tag_float(float(values[i]))
+    return values + 0.0  # no -0.0
 
 
 def _flags(name: str, columns: Mapping[str, Any], n: int) -> NDArray[np.bool_] | None:

@@ -48,6 +48,8 @@ class PackedStep(NamedTuple):
         time: When it was made, in seconds since 1970.
         row: The bytes of its typed fields, as `RowPacker` returns them.
         reward_t: Its reward as the column holds it.
+        adv_t: Its advantage in the same form.
+        v_t: Its value in the same form.
         terminated: The flag, if it was given.
         truncated: Flags in the same form.
         priority: Its initial priority, if it was given.
@@ -60,6 +62,8 @@ class PackedStep(NamedTuple):
     time: float
     row: bytes
     reward_t: float | None
+    adv_t: float | None
+    v_t: float | None
     terminated: bool | None
     truncated: bool | None
     priority: float | None
@@ -130,6 +134,10 @@ class StepPacker:
         reward = encode_real(reward, "reward_t", "reward", tags)
         row, payload, priority = self._packer.pack(step), None, None
         n_bytes = len(row)
+        adv_t = v_t = None
+        if not is_plain:
+            adv_t = encode_real(step.get("adv_t"), "adv_t", "adv_t", tags)
+            v_t = encode_real(step.get("v_t"), "v_t", "v_t", tags)
         if tags or not is_plain:
             payload = encode_payload([step.get(name) for name in PAYLOADS], tags)
             priority = self._priority(step)
@@ -142,8 +150,8 @@ class StepPacker:
         if truncated is not None and type(truncated) is not bool:
             truncated = flag_of(truncated, "truncated")
         return PackedStep(
-            self._beginning, t, time.time(), row, reward, terminated, truncated, priority, payload,
-            n_bytes,
+            self._beginning, t, time.time(), row, reward, adv_t, v_t, terminated, truncated,
+            priority, payload, n_bytes,
         )  # fmt: skip
 
     def _priority(self, step: Mapping[str, Any]) -> float | None:
@@ -217,8 +225,8 @@ def _chunk(
         steps[0].time,
         steps[-1].time,
         stored_values(columns["reward_t"], np.float64),
-        None,
-        None,
+        stored_values(columns["adv_t"], np.float64),
+        stored_values(columns["v_t"], np.float64),
         stored_values(columns["terminated"], np.bool_),
         stored_values(columns["truncated"], np.bool_),
         stored_values(columns["priority"], np.float64),

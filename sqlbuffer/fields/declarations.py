@@ -11,6 +11,8 @@ from sqlbuffer.errors import FieldError
 
 # Real columns of every buffer, never declared.
 BUILT_IN = ("reward", "terminated", "truncated")
+# Values of a step that batches have where they are asked for.
+ON_REQUEST = ("adv_t", "v_t")
 # Names of a buffer's keys and payloads, and of a batch's own parts.
 RESERVED = (
     *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
@@ -18,6 +20,7 @@ RESERVED = (
     *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
     *("priority", "priorities", "probabilities"),
     *("keys", "values", "items", "get"),
+    *ON_REQUEST,
 )
 VARIABLE = -1
 MAX_NAME = 200

@@ -44,7 +44,7 @@ MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 
 
 # Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
-SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent", "adv_t", "v_t"))
+SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent"))
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and the names in a step.
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}

@@ -136,7 +136,7 @@ class Filling:
         if news.is_start:
             memory = self.new_memory(news.count_steps())
         # A reward that was given late changes the return of its episode.
-        episodes = _episodes_of(memory, [seq for seq, _ in news.rewards])
+        episodes = _episodes_of(memory, [seq for seq, *_ in news.labels])
         sessions: set[int] = set()
         pages: list[list[ChunkRow]] = []
         for page in news.chunks(memory):
@@ -204,7 +204,7 @@ class Filling:
         )
         changes = StepChanges(
             deleted=news.deleted,
-            rewards=news.rewards,
+            labels=news.labels,
             quarantined=news.quarantined,
             released=news.released,
             matching=() if selection is None else selection.matching,

@@ -46,6 +46,8 @@ def values_of_step(
     actions: Any = None,
     messages: Any = None,
     reward: Number = None,
+    adv_t: Number = None,
+    v_t: Number = None,
     terminated: Flag = None,
     truncated: Flag = None,
     extra: Object = None,

@@ -67,6 +67,7 @@ class NaiveBuffer:
         steps: The steps by uid, in the order in which they were stored.
         max_staleness: See `ReplayBuffer`.
         clock: The buffer's clock.
+        asks: Batches are asked for advantages and values.
     """
 
     fields: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -74,6 +75,7 @@ class NaiveBuffer:
     steps: dict[int, Step] = field(default_factory=dict)
     max_staleness: int | None = None
     clock: int | None = None
+    asks: bool = False
 
     @property
     def has_next(self) -> bool:
@@ -98,6 +100,8 @@ class NaiveBuffer:
         for uid, step in self.steps.items():
             if self.may_be_drawn(step) and matches(step):
                 item = make(step)
+                if item is not None and not self.asks:
+                    item = {k: v for k, v in item.items() if k not in ("adv_t", "v_t")}
                 if item is not None:
                     made[uid] = item
         return made
@@ -176,6 +180,7 @@ class NaiveBuffer:
             item["reward"] = np.float32(sum(r * gamma**k for k, r in enumerate(rewards)))
             item["discount"] = np.float32(0.0 if terminated else gamma**m)
         item["terminated"] = np.bool_(terminated)
+        item |= {name: built_in(step)[name] for name in ("adv_t", "v_t")}
         for name in self.observations:
             item[f"next_{name}"] = self._after(chain, after, final if is_final else None, name)
             k = stack.get(name)
@@ -186,9 +191,10 @@ class NaiveBuffer:
                 item[f"next_{name}"] = np.stack(frames_after)
         for name in sequence_fields:
             values = [
-                built_in(one)[name] if name == "reward" else one.fields[name] for one in chain
+                built_in(one)[name] if name in ("reward", "adv_t") else one.fields[name]
+                for one in chain
             ]
-            varies = name != "reward" and -1 in self.fields[name][1]
+            varies = name in self.fields and -1 in self.fields[name][1]
             zero = self.zeros(name) if varies else np.zeros_like(values[0])
             values += [zero] * (n_step - m)
             item[f"seq_{name}"] = values if varies else np.stack(values)
@@ -303,14 +309,16 @@ def keys_of(step: Step) -> Item:
 
 
 def built_in(step: Step) -> Item:
+    reals = {"reward": step.reward, "adv_t": step.adv_t, "v_t": step.v_t}
     with np.errstate(over="ignore"):
-        reward = np.float32(np.nan if step.reward is None else step.reward)
+        numbers = {k: np.float32(np.nan if v is None else v) for k, v in reals.items()}
     flags = {"terminated": np.bool_(step.terminated), "truncated": np.bool_(step.truncated)}
-    return {"reward": reward, **flags}
+    return {**numbers, **flags}
 
 
 def columns_of(members: list[Any]) -> Item:
     """Return the built-in columns of steps; zeros for a missing one."""
-    nothing = {"reward": np.float32(0), "terminated": np.False_, "truncated": np.False_}
+    numbers = dict.fromkeys(("reward", "adv_t", "v_t"), np.float32(0))
+    nothing = {**numbers, "terminated": np.False_, "truncated": np.False_}
     rows = [nothing if one is None else built_in(one) for one in members]
     return {name: np.array([row[name] for row in rows]) for name in nothing}

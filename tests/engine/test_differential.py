@@ -37,7 +37,7 @@ def forms(world: World) -> Iterator[tuple[str, dict[str, Any], Callable[[Step], 
     own |= terminal
     skip = {"skip_single": True} if not model.has_next else {}
     yield "transition", own | skip, lambda step: model.transition(step, **own)
-    more = {"n_step": 3, "gamma": 0.9, "sequence_fields": ("action", "reward"), **terminal}
+    more = {"n_step": 3, "gamma": 0.9, "sequence_fields": ("action", "reward", "adv_t"), **terminal}
     if "action" in model.fields:
         yield "n_step", more | skip, lambda step: model.transition(step, **more)
     laid: dict[str, Any] = {
@@ -65,8 +65,13 @@ def check(world: World) -> None:
     uids = {seq: uid for uid, seq in world.seqs().items()}
     assert set(uids.values()) == world.model.steps.keys()
     condition, matches = CONDITIONS[world.rng.integers(len(CONDITIONS))]
+    world.model.asks = bool(world.rng.random() < 0.5)
+    every = [*world.model.fields, "reward", "terminated", "adv_t", "v_t"]
     with engines(world) as sources:
         for mode, options, make in forms(world):
+            if world.model.asks:
+                flags = () if mode in ("transition", "n_step") else ("truncated",)
+                options = {**options, "fields": [*every, *flags]}
             expected = world.model.items(make, matches)
             for engine, source in sources.items():
                 what = f"{engine}, {mode}, {options}, {condition}"

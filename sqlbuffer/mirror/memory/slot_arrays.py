@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LINK
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.mirror.memory.step_record import record_of
 from sqlbuffer.mirror.memory.tails import Shapes, tail_shapes
 
@@ -40,6 +41,7 @@ def slot_shapes(layout: Layout, n_slots: int, heap_bytes: int) -> Shapes:
         "session": ((n_slots,), np.dtype(np.int32)),
         "is_quarantined": ((n_slots,), np.dtype(bool)),
         "is_outside": ((n_slots,), np.dtype(bool)),
+        **dict.fromkeys(ON_REQUEST, ((n_slots,), np.dtype(np.float32))),
         **large,
         **(tail_shapes(n_slots, heap_bytes) if has_tails(layout) else {}),
     }

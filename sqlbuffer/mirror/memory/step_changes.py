@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlbuffer.storage.following.buffer_state import EpisodeState
+from sqlbuffer.storage.following.buffer_state import EpisodeState, Late
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class StepChanges:
 
     Attributes:
         deleted: Steps that were deleted.
-        rewards: (seq, reward) of steps that were given a reward late.
+        labels: Steps that were labelled.
         quarantined: Steps that are in quarantine.
         released: Steps that no longer are.
         matching: Steps that are drawn, where others are not.
@@ -24,7 +24,7 @@ class StepChanges:
     """
 
     deleted: Sequence[int] = ()
-    rewards: Sequence[tuple[int, float]] = ()
+    labels: Sequence[Late] = ()
     quarantined: Sequence[int] = ()
     released: Sequence[int] = ()
     matching: Sequence[int] = ()

@@ -22,6 +22,7 @@ from sqlbuffer.batches.step_table import (
 )
 from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
 from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
 from sqlbuffer.mirror.memory.episode_table import EpisodeTable
@@ -49,7 +50,8 @@ from sqlbuffer.mirror.memory.step_record import (
     step_numbers_of,
 )
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
-from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
+from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState, Late
+from sqlbuffer.storage.schema.column_types import listed
 
 Gathered = tuple[Integers, NDArray[Any]]
 
@@ -69,6 +71,7 @@ class StepMemory:
         record: The dtype of a step's record.
         copies: Copies fields out of that.
         large: Large fields by name, of shape (n_slots, *shape).
+        values: Advantages and values by name, of shape (n_slots,); NaN for none.
         tails: The values of varying length of each step; None without such fields.
         is_drawable: Whether a step may be drawn, of shape (n_slots,).
         changed: Slots that have changed.
@@ -152,6 +155,7 @@ class StepMemory:
         self.is_drawable = arrays["is_drawable"]
         self.limits.use(arrays)
         self.large = large_of(arrays)
+        self.values = {name: arrays[name] for name in ON_REQUEST}
 
     @property
     def records(self) -> NDArray[Any]:
@@ -184,6 +188,10 @@ class StepMemory:
     ) -> Arrays:
         """Return fields of gathered steps; see `StepTable.fields_of`."""
         slots, rows = steps
+        if any(name in ON_REQUEST for name in built_in):
+            values = {name: self.values[name][slots] for name in ON_REQUEST if name in built_in}
+            others = [name for name in built_in if name not in values]
+            return self.fields_of(steps, names, others) | values
         if self.tails is None and not self.large:
             return self.copies.of(rows, (*names, *built_in))
         arrays, padded = Arrays(), Arrays()
@@ -277,10 +285,23 @@ class StepMemory:
         rewards = [NO_REWARD * c.n_steps if c.rewards is None else c.rewards for c in chunks]
         links["reward"][at] = np.frombuffer(b"".join(rewards), ">f8")
         records["reward"][at] = as_float32(links["reward"][at])
+        for name in ON_REQUEST:
+            self._stage_values(name, chunks, at, ends)
         self.limits.stage(chunks, at, counts)
         self._stage_episodes(chunks, slots, at, counts, places)
         self._staged.append(slots)
         return True
+
+    def _stage_values(self, name: str, chunks: Sequence[ChunkRow], at: Any, ends: Integers) -> None:
+        """Put advantages, or values, of the steps of chunks into their slots."""
+        of_chunks = [getattr(chunk, name) for chunk in chunks]
+        values = np.full(ends[-1], np.nan, np.float32)
+        if any(of_chunk is not None for of_chunk in of_chunks):
+            for chunk, given, end in zip(chunks, of_chunks, ends.tolist(), strict=True):
+                if given is not None:
+                    stored = np.array(listed(given), np.float64)
+                    values[end - chunk.n_steps : end] = as_float32(stored)
+        self.values[name][at] = values
 
     def _stage_episodes(
         self,
@@ -342,8 +363,8 @@ class StepMemory:
         changed, limited = self._show_staged(low), self.limits
         gone = self._known(changes.deleted)
         self._remove(gone)
-        if len(changes.rewards):
-            self._relabel(changes.rewards)
+        if len(changes.labels):
+            self._relabel(changes.labels)
         for seqs, flags, value in (
             (changes.quarantined, limited.is_quarantined, True),
             (changes.released, limited.is_quarantined, False),
@@ -395,14 +416,18 @@ class StepMemory:
         self.is_drawable[slots] = False
         self.changed.add(slots)
 
-    def _relabel(self, rewards: Sequence[tuple[int, float]]) -> None:
-        seqs, values = zip(*rewards, strict=True)
+    def _relabel(self, labels: Sequence[Late]) -> None:
+        seqs, *columns = zip(*labels, strict=True)
         slots = self.blocks.slots_of(np.array(seqs, np.int64))
-        is_known = slots != NONE
-        slots, given = slots[is_known], np.array(values, np.float64)[is_known]
-        self.links["reward"][slots] = given
-        self.records["reward"][slots] = as_float32(given)
-        self.changed.add(slots)
+        rewards, *values = (np.array(column, np.float64) for column in columns)
+        is_given = (slots != NONE) & ~np.isnan(rewards)
+        at, given = slots[is_given], rewards[is_given]
+        self.links["reward"][at] = given
+        self.records["reward"][at] = as_float32(given)
+        self.changed.add(at)
+        for name, late in zip(ON_REQUEST, values, strict=True):
+            is_given = (slots != NONE) & ~np.isnan(late)
+            self.values[name][slots[is_given]] = as_float32(late[is_given])
 
     def _judge(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""
@@ -513,8 +538,11 @@ class StepsInSlots:
 
     def built_in(self, names: Sequence[str]) -> Arrays:
         """Return values that every step has; see `StepsAt.built_in`."""
-        copies = self._memory.copies.of(self._rows, names)
-        return {name: self._without_missing(values) for name, values in copies.items()}
+        values = {name: self._memory.values[name] for name in ON_REQUEST if name in names}
+        copies = {name: column[self._at] for name, column in values.items()}
+        if others := [name for name in names if name not in values]:
+            copies |= self._memory.copies.of(self._rows, others)
+        return {name: self._without_missing(column) for name, column in copies.items()}
 
     def is_any_barred(self) -> Flags:
         """Return in which rows of the index a step may not be sampled; see `StepsAt`."""

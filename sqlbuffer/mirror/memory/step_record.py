@@ -12,6 +12,7 @@ from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD
 from sqlbuffer.encoding.packed_chunk import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.storage.following.buffer_state import ChunkRow
 
 Integers = NDArray[np.int64]
@@ -192,7 +193,8 @@ def slot_bytes(layout: Layout) -> int:
         if name not in (record_of(layout).names or ())
     )
     is_drawable, place = 1, 16 if any(spec.is_variable for spec in layout.specs.values()) else 0
-    return record_of(layout).itemsize + LINK.itemsize + large + is_drawable + place
+    values = len(ON_REQUEST) * np.dtype(np.float32).itemsize
+    return record_of(layout).itemsize + LINK.itemsize + large + values + is_drawable + place
 
 
 def as_slice(slots: Integers) -> Any:

@@ -14,7 +14,16 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
+from sqlbuffer.storage.chunks.slices import (
+    Key,
+    Marks,
+    Reach,
+    Slice,
+    Wanted,
+    first_chunk,
+    key_of,
+    values_of,
+)
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -201,6 +210,13 @@ CROSS JOIN LATERAL (
 ) x
 """
 
+_VALUES = """
+SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
+FROM unnest(%(firsts)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT * FROM chunks x WHERE x.buffer_id = %(id)s::integer AND x.first_seq = w.seq OFFSET 0) c
+WHERE c.adv_t IS NOT NULL OR c.v_t IS NOT NULL
+"""
+
 
 def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
@@ -216,7 +232,7 @@ def read_keys(
     keys = [key_of((*row[:_MARKS], *row[_MARKS + N_MARKS :])) for row in rows]
     slices = [key.slice for key in keys]
     marks = _marks(slices, [row[_MARKS : _MARKS + N_MARKS] for row in rows])
-    return keys, _with_replaced(connection, buffer_id, marks, slices, wanted)
+    return keys, _with_values_of_tables(connection, buffer_id, marks, slices, wanted)
 
 
 def read_ranges(
@@ -235,10 +251,10 @@ def read_ranges(
     rows = fetch(connection, _RANGES, given)
     slices = [Slice._make(row[:-N_MARKS]) for row in rows]
     marks = _marks(slices, [row[-N_MARKS:] for row in rows])
-    return slices, _with_replaced(connection, buffer_id, marks, slices, wanted)
+    return slices, _with_values_of_tables(connection, buffer_id, marks, slices, wanted)
 
 
-def _with_replaced(
+def _with_values_of_tables(
     connection: Connection, buffer_id: int, marks: Marks, slices: Sequence[Slice], wanted: Wanted
 ) -> Marks:
     if wanted.replaced and slices:
@@ -246,6 +262,10 @@ def _with_replaced(
         firsts, ends = map(number_array, zip(*runs, strict=True))
         given = {"id": buffer_id, "firsts": firsts, "ends": ends}
         marks.replaced = fetch(connection, _REPLACED, given)
+    if wanted.values and slices:
+        chunks = sorted({one.seq - one.place for one in slices})
+        given = {"id": buffer_id, "firsts": number_array(chunks)}
+        marks.values = values_of(fetch(connection, _VALUES, given))
     return marks
 
 

@@ -31,6 +31,7 @@ class Reach:
         final_within: The final observation of an episode is read if it ends at most this many steps
             after the key; negative to read none.
         has_bytes: Read the typed fields.
+        has_values: Read advantages and values.
     """
 
     first: int = 0
@@ -38,6 +39,7 @@ class Reach:
     stride: int = 1
     final_within: int = -ALL_STEPS
     has_bytes: bool = True
+    has_values: bool = False
 
 
 class Wanted(NamedTuple):
@@ -49,6 +51,7 @@ class Wanted(NamedTuple):
         versions: Model versions and sessions.
         deleted: Deleted steps. PostgreSQL reads them in any case, if there are any.
         replaced: Values that were replaced in place.
+        values: Advantages and values that were stored with the steps.
     """
 
     labels: bool = False
@@ -56,6 +59,7 @@ class Wanted(NamedTuple):
     versions: bool = False
     deleted: bool = False
     replaced: bool = False
+    values: bool = False
 
 
 class Slice(NamedTuple):
@@ -131,6 +135,7 @@ class Marks:
         versions: (first seq, n, model version, session) of runs of steps, if limits need them.
         replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
             replaced in place.
+        values: (seq, None, adv_t, v_t) of steps that were stored with such values.
     """
 
     deleted: list[int] = field(default_factory=list)
@@ -138,6 +143,7 @@ class Marks:
     labels: list[tuple[Any, ...]] = field(default_factory=list)
     versions: list[tuple[Any, ...]] = field(default_factory=list)
     replaced: list[tuple[Any, ...]] = field(default_factory=list)
+    values: list[tuple[Any, ...]] = field(default_factory=list)
 
     def add(self, more: "Marks") -> None:
         """Add the marks of other steps."""
@@ -146,6 +152,7 @@ class Marks:
         self.labels += more.labels
         self.versions += more.versions
         self.replaced += more.replaced
+        self.values += more.values
 
 
 def missing_ranges(keys: Iterable[Key], reach: Reach) -> list[tuple[int, int, int]]:
@@ -163,6 +170,16 @@ def missing_ranges(keys: Iterable[Key], reach: Reach) -> list[tuple[int, int, in
         if key.last_t < last:
             ranges.add((of, key.last_t + 1, last))
     return sorted(ranges)
+
+
+def values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return `Marks.values` of (first seq, n, advantages, values) of chunks; None for none."""
+    marks: list[tuple[Any, ...]] = []
+    for first_seq, n, *columns in rows:
+        advantages, values = (listed(one) or [None] * n for one in columns)
+        seqs = range(first_seq, first_seq + n)
+        marks += zip(seqs, [None] * n, advantages, values, strict=True)
+    return marks
 
 
 def rewards_of(slices: Sequence[Slice]) -> NDArray[np.float64]:

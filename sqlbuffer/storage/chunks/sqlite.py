@@ -14,7 +14,16 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted, first_chunk, key_of
+from sqlbuffer.storage.chunks.slices import (
+    Key,
+    Marks,
+    Reach,
+    Slice,
+    Wanted,
+    first_chunk,
+    key_of,
+    values_of,
+)
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -238,6 +247,12 @@ SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
 FROM json_each(:runs) r CROSS JOIN replaced_steps x ON x.buffer_id = :id AND {_IN_RUN}
 """
 
+_VALUES = f"""
+SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
+FROM json_each(:firsts) w CROSS JOIN chunks c ON c.key = (:id << {NUMBER_BITS} | w.value)
+WHERE c.adv_t NOT NULL OR c.v_t NOT NULL
+"""
+
 
 def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
@@ -304,6 +319,10 @@ def _marks(
         marks.versions = [(one.seq, one.n, *row[-2:]) for one, row in pairs]
     if wanted.replaced:
         marks.replaced = fetch(connection, _REPLACED, given)
+    if wanted.values:
+        firsts = sorted({one.seq - one.place for one in slices})
+        chunks = {"id": buffer_id, "firsts": json.dumps(firsts)}
+        marks.values = values_of(fetch(connection, _VALUES, chunks))
     return marks
 
 

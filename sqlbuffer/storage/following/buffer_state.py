@@ -37,6 +37,10 @@ class BufferState(NamedTuple):
     revision: str
 
 
+# A step that was labelled: (seq, reward, advantage, value); None for what was not given.
+Late = tuple[int, float | None, float | None, float | None]
+
+
 class ChunkRow(NamedTuple):
     """A chunk as its tables hold it; see `chunks.tables`.
 
@@ -44,6 +48,8 @@ class ChunkRow(NamedTuple):
         terminated_nulls: Steps whose `terminated` is null: None for no step; empty for all steps;
             otherwise JSON with the flags.
         truncated_nulls: The same for `truncated`.
+        adv_t: Their advantages, a list or its JSON; None for none.
+        v_t: Their values in the same form.
         priorities: Priorities that the steps began with; None for 1.0.
     """
 
@@ -65,6 +71,8 @@ class ChunkRow(NamedTuple):
     block_steps: int
     offsets: Any
     records: bytes
+    adv_t: Any
+    v_t: Any
     priorities: Reals | None
 
 

@@ -25,6 +25,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChangeEntry,
     ChunkRow,
     EpisodeState,
+    Late,
 )
 from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
@@ -45,8 +46,8 @@ _log_entries = by_database(sqlite=sqlite.log_entries, postgresql=postgresql.log_
 _chunks_at = by_database(sqlite=sqlite.chunks_at, postgresql=postgresql.chunks_at)
 _deleted_of = by_database(sqlite=sqlite.deleted_of, postgresql=postgresql.deleted_of)
 _deleted_steps = by_database(sqlite=sqlite.deleted_steps, postgresql=postgresql.deleted_steps)
-_all_rewards = by_database(sqlite=sqlite.all_rewards, postgresql=postgresql.all_rewards)
-_rewards_of = by_database(sqlite=sqlite.rewards_of, postgresql=postgresql.rewards_of)
+_all_labels = by_database(sqlite=sqlite.all_labels, postgresql=postgresql.all_labels)
+_labels_of = by_database(sqlite=sqlite.labels_of, postgresql=postgresql.labels_of)
 _quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quarantined)
 _priorities_of = by_database(sqlite=sqlite.priorities_of, postgresql=postgresql.priorities_of)
 _episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
@@ -83,7 +84,7 @@ class News:
         self.read: list[tuple[int, int, str]] = []
         self.open_episodes: set[int] = set()
         self.deleted: Sequence[int] = ()
-        self.rewards: Sequence[tuple[int, float]] = ()
+        self.labels: Sequence[Late] = ()
         self.quarantined: Sequence[int] = ()
         self.released: Sequence[int] = ()
         self.priorities: tuple[Integers, Reals] = NO_PRIORITIES
@@ -101,7 +102,7 @@ class News:
             if now.has_deleted:
                 self.deleted = _deleted_steps(connection, buffer_id, now.low)
             if now.has_labels:
-                self.rewards = _all_rewards(connection, buffer_id, now.low)
+                self.labels = _all_labels(connection, buffer_id, now.low)
             if now.has_quarantine:
                 self.quarantined = _quarantined(connection, buffer_id, now.low, None)
             return
@@ -112,7 +113,7 @@ class News:
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
             self._labelled = sorted(labelled)
-            self.rewards = _rewards_of(connection, buffer_id, sorted(labelled))
+            self.labels = _labels_of(connection, buffer_id, sorted(labelled))
         if moved:
             self.quarantined = _quarantined(connection, buffer_id, now.low, sorted(moved))
             self.released = sorted(moved.difference(self.quarantined))
@@ -184,7 +185,7 @@ class News:
         if own.older:
             self.deleted = [*self.deleted, *_deleted_of(connection, buffer_id, own.older)]
             if now.has_labels:
-                self.rewards = [*self.rewards, *_rewards_of(connection, buffer_id, own.older)]
+                self.labels = [*self.labels, *_labels_of(connection, buffer_id, own.older)]
             if now.has_quarantine:
                 older = _quarantined(connection, buffer_id, now.low, own.older)
                 self.quarantined = [*self.quarantined, *older]

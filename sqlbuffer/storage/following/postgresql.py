@@ -24,6 +24,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkRow,
     ChunkSpan,
     EpisodeState,
+    Late,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.priority_statements import unpacked
@@ -41,7 +42,7 @@ _COLUMNS = (
     "THEN array_to_json(c.terminated)::text END, "
     "CASE WHEN c.truncated IS NULL THEN '' WHEN array_position(c.truncated, NULL) IS NOT NULL "
     "THEN array_to_json(c.truncated)::text END, "
-    "d.block_steps, d.offsets, d.records, "
+    "d.block_steps, d.offsets, d.records, c.adv_t, c.v_t, "
     "array_send(array_replace(c.initial_priority, NULL, 1.0))"
 )
 _ALL_CHUNKS = f"""
@@ -88,10 +89,10 @@ SELECT kind, origin::text, seqs FROM (
     WHERE buffer_id = %s AND xid >= %s::text::xid8
 ) e ORDER BY id
 """
-_REWARDS = """
-SELECT l.seq, l.reward_t FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq = w.seq OFFSET 0
-) l WHERE l.reward_t IS NOT NULL
+_LABELS = """
+SELECT l.* FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+) l
 """
 _PRIORITIES = """
 SELECT p.seq, p.priority FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
@@ -250,20 +251,15 @@ def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
     return [seq for (seq,) in found]
 
 
-def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the steps above a number that got a reward late."""
-    query = (
-        "SELECT seq, reward_t FROM labels WHERE buffer_id = %s AND seq > %s "
-        "AND reward_t IS NOT NULL"
-    )
+def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
+    """Return the labelled steps above a number."""
+    query = "SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = %s AND seq > %s"
     return list(driver_of(connection).execute(query, (buffer_id, low)))
 
 
-def rewards_of(
-    connection: Connection, buffer_id: int, seqs: Sequence[int]
-) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the given steps that got a reward late."""
-    return list(driver_of(connection).execute(_REWARDS, (number_array(seqs), buffer_id)))
+def labels_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Late]:
+    """Return those of the given steps that were labelled."""
+    return list(driver_of(connection).execute(_LABELS, (number_array(seqs), buffer_id)))
 
 
 def priorities_of(

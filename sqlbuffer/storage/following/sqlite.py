@@ -16,6 +16,7 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkRow,
     ChunkSpan,
     EpisodeState,
+    Late,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -25,7 +26,7 @@ _COLUMNS = (
     "c.session_id, c.model_version, d.rewards, d.ends, "
     "CASE WHEN c.terminated IS NULL THEN '' WHEN instr(c.terminated, 'null') THEN c.terminated END,"
     "CASE WHEN c.truncated IS NULL THEN '' WHEN instr(c.truncated, 'null') THEN c.truncated END, "
-    "d.block_steps, d.offsets, d.records, c.initial_priority"
+    "d.block_steps, d.offsets, d.records, c.adv_t, c.v_t, c.initial_priority"
 )
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
@@ -160,20 +161,15 @@ def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
     return [seq for (seq,) in found]
 
 
-def all_rewards(connection: Connection, buffer_id: int, low: int) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the steps above a number that got a reward late."""
-    query = "SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq > ? AND reward_t NOT NULL"
+def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
+    """Return the labelled steps above a number."""
+    query = "SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = ? AND seq > ?"
     return list(driver_of(connection).execute(query, (buffer_id, low)))
 
 
-def rewards_of(
-    connection: Connection, buffer_id: int, seqs: Sequence[int]
-) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the given steps that got a reward late."""
-    query = (
-        f"SELECT seq, reward_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST} "
-        "AND reward_t NOT NULL"
-    )
+def labels_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Late]:
+    """Return those of the given steps that were labelled."""
+    query = f"SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST}"
     return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
 
 

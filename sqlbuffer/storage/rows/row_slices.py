@@ -20,7 +20,7 @@ _HAS_PLACE = "x.episode_id IS NOT NULL AND x.t IS NOT NULL"
 _OWN = f"""x.seq, x.reward_t, x.terminated, x.truncated,
     CASE WHEN x.extra IS NOT NULL THEN CAST(x.extra AS text) END,
     CASE WHEN {_HAS_PLACE} THEN x.episode_id END, CASE WHEN {_HAS_PLACE} THEN x.t END,
-    x.model_version, x.session_id"""
+    x.model_version, x.session_id, x.adv_t, x.v_t"""
 _KEY = f"""SELECT {_OWN}, x.task_id, x.agent_id, x.step,
     e.key, e.length, e.status, e."return", e.reward,
     CASE WHEN x.t + {{within}} >= e.length THEN e.final_arrays END"""
@@ -73,7 +73,7 @@ def read_keys(
     rows = _run(connection, _KEYS, given)
     keys = []
     for row in rows:
-        one, (task, agent, step), episode = _slice(row), row[9:12], row[12:]
+        one, (task, agent, step), episode = _slice(row), row[11:14], row[14:]
         t = one.t or 0
         keys.append(Key(one.seq, task, agent, step, t, t, t, one, tuple(episode)))
     return keys, _marks(connection, buffer_id, rows, wanted)
@@ -117,6 +117,8 @@ def _marks(
         marks.labels = _run(connection, _LABELS, given)
     if wanted.versions:
         marks.versions = [(row[0], 1, row[7], row[8]) for row in rows]
+    if wanted.values:  # NaN, which columns of SQLite cannot hold, is none in batches too
+        marks.values = [(row[0], None, row[9], row[10]) for row in rows]
     return marks
 
 

@@ -245,8 +245,9 @@ class Candidates:
         limits = self.limits
         has_versions = limits.oldest_version is not None or limits.session is not None
         return Wanted(
-            self.has_labels, limits.quarantine, has_versions, self.has_deleted, self.may_replace
-        )
+            self.has_labels, limits.quarantine, has_versions, self.has_deleted, self.may_replace,
+            isinstance(self.reading, SliceReading) and self.reading.reach.has_values,
+        )  # fmt: skip
 
     def _read_keys(self, seqs: Sequence[int]) -> None:
         """Read the slices of keys that match and may be sampled."""

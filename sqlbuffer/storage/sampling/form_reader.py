@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from sqlbuffer.batches.forms import (
     TrajectoryForm,
     TransitionForm,
     WindowForm,
+    needs_values,
     no_successor,
     warn_of_single_steps,
 )
@@ -76,7 +77,8 @@ class FormReader:
 
     def __init__(self, form: Form, layout: Layout, observation: Layout) -> None:
         self.form, self._layout, self._observation = form, layout, observation
-        self.columns = SliceReading(_reach_of(form), _is_key(form))
+        reach = replace(_reach_of(form), has_values=needs_values(form))
+        self.columns = SliceReading(reach, _is_key(form))
         self.is_of_steps = isinstance(form, StepForm)
         self.tested_at_once = (
             EPISODES_AT_ONCE if isinstance(form, TrajectoryForm) else TESTED_AT_ONCE

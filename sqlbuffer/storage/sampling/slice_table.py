@@ -24,6 +24,7 @@ from sqlbuffer.batches.step_table import (
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.storage.chunks.slices import Key, Marks, Slice, ends_of, records_of, rewards_of
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 
@@ -112,7 +113,7 @@ class SliceTable:
         links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
         links["flags"] = self._flags(slices, counts, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
-        self._adv_t, self._v_t = self._put_labels(links, marks)
+        self._values = self._put_labels(links, marks)
         self.has_barred = self._bar(links, marks, limits)
         self._links = links
 
@@ -135,19 +136,19 @@ class SliceTable:
             flags[(links["episode"] != NONE) & (links["t"] + 1 == lengths)] |= np.uint8(LAST)
         return flags
 
-    def _put_labels(
-        self, links: NDArray[Any], marks: Marks
-    ) -> tuple[NDArray[np.float64] | None, ...]:
-        """Replace rewards by late ones; return the late advantages and values, NaN for none."""
-        if not marks.labels:
-            return None, None
-        seqs, *values = zip(*marks.labels, strict=True)
-        order, at = _places_in(np.array(seqs, np.int64), self.seq)
-        late = [np.array(column, np.float64)[order] for column in values]
-        found = [np.where(at == NONE, np.nan, column[at]) for column in late]
-        has_reward = ~np.isnan(found[0])
-        links["reward"][has_reward] = found[0][has_reward]
-        return found[1], found[2]
+    def _put_labels(self, links: NDArray[Any], marks: Marks) -> dict[str, NDArray[np.float64]]:
+        """Replace rewards by late ones; return advantages and values, NaN for none."""
+        given = {name: np.full(len(links), np.nan) for name in ON_REQUEST}
+        for rows in (marks.values, marks.labels):
+            if not rows:
+                continue
+            seqs, *columns = zip(*rows, strict=True)
+            order, at = _places_in(np.array(seqs, np.int64), self.seq)
+            for values, column in zip((links["reward"], *given.values()), columns, strict=True):
+                late = np.array(column, np.float64)[order][at]
+                is_given = (at != NONE) & ~np.isnan(late)
+                values[is_given] = late[is_given]
+        return given
 
     def _bar(self, links: NDArray[Any], marks: Marks, limits: Eligibility) -> bool:
         """Mark the steps that may not be sampled; return True if there are any."""
@@ -231,6 +232,8 @@ class SliceTable:
         """Return a value that every step has, of each step."""
         if name == "reward":
             return as_float32(self._links["reward"])
+        if name in self._values:
+            return as_float32(self._values[name])
         flag = TERMINATED if name == "terminated" else TRUNCATED
         of_steps: Flags = (self._links["flags"] & flag) != 0
         return of_steps

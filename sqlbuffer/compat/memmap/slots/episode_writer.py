@@ -174,8 +174,8 @@ class EpisodeWriter:
         elif t > open_.last_t + 1:
             open_.start = Resumption(open_.key, open_.key, "default", first_t=t)
         step = PackedStep(
-            open_.start, t, time.time(), row.raw, row.reward, row.terminated, row.truncated, None,
-            None, len(row.raw),
+            open_.start, t, time.time(), row.raw, row.reward, None, None, row.terminated,
+            row.truncated, None, None, len(row.raw),
         )  # fmt: skip
         self._queue.add(step, meta)
         open_.count(t, row.reward)
