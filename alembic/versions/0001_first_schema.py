@@ -116,8 +116,6 @@ OBJECTS = {
         "sqlbuffer_reserve_seqs_v1",
         "sqlbuffer_reserve_steps_v1",
         "sqlbuffer_held_ids_v1",
-        "sqlbuffer_batch_steps_v1",
-        "sqlbuffer_sliced_steps_v1",
         "sqlbuffer_slices_v1",
         "sqlbuffer_free_episode_v1",
         "sqlbuffer_after_buffer_v1",

@@ -16,8 +16,7 @@ from sqlbuffer.storage.schema.column_types import listed
 Integers = NDArray[np.int64]
 
 ALL_STEPS = 2**30
-_REWARD, _NO_END = struct.Struct(">d"), b"\0"
-_NO_REWARD = _REWARD.pack(float("nan"))
+_NO_REWARD, _NO_END = struct.pack(">d", float("nan")), b"\0"
 
 
 @dataclass(frozen=True)
@@ -184,17 +183,8 @@ def values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def rewards_of(slices: Sequence[Slice]) -> NDArray[np.float64]:
     """Return the reward of each step of slices, NaN where it has none."""
-    given = [
-        one.rewards if isinstance(one.rewards, bytes) else _reward_bytes(one) for one in slices
-    ]
+    given = [_NO_REWARD * one.n if one.rewards is None else one.rewards for one in slices]
     return np.frombuffer(b"".join(given), ">f8").astype(np.float64)
-
-
-def _reward_bytes(one: Slice) -> bytes:
-    if one.rewards is None:
-        return _NO_REWARD * one.n
-    # On SQLite a step that plain SQL has written has the number itself.
-    return _REWARD.pack(one.rewards) if isinstance(one.rewards, float) else bytes(one.rewards)
 
 
 def ends_of(slices: Sequence[Slice]) -> NDArray[np.uint8]:

@@ -165,10 +165,8 @@ _START, _END = (
 )
 # The columns of a `Slice`, of a `chunk_data` with a place and a number of steps.
 _SLICE = f"""s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
-    CASE WHEN length(s.records) = 0 THEN (
-        SELECT CAST(json_extract(c.reward_t, '$[0]') AS REAL) FROM chunks c WHERE c.key = s.key
-    ) ELSE substr(s.rewards, s.place * 8 + 1, s.n * 8) END,
-    substr(s.ends, s.place + 1, s.n), s.block_steps, s.offsets,
+    substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n),
+    s.block_steps, s.offsets,
     CASE WHEN NOT :bytes THEN NULL
     WHEN s.n = s.n_steps THEN s.records
     WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})

@@ -5,18 +5,43 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Text, cast, column, func, select
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement, Null
+from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.labels import postgresql, sqlite
-from sqlbuffer.storage.labels.label_joins import late_labels
 from sqlbuffer.storage.labels.tables import labels
+from sqlbuffer.storage.schema.compiled_clauses import processed
 
 LATE = ("reward_t", "adv_t", "v_t", "extra")
 
-late_rewards = by_database(sqlite=sqlite.late_rewards, postgresql=postgresql.late_rewards)
+
+class late_labels(FunctionElement[Any]):
+    """The labels of a row, as a table to the right of a join: `late_labels(buffer_id, seq)`.
+
+    Each row is looked up: PostgreSQL would rather read all labels, or all from the first one on.
+    """
+
+    inherit_cache = True
+
+
+_LATE_COLUMNS = "buffer_id, seq, reward_t, adv_t, v_t, extra"
+
+
+@compiles(late_labels, "postgresql")
+def _pg_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
+    buffer_id, seq = processed(element, compiler, kw)
+    return (
+        f"LATERAL (SELECT {_LATE_COLUMNS} FROM labels WHERE buffer_id = {buffer_id} "
+        f"AND seq = {seq} OFFSET 0)"
+    )
+
+
+@compiles(late_labels, "sqlite")
+def _sqlite_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
+    return "labels"
+
 
 _own = experiences.c
 _late = late_labels(_own.buffer_id, _own.seq).table_valued(

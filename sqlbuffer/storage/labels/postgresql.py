@@ -29,26 +29,6 @@ _LABEL = (
 )
 
 
-# Run by run: without statistics the server would rather read all labels of the buffer.
-_REWARDS = """
-SELECT l.seq, l.reward_t FROM unnest(%s::bigint[], %s::bigint[]) AS r(first, n)
-CROSS JOIN LATERAL (
-    SELECT seq, reward_t FROM labels
-    WHERE buffer_id = %s::integer AND seq >= r.first AND seq < r.first + r.n OFFSET 0
-) AS l
-WHERE l.reward_t IS NOT NULL
-"""
-
-
-def late_rewards(
-    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]]
-) -> list[tuple[int, float]]:
-    """Return (seq, reward) of rows; see `sqlite.late_rewards`."""
-    first, n = zip(*runs, strict=True)
-    parameters = (number_array(first), number_array(n), buffer_id)
-    return list(driver_of(connection).execute(_REWARDS, parameters).fetchall())
-
-
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> dict[int, float | None]:

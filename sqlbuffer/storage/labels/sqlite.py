@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.labels.label import Labelled
 
 _LABEL = (
@@ -19,28 +18,6 @@ _NOTE_LABEL = (
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
     "extra = excluded.extra, labelled_at = excluded.labelled_at"
 )
-
-
-_REWARDS = """
-SELECT l.seq, l.reward_t FROM json_each(?) r
-CROSS JOIN labels l ON l.buffer_id = ? AND l.seq >= json_extract(r.value, '$[0]')
-    AND l.seq < json_extract(r.value, '$[0]') + json_extract(r.value, '$[1]')
-WHERE l.reward_t IS NOT NULL
-"""
-
-
-def late_rewards(
-    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]]
-) -> list[tuple[int, float]]:
-    """Return (seq, reward) of the rows that got a reward late.
-
-    Args:
-        connection: The transaction.
-        buffer_id: The buffer.
-        runs: First number and length of each run of numbers.
-    """
-    parameters = (json.dumps(runs), buffer_id)
-    return list(driver_of(connection).execute(_REWARDS, parameters).fetchall())
 
 
 def locked_labels(

@@ -1,6 +1,6 @@
 -- Returns for each step with one of the numbers a slice of its chunk: the steps from p_first to p_last after it, or the step alone
 -- if it has no episode. p_wanted adds what became of these steps: 1 labels, 2 the quarantine, 4 model version and session.
--- It is a function because its plan is kept; see sqlbuffer_batch_steps_v1.
+-- It is a function because its plan is kept: planning takes a third of the time.
 CREATE FUNCTION sqlbuffer_slices_v1(
     p_buffer_id integer, p_seqs bigint[], p_first integer, p_last integer, p_stride integer, p_bytes boolean, p_wanted integer,
     OUT seq bigint, OUT task_id text, OUT agent_id text, OUT step bigint, OUT t integer, OUT first_t integer, OUT last_t integer,
