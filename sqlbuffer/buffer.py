@@ -389,8 +389,9 @@ class ReplayBuffer:
 
         Args:
             arrays: An array of shape (n, *shape) for each declared field, or n arrays if its length
-                varies. `reward`, `terminated` and `truncated` are optional, of shape (n,). `state`,
-                `actions`, `messages` and `extra` are lists of n values, as in `add`.
+                varies. `reward`, `adv_t`, `v_t`, `terminated` and `truncated` are optional, of
+                shape (n,). `state`, `actions`, `messages` and `extra` are lists of n values, as in
+                `add`.
             casting: `same_kind` refuses casts that change a value: floats to integers, integers out
                 of range, finite floats to infinite ones. `unsafe` casts as numpy does.
             **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
@@ -620,8 +621,8 @@ class ReplayBuffer:
 
         Args:
             batch_size: Number of rows; with replacement, at most 10,000,000.
-            fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
-                all by default.
+            fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`,
+                all by default; also `adv_t` and `v_t`.
             sampler: Sampler that chooses the rows; `RandomSampler(replace=True)` by default.
             condition: Condition that rows must match.
 
@@ -684,7 +685,7 @@ class ReplayBuffer:
             terminal_field: Declared field, such as `done`, that marks where an episode terminated;
                 for buffers that do not store `terminated`.
             skip_single: True draws from the episodes alone; steps without an episode are left out.
-            fields: Declared fields to read; all by default.
+            fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
             sampler: Sampler that chooses the first steps; `RandomSampler(replace=True)` by default.
             condition: Condition that first steps must match.
 
@@ -1040,7 +1041,7 @@ class ReplayBuffer:
             sampler: Sampler that draws the batches; uniform by default.
             condition: Condition that rows must match; see the mode's own call for which rows are
                 tested.
-            fields: Declared fields to read; all by default.
+            fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
             to_named_tuple: Names of arrays. Batches are then named tuples of these arrays, in this
                 order, without leading underscores; `info` is the batch's info.
             fieldname_map: New names of arrays, `{name: new name}`.

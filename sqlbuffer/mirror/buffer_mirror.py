@@ -154,8 +154,8 @@ class Mirror:
             batch_size: Number of steps.
             condition: Condition that steps must match. It may use keys, `reward`, flags and
                 declared fields.
-            fields: Fields to read, of the mirror's fields, `reward`, `terminated` and `truncated`;
-                all by default.
+            fields: Fields to read, of the mirror's fields, `reward`, `terminated` and `truncated`,
+                all by default; also `adv_t` and `v_t`.
             sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
                 default the first, with replacement.
 
@@ -200,7 +200,7 @@ class Mirror:
             skip_single: True draws from the episodes alone; steps without an episode are left out.
             condition: Condition that first steps must match; see `sample_arrays`. The later steps
                 may be any.
-            fields: Declared fields to read; all by default.
+            fields: Declared fields to read, all by default; also `adv_t` and `v_t`.
             sampler: A `RandomSampler`, `PrioritizedSampler`, `FifoSampler` or `LatestSampler`; by
                 default the first, with replacement.
 
