@@ -180,9 +180,10 @@ def test_leases(read):
 def test_late_rewards(read):
     page = read("docs/how-to/add-late-rewards.md")
     assert page.names["buffer"].name == "rollouts"
-    episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes"
+    episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes "
+    episodes += "WHERE buffer = 'rollouts'"
     assert run(SQLITE_URL, episodes) == [("rollout-1", "complete", None, 1.0)]
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 7
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 9
 
 
 @pytest.mark.slow
