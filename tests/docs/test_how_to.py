@@ -275,7 +275,7 @@ def test_the_pages_name_every_sampler_and_all_that_candidates_offer():
     text = text_of("docs/how-to/sample-rows.md") + text_of("docs/how-to/write-a-sampler.md")
     assert [name for name in samplers.__all__ if name not in text] == []
     # These are what the buffer itself calls with the sampler's choice.
-    inner = {"rows", "numbers", "n_probed", "n_hits", "step_without_episode"}
+    inner = {"rows", "numbers", "table", "n_probed", "n_hits", "step_without_episode"}
     # And these what draws by priority look at.
     inner |= {"matching", "in_window", "has_condition", "is_filtered", "picks_keys"}
     offered = {name for name in vars(Candidates) if not name.startswith("_")} - inner
