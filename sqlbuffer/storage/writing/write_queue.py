@@ -210,10 +210,17 @@ class WriteQueue(Generic[S, B]):
             raise self._not_added(error) from error
 
     def _raise_error(self) -> None:
-        """Raise the error that the storing thread met, once. (The caller holds the mutex.)"""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise self._not_added(error) if isinstance(error, FlowControlError) else error
+        """Raise the error that the storing thread met, once. (The caller holds the mutex.)
+
+        That the limiter held steps up is no error while there is room for more.
+        """
+        error, self._error = self._error, None
+        if isinstance(error, FlowControlError):
+            if self._has_room():
+                return
+            raise self._not_added(error)
+        if error is not None:
+            raise error
 
     def _not_added(self, error: FlowControlError) -> FlowControlError:
         return FlowControlError(
