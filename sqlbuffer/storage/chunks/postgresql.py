@@ -21,7 +21,7 @@ from sqlbuffer.storage.chunks.slices import (
     Slice,
     Wanted,
     first_chunk,
-    key_of,
+    slices_of,
     values_of,
 )
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
@@ -147,25 +147,33 @@ _START, _END = (
     f"s.offsets[{place} / s.block_steps + {more}]"
     for place, more in (("s.place", 1), ("(s.place + s.n - 1)", 2))
 )
-_KEYS = """
+_VERSION = ", ".join(
+    f"(SELECT k.{name} FROM chunks k WHERE k.buffer_id = %(id)s::integer "
+    "AND k.first_seq = {first})"
+    for name in ("model_version", "session_id")
+)
+_KEYS_TEXT = """
 SELECT s.*, e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END
+    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END, {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], %(first)s::integer, %(last)s::integer,
-    %(stride)s::integer, %(bytes)s, %(wanted)s::integer) s
+    %(stride)s::integer, %(bytes)s) s
 LEFT JOIN episodes e ON e.id = s.episode_id
 """
-_IN_SLICE = (
-    "x.buffer_id = %(id)s::integer AND x.seq >= s.first_seq + s.place "
-    "AND x.seq < s.first_seq + s.place + s.n"
-)
-_RANGES = f"""
+_STEPS_TEXT = """
+SELECT s.*, NULL, NULL, NULL, NULL, NULL, NULL, {versions}
+FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(bytes)s) s
+"""
+_MARKS = """
+SELECT m.* FROM sqlbuffer_marks_v1(%(id)s::integer, %(firsts)s::bigint[], %(ends)s::bigint[],
+    %(wanted)s::integer) m
+"""
+_RANGES_TEXT = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
     substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n), s.block_steps,
     s.offsets,
     CASE WHEN NOT %(bytes)s THEN NULL
     WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
-    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END,
-    d.seqs, q.seqs, l.seqs, l.rewards, l.advantages, l.values, v.model_version, v.session_id
+    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END, {{versions}}
 FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
     AS w(episode_id, first_t, last_t)
 CROSS JOIN LATERAL (
@@ -179,26 +187,20 @@ CROSS JOIN LATERAL (
     FROM chunk_data q
     WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
 ) s
-LEFT JOIN LATERAL (
-    SELECT array_agg(x.seq) AS seqs FROM deleted_steps x
-    WHERE (SELECT has_deleted FROM buffers WHERE id = %(id)s::integer) AND {_IN_SLICE}
-) d ON true
-LEFT JOIN LATERAL (
-    SELECT array_agg(x.seq) AS seqs FROM quarantine x
-    WHERE %(wanted)s::integer & 2 <> 0 AND {_IN_SLICE}
-) q ON true
-LEFT JOIN LATERAL (
-    SELECT array_agg(x.seq) AS seqs, array_agg(x.reward_t) AS rewards,
-        array_agg(x.adv_t) AS advantages, array_agg(x.v_t) AS values
-    FROM labels x WHERE %(wanted)s::integer & 1 <> 0 AND {_IN_SLICE}
-) l ON true
-LEFT JOIN LATERAL (
-    SELECT k.model_version, k.session_id FROM chunks k
-    WHERE %(wanted)s::integer & 4 <> 0 AND k.buffer_id = %(id)s::integer
-      AND k.first_seq = s.first_seq LIMIT 1
-) v ON true
 WHERE s.n > 0
 """
+# By whether limits need the model version and the session.
+_KEYS, _STEPS, _RANGES = (
+    {
+        needed: text.format(versions=_VERSION.format(first=first) if needed else "NULL, NULL")
+        for needed in (False, True)
+    }
+    for text, first in (
+        (_KEYS_TEXT, "s.slice_seq - s.place"),
+        (_STEPS_TEXT, "s.slice_seq - s.place"),
+        (_RANGES_TEXT, "s.first_seq"),
+    )
+)
 
 
 _REPLACED = """
@@ -225,14 +227,11 @@ def read_keys(
     given = {
         "id": buffer_id, "seqs": number_array(seqs), "first": reach.first, "last": reach.last,
         "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
-        "wanted": _bits(wanted),
     }  # fmt: skip
-    rows = fetch(connection, _KEYS, given)
-    # The marks are between the columns of the slice and those of the episode.
-    keys = [key_of((*row[:_MARKS], *row[_MARKS + N_MARKS :])) for row in rows]
-    slices = [key.slice for key in keys]
-    marks = _marks(slices, [row[_MARKS : _MARKS + N_MARKS] for row in rows])
-    return keys, _with_values_of_tables(connection, buffer_id, marks, slices, wanted)
+    texts = _STEPS if reach.is_alone else _KEYS
+    rows = fetch(connection, texts[wanted.versions], given)
+    keys = [Key._make(row[:-2]) for row in rows]
+    return keys, _marks(connection, buffer_id, slices_of(keys, wanted), rows, wanted)
 
 
 def read_ranges(
@@ -246,50 +245,46 @@ def read_ranges(
     episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
     given = {
         "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
-        "bytes": reach.has_bytes, "wanted": _bits(wanted),
+        "bytes": reach.has_bytes,
     }  # fmt: skip
-    rows = fetch(connection, _RANGES, given)
-    slices = [Slice._make(row[:-N_MARKS]) for row in rows]
-    marks = _marks(slices, [row[-N_MARKS:] for row in rows])
-    return slices, _with_values_of_tables(connection, buffer_id, marks, slices, wanted)
+    rows = fetch(connection, _RANGES[wanted.versions], given)
+    slices = [Slice._make(row[:-2]) for row in rows]
+    return slices, _marks(connection, buffer_id, slices, rows, wanted)
 
 
-def _with_values_of_tables(
-    connection: Connection, buffer_id: int, marks: Marks, slices: Sequence[Slice], wanted: Wanted
+def _marks(
+    connection: Connection,
+    buffer_id: int,
+    slices: Sequence[Slice],
+    rows: Sequence[Sequence[Any]],
+    wanted: Wanted,
 ) -> Marks:
-    if wanted.replaced and slices:
-        runs = sorted({(one.seq, one.seq + one.n) for one in slices})
-        firsts, ends = map(number_array, zip(*runs, strict=True))
-        given = {"id": buffer_id, "firsts": firsts, "ends": ends}
-        marks.replaced = fetch(connection, _REPLACED, given)
-    if wanted.values and slices:
-        chunks = sorted({one.seq - one.place for one in slices})
-        given = {"id": buffer_id, "firsts": number_array(chunks)}
-        marks.values = values_of(fetch(connection, _VALUES, given))
-    return marks
-
-
-# The first column of marks in a row of `_KEYS`, and their number.
-_MARKS, N_MARKS = 17, 8
-
-
-def _bits(wanted: Wanted) -> int:
-    return wanted.labels | wanted.quarantine << 1 | wanted.versions << 2
-
-
-def _marks(slices: Sequence[Slice], rows: Sequence[Sequence[Any]]) -> Marks:
-    """Return the columns of marks, one row for each slice."""
+    """Return what became of the steps of slices, whose rows end with version and session."""
     marks = Marks()
-    for one, row in zip(slices, rows, strict=True):
-        deleted, quarantined, seqs, rewards, advantages, values, version, session = row
-        if deleted:
-            marks.deleted += deleted
-        if quarantined:
-            marks.quarantined += quarantined
-        if seqs:
-            marks.labels += zip(seqs, rewards, advantages, values, strict=True)
-        if version is not None or session is not None:
-            marks.versions.append((one.seq, one.n, version, session))
+    if not slices or not any(wanted):
+        return marks
+    # Of slices that begin with the same step, the longest.
+    runs = {one.seq: one.n for one in sorted(slices, key=lambda one: one.n)}
+    firsts, ends = list(runs), [first + n for first, n in runs.items()]
+    given: dict[str, Any] = {
+        "id": buffer_id, "firsts": number_array(firsts), "ends": number_array(ends),
+    }  # fmt: skip
+    if wanted.versions:
+        pairs = zip(slices, rows, strict=True)
+        marks.versions = [(one.seq, one.n, *row[-2:]) for one, row in pairs]
+    kinds = wanted.labels | wanted.quarantine << 1 | wanted.deleted << 2
+    if kinds:
+        for kind, seq, *reals in fetch(connection, _MARKS, {**given, "wanted": kinds}):
+            if kind == 1:
+                marks.labels.append((seq, *reals))
+            else:
+                (marks.quarantined if kind == 2 else marks.deleted).append(seq)
+    if wanted.replaced:
+        marks.replaced = fetch(connection, _REPLACED, given)
+    if wanted.values:
+        chunks = sorted({one.seq - one.place for one in slices})
+        of_chunks = {"id": buffer_id, "firsts": number_array(chunks)}
+        marks.values = values_of(fetch(connection, _VALUES, of_chunks))
     return marks
 
 

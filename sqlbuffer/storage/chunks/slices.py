@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ class Reach:
             after the key; negative to read none.
         has_bytes: Read the typed fields.
         has_values: Read advantages and values.
+        is_alone: No other steps are read, and no episodes.
     """
 
     first: int = 0
@@ -39,6 +39,7 @@ class Reach:
     final_within: int = -ALL_STEPS
     has_bytes: bool = True
     has_values: bool = False
+    is_alone: bool = False
 
 
 class Wanted(NamedTuple):
@@ -48,7 +49,7 @@ class Wanted(NamedTuple):
         labels: Values that were given late.
         quarantine: Steps in quarantine.
         versions: Model versions and sessions.
-        deleted: Deleted steps. PostgreSQL reads them in any case, if there are any.
+        deleted: Deleted steps.
         replaced: Values that were replaced in place.
         values: Advantages and values that were stored with the steps.
     """
@@ -100,9 +101,10 @@ class Key(NamedTuple):
         t: Its place in the episode.
         first_t: Place of the first step of its chunk.
         last_t: Place of the last step of its chunk.
-        slice: It and the steps near to it in its chunk.
-        episode: Columns of its episode: key, length, status, return, reward and the final
-            observation; all None for none.
+        slice_seq, episode_id, slice_t, place, n, rewards, ends, block_steps, offsets, records: The
+            `Slice` of it and the steps near to it in its chunk.
+        episode_key, length, status, return_, reward, final: Its episode; all None for none. The
+            final observation is None if it is not within reach, too.
     """
 
     seq: int
@@ -112,15 +114,47 @@ class Key(NamedTuple):
     t: int
     first_t: int
     last_t: int
-    slice: Slice
-    episode: tuple[Any, ...]
+    slice_seq: int
+    episode_id: int | None
+    slice_t: int | None
+    place: int
+    n: int
+    rewards: Any
+    ends: Any
+    block_steps: int
+    offsets: Any
+    records: Any
+    episode_key: str | None = None
+    length: int | None = None
+    status: str | None = None
+    return_: float | None = None
+    reward: float | None = None
+    final: Any = None
 
 
-def key_of(row: Sequence[Any]) -> Key:
-    """Return the key of a row: its own columns, those of its slice, and those of its episode."""
-    seq, task, agent, step, t, first_t, last_t = row[:7]
-    own, episode = Slice._make(row[7:17]), tuple(row[17:])
-    return Key(seq, task, agent, step, t, first_t, last_t, own, episode)
+# Where the columns of a slice and of an episode are in those of a key.
+OF_SLICE, OF_EPISODE = slice(7, 17), slice(17, 23)
+
+
+class SliceColumns(NamedTuple):
+    """The attributes of many slices; see `Slice`."""
+
+    seq: Sequence[int]
+    episode_id: Sequence[int | None]
+    t: Sequence[int | None]
+    place: Sequence[int]
+    n: Sequence[int]
+    rewards: Sequence[Any]
+    ends: Sequence[Any]
+    block_steps: Sequence[int]
+    offsets: Sequence[Any]
+    records: Sequence[Any]
+
+
+def slices_of(keys: Sequence[Key], wanted: Wanted) -> list[Slice]:
+    """Return the slices of keys, if marks of their steps are wanted."""
+    rows = [tuple(key)[OF_SLICE] for key in keys] if any(wanted) else []
+    return list(map(Slice._make, rows))
 
 
 @dataclass
@@ -158,7 +192,7 @@ def missing_ranges(keys: Iterable[Key], reach: Reach) -> list[tuple[int, int, in
     """Return the ranges of episodes, (episode, first t, last t), in reach but in other chunks."""
     ranges = set()
     for key in keys:
-        of, length = key.slice.episode_id, key.episode[1]
+        of, length = key.episode_id, key.length
         if of is None:
             continue
         first, last = max(key.t + reach.first, 0), key.t + reach.last
@@ -181,18 +215,21 @@ def values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return marks
 
 
-def rewards_of(slices: Sequence[Slice]) -> NDArray[np.float64]:
+def rewards_of(slices: SliceColumns) -> NDArray[np.float64]:
     """Return the reward of each step of slices, NaN where it has none."""
-    given = [_NO_REWARD * one.n if one.rewards is None else one.rewards for one in slices]
+    given = slices.rewards
+    if None in given:
+        given = [_NO_REWARD * n if r is None else r for r, n in zip(given, slices.n, strict=True)]
     return np.frombuffer(b"".join(given), ">f8").astype(np.float64)
 
 
-def ends_of(slices: Sequence[Slice]) -> NDArray[np.uint8]:
+def ends_of(slices: SliceColumns) -> NDArray[np.uint8]:
     """Return for each step of slices 1 if its episode terminated there, 2 if it was truncated."""
-    return np.frombuffer(b"".join([one.ends or _NO_END * one.n for one in slices]), np.uint8)
+    ends = [end or _NO_END * n for end, n in zip(slices.ends, slices.n, strict=True)]
+    return np.frombuffer(b"".join(ends), np.uint8)
 
 
-def records_of(layout: Layout, slices: Sequence[Slice]) -> NDArray[Any] | list[Any]:
+def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]:
     """Return the typed fields of each step of slices.
 
     Returns:
@@ -200,9 +237,12 @@ def records_of(layout: Layout, slices: Sequence[Slice]) -> NDArray[Any] | list[A
         `Layout.unpack_expanded` reads them.
     """
     size = layout.size_bytes
-    if size and all(one.offsets is None and len(one.records) == one.n * size for one in slices):
-        return np.frombuffer(b"".join(map(attrgetter("records"), slices)), layout.record)
-    return [row for one in slices for row in _rows_of(layout, one)]
+    if size and not any(slices.offsets):
+        sizes = list(map(len, slices.records))
+        if sizes == [n * size for n in slices.n]:
+            return np.frombuffer(b"".join(slices.records), layout.record)
+    rows = map(Slice._make, zip(*slices, strict=True))
+    return [row for one in rows for row in _rows_of(layout, one)]
 
 
 def _rows_of(layout: Layout, one: Slice) -> list[Any]:

@@ -21,7 +21,7 @@ from sqlbuffer.storage.chunks.slices import (
     Slice,
     Wanted,
     first_chunk,
-    key_of,
+    slices_of,
     values_of,
 )
 from sqlbuffer.storage.database.transactions import driver_of, fetch
@@ -176,6 +176,12 @@ _VERSION = ", ".join(
     for name in ("model_version", "session_id")
 )
 _OWN = "(w.seq - c.first_seq)"
+_ITS_CHUNK = """c.key = (
+    SELECT k.key FROM chunk_data k WHERE k.key > :id << 40 AND k.key <= (:id << 40 | w.seq)
+    ORDER BY k.key DESC LIMIT 1)"""
+_IS_HELD = """w.seq < c.first_seq + c.n_steps AND NOT (
+    (SELECT has_deleted FROM buffers WHERE id = :id) AND EXISTS (
+        SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq))"""
 # The limits keep SQLite from computing the place and n again at each use.
 _KEYS_TEXT = f"""
 SELECT s.first_seq + s.own_place, s.task_id, s.agent_id,
@@ -191,14 +197,8 @@ FROM (
             CASE WHEN c.episode_id IS NULL THEN 1
             ELSE min(c.n_steps - 1, {_OWN} + :last) - max(0, {_OWN} + :first) + 1 END AS n
         FROM (SELECT value AS seq FROM json_each(:seqs)) w
-        CROSS JOIN chunk_data c ON c.key = (
-            SELECT k.key FROM chunk_data k
-            WHERE k.key > :id << 40 AND k.key <= (:id << 40 | w.seq)
-            ORDER BY k.key DESC LIMIT 1)
-        WHERE w.seq < c.first_seq + c.n_steps
-          AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0) AND NOT (
-            (SELECT has_deleted FROM buffers WHERE id = :id) AND EXISTS (
-                SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq))
+        CROSS JOIN chunk_data c ON {_ITS_CHUNK}
+        WHERE {_IS_HELD} AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0)
         LIMIT -1 OFFSET 0
     ) a CROSS JOIN chunk_data d ON d.key = a.key
     LIMIT -1 OFFSET 0
@@ -224,10 +224,21 @@ FROM (
     WHERE a.n > 0
 ) s
 """
+_STEPS_TEXT = f"""
+SELECT s.seq, s.task_id, s.agent_id,
+    CASE WHEN s.steps IS NULL THEN s.step + s.place
+    ELSE json_extract(s.steps, '$[' || s.place || ']') END,
+    0, 0, 0, {_SLICE}, NULL, NULL, NULL, NULL, NULL, NULL, {{versions}}
+FROM (
+    SELECT c.*, w.seq, {_OWN} AS place, 1 AS n
+    FROM (SELECT value AS seq FROM json_each(:seqs)) w CROSS JOIN chunk_data c ON {_ITS_CHUNK}
+    WHERE {_IS_HELD}
+) s
+"""
 # By whether limits need the model version and the session.
-_KEYS, _RANGES = (
+_KEYS, _STEPS, _RANGES = (
     {needed: text.format(versions=_VERSION if needed else "NULL, NULL") for needed in (False, True)}
-    for text in (_KEYS_TEXT, _RANGES_TEXT)
+    for text in (_KEYS_TEXT, _STEPS_TEXT, _RANGES_TEXT)
 )
 _IN_RUN = "x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"
 _DELETED = f"""
@@ -264,13 +275,16 @@ def read_keys(
         reach: Which steps to read around each.
         wanted: Marks to read.
     """
-    given = {
-        "id": buffer_id, "seqs": json.dumps(list(seqs)), "first": reach.first, "last": reach.last,
-        "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
-    }  # fmt: skip
-    rows = fetch(connection, _KEYS[wanted.versions], given)
-    keys = [key_of(row[:-2]) for row in rows]
-    return keys, _marks(connection, buffer_id, [key.slice for key in keys], rows, wanted)
+    given = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "bytes": reach.has_bytes}
+    if not reach.is_alone:
+        given |= {
+            "first": reach.first, "last": reach.last, "stride": reach.stride,
+            "final_within": reach.final_within,
+        }  # fmt: skip
+    texts = _STEPS if reach.is_alone else _KEYS
+    rows = fetch(connection, texts[wanted.versions], given)
+    keys = [Key._make(row[:-2]) for row in rows]
+    return keys, _marks(connection, buffer_id, slices_of(keys, wanted), rows, wanted)
 
 
 def read_ranges(
@@ -303,6 +317,8 @@ def _marks(
     wanted: Wanted,
 ) -> Marks:
     """Return what became of the steps of slices, whose rows end with version and session."""
+    if not any(wanted):
+        return Marks()
     runs = sorted({(one.seq, one.seq + one.n) for one in slices})
     given = {"id": buffer_id, "runs": json.dumps(runs)}
     marks = Marks()

@@ -75,7 +75,7 @@ def read_keys(
     for row in rows:
         one, (task, agent, step), episode = _slice(row), row[11:14], row[14:]
         t = one.t or 0
-        keys.append(Key(one.seq, task, agent, step, t, t, t, one, tuple(episode)))
+        keys.append(Key(one.seq, task, agent, step, t, t, t, *one, *episode))
     return keys, _marks(connection, buffer_id, rows, wanted)
 
 

@@ -226,6 +226,9 @@ class Candidates:
             numbers = numbers[[seq in hits for seq in numbers.tolist()]]
         keys: list[Any] = [self._payloads[seq] for seq in dict.fromkeys(numbers.tolist())]
         reach = self.reading.reach
+        if reach.is_alone:
+            limits = self.limits.of_steps
+            return SliceTable(layout, keys, (), self.window_low, self._marks, limits), numbers
         ranges = [one for one in missing_ranges(keys, reach) if one not in self._ranges]
         if ranges:
             self._ranges.update(ranges)
@@ -234,7 +237,7 @@ class Candidates:
             )
             self._slices += slices
             self._marks.add(marks)
-        of = {key.slice.episode_id for key in keys}
+        of = {key.episode_id for key in keys}
         near = [one for one in self._slices if one.episode_id in of]
         limits = self.limits.of_steps
         table = SliceTable(layout, keys, near, self.window_low, self._marks, limits)

@@ -176,7 +176,7 @@ class FormReader:
 
 def _reach_of(form: Form) -> Reach:
     if isinstance(form, StepForm):
-        return Reach()
+        return Reach(is_alone=True)
     if isinstance(form, WindowForm):
         return Reach(-form.n_before, form.length - 1, form.stride)
     if isinstance(form, TrajectoryForm):

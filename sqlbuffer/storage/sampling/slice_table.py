@@ -25,12 +25,20 @@ from sqlbuffer.batches.step_table import (
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.storage.chunks.slices import Key, Marks, Slice, ends_of, records_of, rewards_of
+from sqlbuffer.storage.chunks.slices import (
+    OF_EPISODE,
+    OF_SLICE,
+    Key,
+    Marks,
+    Slice,
+    SliceColumns,
+    ends_of,
+    records_of,
+    rewards_of,
+)
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
-# Columns of `Key.episode`.
-KEY, LENGTH, STATUS, RETURN, REWARD, FINAL = range(6)
 
 
 class SliceEpisodes:
@@ -41,21 +49,22 @@ class SliceEpisodes:
     """
 
     def __init__(self, keys: Sequence[Key]) -> None:
-        of = {key.slice.episode_id: key.episode for key in keys if key.slice.episode_id is not None}
+        of: dict[int | None, Key] = {key.episode_id: key for key in keys if key.status is not None}
         # A final observation is read only with keys near to the end.
         for key in keys:
-            if key.slice.episode_id is not None and key.episode[FINAL] is not None:
-                of[key.slice.episode_id] = key.episode
+            if key.final is not None:
+                of[key.episode_id] = key
         self.numbers = {id_: number for number, id_ in enumerate(of)}
-        columns: Any = list(zip(*of.values(), strict=True)) or [()] * 6
-        is_open = np.array([status == "open" for status in columns[STATUS]], bool)
-        self.status = np.array([_STATUS[status] for status in columns[STATUS]], np.int8)
-        length = np.array([NONE if n is None else n for n in columns[LENGTH]], np.int64)
+        columns = list(zip(*of.values(), strict=True)) or [()] * len(Key._fields)
+        names, lengths, statuses, returns, rewards, finals = columns[OF_EPISODE]
+        is_open = np.array([status == "open" for status in statuses], bool)
+        self.status = np.array([_STATUS[status] for status in statuses], np.int8)
+        length = np.array([NONE if n is None else n for n in lengths], np.int64)
         self.length = np.where(is_open, NONE, length)
-        self.keys, self.finals = (_objects(columns[i]) for i in (KEY, FINAL))
+        self.keys, self.finals = _objects(names), _objects(finals)
         # While an episode is open, the database stores the change by annotations alone.
-        self.returns = np.where(is_open, np.nan, np.array(columns[RETURN], np.float64))
-        self.rewards = np.array(columns[REWARD], np.float64)
+        self.returns = np.where(is_open, np.nan, np.array(returns, np.float64))
+        self.rewards = np.array(rewards, np.float64)
         self.n_aborted = int((self.status == _STATUS["aborted"]).sum())
 
 
@@ -92,26 +101,32 @@ class SliceTable:
         marks: Marks,
         limits: Eligibility,
     ) -> None:
-        self.layout, self._keys = layout, keys
-        self._slices = slices = [*(key.slice for key in keys), *slices]
+        self.layout = layout
+        columns: Any = list(zip(*keys, strict=True)) or [()] * len(Key._fields)
+        self._keys = columns
+        columns = columns[OF_SLICE]
+        if slices:
+            more = zip(*slices, strict=True)
+            columns = [(*own, *further) for own, further in zip(columns, more, strict=True)]
+        self._slices = given = SliceColumns(*columns)
         self.episodes = SliceEpisodes(keys)
-        counts = np.array([one.n for one in slices], np.int64)
+        counts = np.array(given.n, np.int64)
         self._starts = np.cumsum(counts) - counts
         numbers = self.episodes.numbers
-        of = [numbers.get(one.episode_id or 0, NONE) for one in slices]
-        heads = [(one.seq, NONE if one.t is None else one.t) for one in slices]
-        first_seq, first_t = np.array(heads, np.int64).reshape(-1, 2).T
+        of = [numbers.get(id_, NONE) for id_ in given.episode_id]
+        first_seq = np.array(given.seq, np.int64)
+        first_t = np.array([NONE if t is None else t for t in given.t], np.int64)
         places = np.arange(counts.sum())
         self.seq: Integers = np.repeat(first_seq - self._starts, counts) + places
         links = np.zeros(len(places), LINK)
         links["episode"] = np.repeat(np.array(of, np.int32), counts)
         links["t"] = np.repeat(first_t - self._starts, counts) + places
         links["t"][links["episode"] == NONE] = NONE
-        links["reward"] = rewards_of(slices)
+        links["reward"] = rewards_of(given)
         links["next"], links["prev"] = places + 1, places - 1
         next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
         links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
-        links["flags"] = self._flags(slices, counts, links, low, marks)
+        links["flags"] = self._flags(given, counts, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
         self._values = self._put_labels(links, marks)
         self.has_barred = self._bar(links, marks, limits)
@@ -119,13 +134,13 @@ class SliceTable:
 
     def _flags(
         self,
-        slices: Sequence[Slice],
+        slices: SliceColumns,
         counts: Integers,
         links: NDArray[Any],
         low: int,
         marks: Marks,
     ) -> NDArray[np.uint8]:
-        told = np.array([TOLD if one.ends is not None else 0 for one in slices], np.uint8)
+        told = np.array([TOLD if ends is not None else 0 for ends in slices.ends], np.uint8)
         flags: NDArray[np.uint8] = ends_of(slices) | np.repeat(told, counts)
         is_live = self.seq > low
         if marks.deleted:
@@ -168,8 +183,8 @@ class SliceTable:
 
     def slots_of(self, numbers: Integers) -> Integers:
         """Return the slots of keys by their numbers."""
-        pairs = [(key.seq, key.slice.seq) for key in self._keys]
-        seqs, firsts = np.array(pairs, np.int64).reshape(-1, 2).T
+        seqs = np.array(self._keys[0], np.int64)
+        firsts = np.array(self._slices.seq[: len(seqs)], np.int64)
         slots = self._starts[: len(seqs)] + seqs - firsts
         order = np.argsort(seqs)
         of_numbers: Integers = slots[order[np.searchsorted(seqs[order], numbers)]]
@@ -198,16 +213,16 @@ class SliceTable:
     def info_of(self, steps: Integers, with_place: bool) -> Callable[[], Arrays]:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
         runs = np.searchsorted(self._starts, steps, side="right") - 1
-        keys = [self._keys[run] for run in runs.tolist()]
+        _, tasks, agents, numbers, *_ = self._keys
         info: Arrays = {
             "seq": self.seq[steps],
-            "task_id": _objects([key.task_id for key in keys]),
-            "agent_id": _objects([key.agent_id for key in keys]),
-            "step": np.array([key.step for key in keys], np.int64),
+            "task_id": _objects(tasks)[runs],
+            "agent_id": _objects(agents)[runs],
+            "step": np.array(numbers, np.int64)[runs],
         }
         if with_place:
             links = self._links[steps]
-            info["episode"] = _objects([key.episode[KEY] for key in keys])
+            info["episode"] = _objects(self._keys[OF_EPISODE][0])[runs]
             info["t"] = links["t"].astype(np.int64)
         return lambda: info
 

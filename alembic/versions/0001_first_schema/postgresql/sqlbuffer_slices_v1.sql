@@ -1,13 +1,11 @@
 -- Returns for each step with one of the numbers a slice of its chunk: the steps from p_first to p_last after it, or the step alone
--- if it has no episode. p_wanted adds what became of these steps: 1 labels, 2 the quarantine, 4 model version and session.
+-- if it has no episode.
 -- It is a function because its plan is kept: planning takes a third of the time.
 CREATE FUNCTION sqlbuffer_slices_v1(
-    p_buffer_id integer, p_seqs bigint[], p_first integer, p_last integer, p_stride integer, p_bytes boolean, p_wanted integer,
+    p_buffer_id integer, p_seqs bigint[], p_first integer, p_last integer, p_stride integer, p_bytes boolean,
     OUT seq bigint, OUT task_id text, OUT agent_id text, OUT step bigint, OUT t integer, OUT first_t integer, OUT last_t integer,
     OUT slice_seq bigint, OUT episode_id bigint, OUT slice_t integer, OUT place integer, OUT n integer, OUT rewards bytea, OUT ends bytea,
-    OUT block_steps integer, OUT offsets bigint[], OUT records bytea, OUT deleted bigint[], OUT quarantined bigint[],
-    OUT label_seqs bigint[], OUT label_rewards double precision[], OUT label_advantages double precision[],
-    OUT label_values double precision[], OUT model_version bigint, OUT session_id integer
+    OUT block_steps integer, OUT offsets bigint[], OUT records bytea
 ) RETURNS SETOF record
 LANGUAGE plpgsql STABLE ROWS 256 SET search_path FROM CURRENT SET work_mem = '64MB' AS $$
 BEGIN
@@ -21,8 +19,7 @@ BEGIN
             WHEN s.offsets IS NULL
             THEN substr(s.records, r.place * (octet_length(s.records) / s.n_steps) + 1, r.n * (octet_length(s.records) / s.n_steps))
             ELSE substr(s.records, s.offsets[r.place / s.block_steps + 1]::integer + 1,
-                (s.offsets[(r.place + r.n - 1) / s.block_steps + 2] - s.offsets[r.place / s.block_steps + 1])::integer) END,
-        d.seqs, q.seqs, l.seqs, l.rewards, l.advantages, l.values, v.model_version, v.session_id
+                (s.offsets[(r.place + r.n - 1) / s.block_steps + 2] - s.offsets[r.place / s.block_steps + 1])::integer) END
     FROM unnest(p_seqs) AS w(seq) CROSS JOIN LATERAL (
         SELECT (w.seq - c.first_seq)::integer AS own_place, c.* FROM chunk_data c
         WHERE c.buffer_id = p_buffer_id AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256
@@ -33,26 +30,6 @@ BEGIN
         FROM (SELECT CASE WHEN s.episode_id IS NULL THEN s.own_place ELSE greatest(0, s.own_place + p_first) END AS place) f
         OFFSET 0
     ) r
-    LEFT JOIN LATERAL (
-        SELECT array_agg(x.seq) AS seqs FROM deleted_steps x
-        WHERE (SELECT b.has_deleted FROM buffers b WHERE b.id = p_buffer_id) AND x.buffer_id = p_buffer_id
-          AND x.seq >= s.first_seq + r.place AND x.seq < s.first_seq + r.place + r.n
-    ) d ON true
-    LEFT JOIN LATERAL (
-        SELECT array_agg(x.seq) AS seqs FROM quarantine x
-        WHERE p_wanted & 2 <> 0 AND x.buffer_id = p_buffer_id
-          AND x.seq >= s.first_seq + r.place AND x.seq < s.first_seq + r.place + r.n
-    ) q ON true
-    LEFT JOIN LATERAL (
-        SELECT array_agg(x.seq) AS seqs, array_agg(x.reward_t) AS rewards, array_agg(x.adv_t) AS advantages, array_agg(x.v_t) AS values
-        FROM labels x
-        WHERE p_wanted & 1 <> 0 AND x.buffer_id = p_buffer_id
-          AND x.seq >= s.first_seq + r.place AND x.seq < s.first_seq + r.place + r.n
-    ) l ON true
-    LEFT JOIN LATERAL (
-        SELECT c.model_version, c.session_id FROM chunks c
-        WHERE p_wanted & 4 <> 0 AND c.buffer_id = p_buffer_id AND c.first_seq = s.first_seq LIMIT 1
-    ) v ON true
     WHERE s.own_place < s.n_steps AND (p_stride = 1 OR (s.t + s.own_place) % p_stride = 0) AND NOT EXISTS (
         SELECT 1 FROM deleted_steps x WHERE (SELECT b.has_deleted FROM buffers b WHERE b.id = p_buffer_id)
         AND x.buffer_id = p_buffer_id AND x.seq = w.seq OFFSET 0);
