@@ -119,6 +119,16 @@ class StepTable(Protocol):
         """Return the steps in some slots, of any shape; `NONE` for a missing step."""
 
 
+def bytes_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of plain bytes of the same size."""
+    return np.dtype(f"V{dtype.itemsize}")
+
+
+def as_records(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return values that follow each other as records of the same size; not a copy."""
+    return np.ndarray(len(values), dtype, values)  # a quarter of the time of `view`
+
+
 def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     """Return a copy of rewards as batches have them; those too large are infinite."""
     if values.dtype == np.float32:

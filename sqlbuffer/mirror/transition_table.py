@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import NONE, as_float32
+from sqlbuffer.batches.step_table import NONE, as_float32, as_records, bytes_of
 from sqlbuffer.batches.transitions import TransitionPlan
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.memory.step_record import as_records, bytes_of
 from sqlbuffer.steps.n_step import Returns
 
 Integers = NDArray[np.int64]

@@ -19,6 +19,8 @@ from sqlbuffer.batches.step_table import (
     Flags,
     Integers,
     as_float32,
+    as_records,
+    bytes_of,
 )
 from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.errors import FieldError
@@ -41,9 +43,7 @@ from sqlbuffer.mirror.memory.step_record import (
     FieldCopies,
     StoredFields,
     T,
-    as_records,
     as_slice,
-    bytes_of,
     field_bytes,
     flags_of,
     record_of,

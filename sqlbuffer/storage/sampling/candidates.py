@@ -268,7 +268,9 @@ class Candidates:
         )
         self._marks.add(marks)
         barred = barred_by(marks, self.limits.of_steps)
-        self._payloads.update((key.seq, key) for key in keys if not barred(key.seq))
+        if barred:
+            keys = [key for key in keys if key.seq not in barred]
+        self._payloads.update((key.seq, key) for key in keys)
 
     def _read(self, seqs: Sequence[int]) -> None:
         if isinstance(self.reading, SliceReading):

@@ -1,6 +1,6 @@
 """What is read of each candidate for a batch of arrays: a slice with the steps around it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +77,10 @@ def read_ranges(
     return read(connection, buffer_id, ranges, reach, wanted)
 
 
-def barred_by(marks: Marks, limits: Eligibility) -> Callable[[int], bool]:
-    """Return a function that returns True for a step that may not be sampled, by its number."""
+def barred_by(marks: Marks, limits: Eligibility) -> set[int]:
+    """Return the numbers of the steps that may not be sampled."""
     barred = set(marks.quarantined if limits.quarantine else ())
     for first_seq, n, version, session in marks.versions:
         if limits.excludes(version, session):
             barred.update(range(first_seq, first_seq + n))
-    return barred.__contains__
+    return barred

@@ -21,6 +21,8 @@ from sqlbuffer.batches.step_table import (
     Flags,
     Integers,
     as_float32,
+    as_records,
+    bytes_of,
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows
@@ -131,6 +133,8 @@ class SliceTable:
         self._values = self._put_labels(links, marks)
         self.has_barred = self._bar(links, marks, limits)
         self._links = links
+        # numpy copies a structured record part by part; as plain bytes it is copied whole.
+        self._link_bytes = as_records(links, bytes_of(LINK))
 
     def _flags(
         self,
@@ -192,7 +196,7 @@ class SliceTable:
 
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return the links of slots; see `StepTable.gathered_links`."""
-        return self._links[slots]
+        return as_records(self._link_bytes.take(slots), LINK)
 
     def gathered(self, slots: Integers) -> Integers:
         """Return the slots themselves, which are those of keys."""
@@ -286,7 +290,8 @@ class StepsInSlices:
 
     def is_any_barred(self) -> Flags:
         """Return in which rows of the index a step may not be sampled; see `StepsAt`."""
-        flags = self._table.gathered_links(np.maximum(self._index, 0))["flags"]
+        slots = np.maximum(self._index, 0).reshape(-1)
+        flags = self._table.gathered_links(slots)["flags"].reshape(self._index.shape)
         is_barred = ((flags & BARRED) != 0) & (self._index != NONE)
         any_barred: Flags = np.asarray(is_barred.any(axis=tuple(range(1, self._index.ndim))))
         return any_barred
@@ -336,8 +341,8 @@ def _neighbours(
         counts: Number of steps.
         starts: Slot of the first step.
     """
-    if not len(of):
-        return of, of
+    if not (of != NONE).any():
+        return np.full(len(of), NONE), np.full(len(of), NONE)
     last_t = first_t + counts - 1
     width = int(last_t.max()) + 2
     order = np.lexsort((first_t, of))
