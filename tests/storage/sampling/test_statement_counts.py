@@ -1,4 +1,4 @@
-"""How many statements a batch costs: a window and one more, and one for each round of rejection."""
+"""How many statements a batch costs: the window, the keys, and what is near to them elsewhere."""
 
 import numpy as np
 import pytest
