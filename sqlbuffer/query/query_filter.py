@@ -77,7 +77,7 @@ class QueryFilter:
         """Return the rows that match, in order.
 
         Raises:
-            ArgumentError: They are not `DataRow`s.
+            ArgumentError: One of them is not a `DataRow`.
         """
         given = checked_iterable(rows, "rows", "a list of rows such as list(buffer)")
         return [row for row in given if self._matches(self._node, checked_row(row, "each of rows"))]
