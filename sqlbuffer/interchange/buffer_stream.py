@@ -284,7 +284,8 @@ def chosen_columns(
             nearest = near_name(name, known)
             hint = f" (did you mean {nearest}?)" if nearest else ""
             raise FieldError(
-                f"there is no column {shown(name)}{hint}; choose from {', '.join(known)}"
+                f"{argument}: there is no column {shown(name)}{hint}; choose from "
+                f"{', '.join(known)}"
             )
     own = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
     return own, tuple(name for name in fields if name in columns)

@@ -102,12 +102,12 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         _check_mode(self)
+        for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
+            checked_flag(getattr(self, name), name)
         checked_integer(self.batch_size, "batch_size", 1)
         checked_batch_size(self.batch_size, self.sampler, 1, replace=bool(self.replace))
         check_n_step(self.n_step, self.gamma)
         checked_seed(self.seed)
-        for name in ("include_partial", "skip_single", "shuffle", "drop_last", "replace", "even"):
-            checked_flag(getattr(self, name), name)
         if self.epochs is not None:
             checked_integer(self.epochs, "epochs", 1, more=", or None")
         _check_order(self)

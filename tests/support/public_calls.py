@@ -271,6 +271,8 @@ MAKING = (
     "ReplayBuffer", "AsyncReplayBuffer.open", "import_parquet", "insert_jsonl", "import_minari",
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
+# Otherwise it would read standard input.
+NEVER_LEFT_OUT = {"insert_jsonl": ("path",)}
 STEP = {"obs": [0, 0], "action": 1}
 # What else a call needs.
 MORE: dict[str, dict[str, Any]] = {
@@ -331,7 +333,7 @@ class PublicCall:
             name, is_required = parameter.name, parameter.default is parameter.empty
             if name == wrong:
                 given = value
-            elif is_required or name in ALWAYS_GIVEN:
+            elif is_required or name in (*ALWAYS_GIVEN, *NEVER_LEFT_OUT.get(self.name, ())):
                 given = self._right(name, world)
             else:
                 continue

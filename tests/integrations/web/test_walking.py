@@ -183,7 +183,7 @@ def test_the_curves_next_to_a_writer_are_those_of_sql(filled, visit):
         wanted = [value for (value,) in sql.run(filled, question)]
         assert sorted(each["values"]) == pytest.approx(sorted(wanted), rel=1e-4)
         assert (each["label"], len(wanted)) == ("each", 20)
-    assert [each["label"] for each in curves["Steps per second"]["series"]] == ["in", "out"]
+    assert [each["label"] for each in curves["Steps per second"]["series"]] == ["in", "≈ out"]
 
 
 def test_a_statement_shows_what_it_finds(filled, visit):
