@@ -44,7 +44,7 @@ def test_minari_goes_out_and_in(run: Any, database_url: str, tmp_path: Path) -> 
         with ReplayBuffer(url, name) as imported:
             assert_same(episodes(buffer), episodes(imported))
     missing = run("import", "nothing-v0", "named.db", "--format", "minari")
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2  # as for a file that is not there
     assert "nothing-v0" in missing.stderr
 
 

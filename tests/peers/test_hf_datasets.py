@@ -246,7 +246,7 @@ def test_an_empty_buffer_has_no_rows(database_url: str) -> None:
 
 def test_wrong_arguments_are_named(sqlite_url: str) -> None:
     with store_rollouts(sqlite_url, n_tasks=1) as buffer:
-        with pytest.raises(ValueError, match=r"rows is one of 'steps', .* got 'dpo'"):
+        with pytest.raises(ValueError, match=r"rows is one of steps, .* got 'dpo'"):
             to_hf(buffer, "dpo")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="an episode is in one shard"):
             to_hf(buffer, "messages", n_shards=2)
