@@ -98,6 +98,15 @@ class StepTable(Protocol):
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return the `LINK` of each slot, shape (n,)."""
 
+    def run_lengths(self, slots: Integers, most: int, back: bool) -> Integers:
+        """Return how many steps that the buffer has follow each other in neighbouring slots.
+
+        Args:
+            slots: The slot of the first step of each run, shape (n,).
+            most: Runs of more steps may be cut to this number or more.
+            back: Each run goes back, to the steps before.
+        """
+
     def gathered(self, slots: Integers) -> Any:
         """Return the steps of slots in a form that the next three methods take."""
 
@@ -157,7 +166,7 @@ def with_zeros(values: NDArray[Any], n: int, before: int = 0) -> NDArray[Any]:
 
 # An open episode may have more; only the memory that a plan takes depends on it.
 LIKELY_STEPS = 1_024
-# Number of steps whose links are followed in one go: a run of steps is seldom longer.
+# Number of steps whose links are tested together: a run of steps is seldom longer.
 MOST_AHEAD = 256
 
 
@@ -167,6 +176,17 @@ def longest(table: StepTable, slots: Integers) -> int:
     of = table.gathered_links(slots)["episode"]
     known = int(length[of].max(initial=0)) if len(length) else 0
     return max(known, LIKELY_STEPS)
+
+
+def tested_run_lengths(table: StepTable, slots: Integers, most: int, back: bool) -> Integers:
+    """Return `StepTable.run_lengths` by testing the links of the slots around."""
+    direction, link = (-1, "prev") if back else (1, "next")
+    near = slots[:, None] + direction * np.arange(min(most, MOST_AHEAD))
+    links = table.gathered_links(near.clip(0, table.n_slots - 1).reshape(-1)).reshape(near.shape)
+    is_reached = ((links["flags"] & LIVE) != 0) & (near >= 0)
+    is_reached[:, 1:] &= links[link][:, :-1] == near[:, 1:]
+    lens: Integers = np.logical_and.accumulate(is_reached, axis=1).sum(axis=1)
+    return lens
 
 
 def chains(
@@ -189,20 +209,13 @@ def chains(
     most = table.n_slots if most is None else most
     runs: list[tuple[Integers, Integers, Integers]] = []
     while len(rows):
-        width = min(most - int(at.min()), MOST_AHEAD)
-        near = starts[:, None] + direction * np.arange(width)
-        links = table.gathered_links(near.clip(0, table.n_slots - 1).reshape(-1))
-        links = links.reshape(near.shape)
-        following = links[link]
-        is_reached = ((links["flags"] & LIVE) != 0) & (near >= 0)
-        is_reached[:, 1:] &= following[:, :-1] == near[:, 1:]
-        is_reached &= at[:, None] + np.arange(width) < most
-        is_reached = np.logical_and.accumulate(is_reached, axis=1)
-        lens = is_reached.sum(axis=1)
-        own, place = np.nonzero(is_reached)
-        runs.append((rows[own], at[own] + place, near[own, place]))
+        lens = np.minimum(table.run_lengths(starts, most - int(at.min()), back), most - at)
+        own = np.repeat(np.arange(len(rows)), lens)
+        place = np.arange(len(own)) - np.repeat(np.cumsum(lens) - lens, lens)
+        runs.append((rows[own], at[own] + place, starts[own] + direction * place))
         # A run that ends here may continue elsewhere.
-        starts = following[np.arange(len(rows)), np.maximum(lens - 1, 0)].astype(np.int64)
+        last = starts + direction * np.maximum(lens - 1, 0)
+        starts = table.gathered_links(last)[link].astype(np.int64)
         at = at + lens
         goes_on = (lens > 0) & (starts != NONE) & (at < most)
         rows, at, starts = rows[goes_on], at[goes_on], starts[goes_on]

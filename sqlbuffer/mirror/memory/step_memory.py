@@ -21,6 +21,7 @@ from sqlbuffer.batches.step_table import (
     as_float32,
     as_records,
     bytes_of,
+    tested_run_lengths,
 )
 from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.errors import FieldError
@@ -182,6 +183,10 @@ class StepMemory:
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return copies of links, of shape (n,)."""
         return as_records(self._link_bytes.take(slots), LINK)
+
+    def run_lengths(self, slots: Integers, most: int, back: bool) -> Integers:
+        """Return the lengths of runs of steps; see `StepTable.run_lengths`."""
+        return tested_run_lengths(self, slots, most, back)
 
     def fields_of(
         self, steps: Gathered, names: Sequence[str], built_in: Sequence[str] = ()

@@ -14,16 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import (
-    Key,
-    Marks,
-    Reach,
-    Slice,
-    Wanted,
-    first_chunk,
-    slices_of,
-    values_of,
-)
+from sqlbuffer.storage.chunks.slices import Reach, first_chunk
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -154,18 +145,15 @@ _VERSION = ", ".join(
 )
 _KEYS_TEXT = """
 SELECT s.*, e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END, {versions}
+    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], %(first)s::integer, %(last)s::integer,
     %(stride)s::integer, %(bytes)s) s
 LEFT JOIN episodes e ON e.id = s.episode_id
 """
 _STEPS_TEXT = """
-SELECT s.*, NULL, NULL, NULL, NULL, NULL, NULL, {versions}
+SELECT s.seq, s.task_id, s.agent_id, s.step, s.place, s.rewards, s.ends, s.block_steps,
+    s.offsets, s.records {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(bytes)s) s
-"""
-_MARKS = """
-SELECT m.* FROM sqlbuffer_marks_v1(%(id)s::integer, %(firsts)s::bigint[], %(ends)s::bigint[],
-    %(wanted)s::integer) m
 """
 _RANGES_TEXT = f"""
 SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
@@ -173,7 +161,7 @@ SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
     s.offsets,
     CASE WHEN NOT %(bytes)s THEN NULL
     WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
-    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END, {{versions}}
+    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END {{versions}}
 FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
     AS w(episode_id, first_t, last_t)
 CROSS JOIN LATERAL (
@@ -189,10 +177,10 @@ CROSS JOIN LATERAL (
 ) s
 WHERE s.n > 0
 """
-# By whether limits need the model version and the session.
+# By whether limits need the model version and the session, the last two columns.
 _KEYS, _STEPS, _RANGES = (
     {
-        needed: text.format(versions=_VERSION.format(first=first) if needed else "NULL, NULL")
+        needed: text.format(versions=f", {_VERSION.format(first=first)}" if needed else "")
         for needed in (False, True)
     }
     for text, first in (
@@ -203,35 +191,18 @@ _KEYS, _STEPS, _RANGES = (
 )
 
 
-_REPLACED = """
-SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
-FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
-CROSS JOIN LATERAL (
-    SELECT * FROM replaced_steps y
-    WHERE y.buffer_id = %(id)s::integer AND y.seq >= r.first AND y.seq < r.beyond OFFSET 0
-) x
-"""
-
-_VALUES = """
-SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
-FROM unnest(%(firsts)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT * FROM chunks x WHERE x.buffer_id = %(id)s::integer AND x.first_seq = w.seq OFFSET 0) c
-WHERE c.adv_t IS NOT NULL OR c.v_t IS NOT NULL
-"""
-
-
 def read_keys(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
-) -> tuple[list[Key], Marks]:
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
+) -> list[tuple[Any, ...]]:
     """Return steps with their slices; see `sqlite.read_keys`."""
-    given = {
-        "id": buffer_id, "seqs": number_array(seqs), "first": reach.first, "last": reach.last,
-        "stride": reach.stride, "final_within": reach.final_within, "bytes": reach.has_bytes,
-    }  # fmt: skip
+    given = {"id": buffer_id, "seqs": number_array(seqs), "bytes": reach.has_bytes}
+    if not reach.is_alone:
+        given |= {
+            "first": reach.first, "last": reach.last, "stride": reach.stride,
+            "final_within": reach.final_within,
+        }  # fmt: skip
     texts = _STEPS if reach.is_alone else _KEYS
-    rows = fetch(connection, texts[wanted.versions], given)
-    keys = [Key._make(row[:-2]) for row in rows]
-    return keys, _marks(connection, buffer_id, slices_of(keys, wanted), rows, wanted)
+    return fetch(connection, texts[has_versions], given)
 
 
 def read_ranges(
@@ -239,53 +210,15 @@ def read_ranges(
     buffer_id: int,
     ranges: Sequence[tuple[int, int, int]],
     reach: Reach,
-    wanted: Wanted,
-) -> tuple[list[Slice], Marks]:
+    has_versions: bool,
+) -> list[tuple[Any, ...]]:
     """Return slices of ranges of episodes; see `sqlite.read_ranges`."""
     episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
     given = {
         "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
         "bytes": reach.has_bytes,
     }  # fmt: skip
-    rows = fetch(connection, _RANGES[wanted.versions], given)
-    slices = [Slice._make(row[:-2]) for row in rows]
-    return slices, _marks(connection, buffer_id, slices, rows, wanted)
-
-
-def _marks(
-    connection: Connection,
-    buffer_id: int,
-    slices: Sequence[Slice],
-    rows: Sequence[Sequence[Any]],
-    wanted: Wanted,
-) -> Marks:
-    """Return what became of the steps of slices, whose rows end with version and session."""
-    marks = Marks()
-    if not slices or not any(wanted):
-        return marks
-    # Of slices that begin with the same step, the longest.
-    runs = {one.seq: one.n for one in sorted(slices, key=lambda one: one.n)}
-    firsts, ends = list(runs), [first + n for first, n in runs.items()]
-    given: dict[str, Any] = {
-        "id": buffer_id, "firsts": number_array(firsts), "ends": number_array(ends),
-    }  # fmt: skip
-    if wanted.versions:
-        pairs = zip(slices, rows, strict=True)
-        marks.versions = [(one.seq, one.n, *row[-2:]) for one, row in pairs]
-    kinds = wanted.labels | wanted.quarantine << 1 | wanted.deleted << 2
-    if kinds:
-        for kind, seq, *reals in fetch(connection, _MARKS, {**given, "wanted": kinds}):
-            if kind == 1:
-                marks.labels.append((seq, *reals))
-            else:
-                (marks.quarantined if kind == 2 else marks.deleted).append(seq)
-    if wanted.replaced:
-        marks.replaced = fetch(connection, _REPLACED, given)
-    if wanted.values:
-        chunks = sorted({one.seq - one.place for one in slices})
-        of_chunks = {"id": buffer_id, "firsts": number_array(chunks)}
-        marks.values = values_of(fetch(connection, _VALUES, of_chunks))
-    return marks
+    return fetch(connection, _RANGES[has_versions], given)
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

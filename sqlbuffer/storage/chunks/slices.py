@@ -1,8 +1,8 @@
-"""Slices of chunks: runs of consecutive steps, with their bytes and what became of them since."""
+"""Slices of chunks: runs of consecutive steps, with their bytes."""
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,26 +42,6 @@ class Reach:
     is_alone: bool = False
 
 
-class Wanted(NamedTuple):
-    """Which marks of steps to read.
-
-    Attributes:
-        labels: Values that were given late.
-        quarantine: Steps in quarantine.
-        versions: Model versions and sessions.
-        deleted: Deleted steps.
-        replaced: Values that were replaced in place.
-        values: Advantages and values that were stored with the steps.
-    """
-
-    labels: bool = False
-    quarantine: bool = False
-    versions: bool = False
-    deleted: bool = False
-    replaced: bool = False
-    values: bool = False
-
-
 class Slice(NamedTuple):
     """Consecutive steps of a chunk.
 
@@ -90,52 +70,6 @@ class Slice(NamedTuple):
     records: Any
 
 
-class Key(NamedTuple):
-    """A step that an item may be made of, with its slice and its episode.
-
-    Attributes:
-        seq: Its number.
-        task_id: Its task.
-        agent_id: Its agent.
-        step: Its step number.
-        t: Its place in the episode.
-        first_t: Place of the first step of its chunk.
-        last_t: Place of the last step of its chunk.
-        slice_seq, episode_id, slice_t, place, n, rewards, ends, block_steps, offsets, records: The
-            `Slice` of it and the steps near to it in its chunk.
-        episode_key, length, status, return_, reward, final: Its episode; all None for none. The
-            final observation is None if it is not within reach, too.
-    """
-
-    seq: int
-    task_id: str
-    agent_id: str
-    step: int
-    t: int
-    first_t: int
-    last_t: int
-    slice_seq: int
-    episode_id: int | None
-    slice_t: int | None
-    place: int
-    n: int
-    rewards: Any
-    ends: Any
-    block_steps: int
-    offsets: Any
-    records: Any
-    episode_key: str | None = None
-    length: int | None = None
-    status: str | None = None
-    return_: float | None = None
-    reward: float | None = None
-    final: Any = None
-
-
-# Where the columns of a slice and of an episode are in those of a key.
-OF_SLICE, OF_EPISODE = slice(7, 17), slice(17, 23)
-
-
 class SliceColumns(NamedTuple):
     """The attributes of many slices; see `Slice`."""
 
@@ -151,68 +85,85 @@ class SliceColumns(NamedTuple):
     records: Sequence[Any]
 
 
-def slices_of(keys: Sequence[Key], wanted: Wanted) -> list[Slice]:
-    """Return the slices of keys, if marks of their steps are wanted."""
-    rows = [tuple(key)[OF_SLICE] for key in keys] if any(wanted) else []
-    return list(map(Slice._make, rows))
-
-
-@dataclass
-class Marks:
-    """What became of steps after they were stored, by their numbers.
+class Keys(NamedTuple):
+    """Steps that an item may be made of, with their slices and episodes, column by column.
 
     Attributes:
-        deleted: Steps that were deleted.
-        quarantined: Steps in quarantine.
-        labels: (seq, reward, adv_t, v_t) of annotated steps; None for a value that was not given.
-        versions: (first seq, n, model version, session) of runs of steps, if limits need them.
-        replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
-            replaced in place.
-        values: (seq, None, adv_t, v_t) of steps that were stored with such values.
+        seq: Their numbers.
+        task_id: Their tasks.
+        agent_id: Their agents.
+        step: Their step numbers.
+        t: Their places in the episode.
+        first_t: Place of the first step of the chunk.
+        last_t: Place of the last step of the chunk.
+        slice_seq, episode_id, slice_t, place, n, rewards, ends, block_steps, offsets, records: The
+            `Slice` of each key and the steps near to it in its chunk.
+        episode_key, length, status, return_, reward, final: The episode; all None for none. The
+            final observation is None if it is not within reach, too.
     """
 
-    deleted: list[int] = field(default_factory=list)
-    quarantined: list[int] = field(default_factory=list)
-    labels: list[tuple[Any, ...]] = field(default_factory=list)
-    versions: list[tuple[Any, ...]] = field(default_factory=list)
-    replaced: list[tuple[Any, ...]] = field(default_factory=list)
-    values: list[tuple[Any, ...]] = field(default_factory=list)
+    seq: Sequence[int]
+    task_id: Sequence[str]
+    agent_id: Sequence[str]
+    step: Sequence[int]
+    t: Sequence[int]
+    first_t: Sequence[int]
+    last_t: Sequence[int]
+    slice_seq: Sequence[int]
+    episode_id: Sequence[int | None]
+    slice_t: Sequence[int | None]
+    place: Sequence[int]
+    n: Sequence[int]
+    rewards: Sequence[Any]
+    ends: Sequence[Any]
+    block_steps: Sequence[int]
+    offsets: Sequence[Any]
+    records: Sequence[Any]
+    episode_key: Sequence[str | None]
+    length: Sequence[int | None]
+    status: Sequence[str | None]
+    return_: Sequence[float | None]
+    reward: Sequence[float | None]
+    final: Sequence[Any]
 
-    def add(self, more: "Marks") -> None:
-        """Add the marks of other steps."""
-        self.deleted += more.deleted
-        self.quarantined += more.quarantined
-        self.labels += more.labels
-        self.versions += more.versions
-        self.replaced += more.replaced
-        self.values += more.values
+    @property
+    def slices(self) -> SliceColumns:
+        """The slices of the keys."""
+        return SliceColumns(*self[7:17])
 
 
-def missing_ranges(keys: Iterable[Key], reach: Reach) -> list[tuple[int, int, int]]:
+# A row of a key that is read with the steps around it has the columns of `Keys`. That of a step
+# that is read alone: seq, task_id, agent_id, step, place, and from `rewards` to `records`.
+_N_OF_STEP = 10
+
+
+def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
+    """Return the keys that were read as rows."""
+    n = len(rows)
+    if not reach.is_alone:
+        return Keys._make(zip(*rows, strict=True) if n else [()] * len(Keys._fields))
+    columns = list(zip(*rows, strict=True)) or [()] * _N_OF_STEP
+    seq, task_id, agent_id, step, place, *values = columns
+    none, zero = (None,) * n, (0,) * n
+    of_slice = seq, none, none, place, (1,) * n, *values
+    return Keys(seq, task_id, agent_id, step, zero, zero, zero, *of_slice, *[none] * 6)
+
+
+def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
     """Return the ranges of episodes, (episode, first t, last t), in reach but in other chunks."""
     ranges = set()
-    for key in keys:
-        of, length = key.episode_id, key.length
+    columns = keys.episode_id, keys.t, keys.first_t, keys.last_t, keys.length
+    for of, t, first_t, last_t, length in zip(*columns, strict=True):
         if of is None:
             continue
-        first, last = max(key.t + reach.first, 0), key.t + reach.last
+        first, last = max(t + reach.first, 0), t + reach.last
         if length is not None:
             last = min(last, length - 1)
-        if key.first_t > first:
-            ranges.add((of, first, key.first_t - 1))
-        if key.last_t < last:
-            ranges.add((of, key.last_t + 1, last))
+        if first_t > first:
+            ranges.add((of, first, first_t - 1))
+        if last_t < last:
+            ranges.add((of, last_t + 1, last))
     return sorted(ranges)
-
-
-def values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Return `Marks.values` of (first seq, n, advantages, values) of chunks; None for none."""
-    marks: list[tuple[Any, ...]] = []
-    for first_seq, n, *columns in rows:
-        advantages, values = (listed(one) or [None] * n for one in columns)
-        seqs = range(first_seq, first_seq + n)
-        marks += zip(seqs, [None] * n, advantages, values, strict=True)
-    return marks
 
 
 def rewards_of(slices: SliceColumns) -> NDArray[np.float64]:

@@ -14,16 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import (
-    Key,
-    Marks,
-    Reach,
-    Slice,
-    Wanted,
-    first_chunk,
-    slices_of,
-    values_of,
-)
+from sqlbuffer.storage.chunks.slices import Reach, first_chunk
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -158,122 +149,101 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     return sum(n_steps for _, _, n_steps, _ in found)
 
 
-_SIZE = "(length(s.records) / s.n_steps)"
-_START, _END = (
-    f"json_extract(s.offsets, '$[' || ({place} / s.block_steps + {more}) || ']')"
-    for place, more in (("s.place", 0), ("(s.place + s.n - 1)", 1))
-)
-# The columns of a `Slice`, of a `chunk_data` with a place and a number of steps.
-_SLICE = f"""s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
-    substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n),
-    s.block_steps, s.offsets,
+_SIZE = "(length(c.records) / c.n_steps)"
+
+
+def _slice_of(place: str, n: str) -> str:
+    """Return SQL for the columns of a `Slice` of the chunk c: n steps from a place on.
+
+    The place and n are written out wherever they are used: a subquery for them costs more.
+    """
+    start, end = (
+        f"json_extract(c.offsets, '$[' || ({at} / c.block_steps + {more}) || ']')"
+        for at, more in ((place, 0), (f"({place} + {n} - 1)", 1))
+    )
+    return f"""c.first_seq + {place}, c.episode_id, c.t + {place}, {place}, {n},
+    {_bytes_of(place, n, start, end)}"""
+
+
+def _bytes_of(place: str, n: str, start: str, end: str) -> str:
+    return f"""substr(c.rewards, {place} * 8 + 1, {n} * 8), substr(c.ends, {place} + 1, {n}),
+    c.block_steps, c.offsets,
     CASE WHEN NOT :bytes THEN NULL
-    WHEN s.n = s.n_steps THEN s.records
-    WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
-    ELSE substr(s.records, {_START} + 1, {_END} - {_START}) END"""
+    WHEN c.offsets IS NULL THEN substr(c.records, {place} * {_SIZE} + 1, {n} * {_SIZE})
+    ELSE substr(c.records, {start} + 1, {end} - {start}) END"""
+
+
 _VERSION = ", ".join(
-    f"(SELECT c.{name} FROM chunks c WHERE c.key = s.key)"
+    f"(SELECT v.{name} FROM chunks v WHERE v.key = c.key)"
     for name in ("model_version", "session_id")
 )
 _OWN = "(w.seq - c.first_seq)"
-_ITS_CHUNK = """c.key = (
+_FIRST_PLACE = f"CASE WHEN c.episode_id IS NULL THEN {_OWN} ELSE max(0, {_OWN} + :first) END"
+_N_STEPS = f"""CASE WHEN c.episode_id IS NULL THEN 1
+    ELSE min(c.n_steps - 1, {_OWN} + :last) - max(0, {_OWN} + :first) + 1 END"""
+_STEP = f"""CASE WHEN c.steps IS NULL THEN c.step + {_OWN}
+    ELSE json_extract(c.steps, '$[' || {_OWN} || ']') END"""
+_OF_CHUNK = """FROM (SELECT value AS seq FROM json_each(:seqs)) w
+CROSS JOIN chunk_data c ON c.key = (
     SELECT k.key FROM chunk_data k WHERE k.key > :id << 40 AND k.key <= (:id << 40 | w.seq)
     ORDER BY k.key DESC LIMIT 1)"""
 _IS_HELD = """w.seq < c.first_seq + c.n_steps AND NOT (
     (SELECT has_deleted FROM buffers WHERE id = :id) AND EXISTS (
         SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq))"""
-# The limits keep SQLite from computing the place and n again at each use.
 _KEYS_TEXT = f"""
-SELECT s.first_seq + s.own_place, s.task_id, s.agent_id,
-    CASE WHEN s.steps IS NULL THEN s.step + s.own_place
-    ELSE json_extract(s.steps, '$[' || s.own_place || ']') END,
-    coalesce(s.t, 0) + s.own_place, coalesce(s.t, 0), coalesce(s.t, 0) + s.n_steps - 1, {_SLICE},
+SELECT w.seq, c.task_id, c.agent_id, {_STEP},
+    coalesce(c.t, 0) + {_OWN}, coalesce(c.t, 0), coalesce(c.t, 0) + c.n_steps - 1,
+    {_slice_of(f"({_FIRST_PLACE})", f"({_N_STEPS})")},
     e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN s.t + s.own_place + :final_within >= e.length THEN e.final_arrays END, {{versions}}
-FROM (
-    SELECT d.*, a.own_place, a.place, a.n FROM (
-        SELECT c.key, {_OWN} AS own_place,
-            CASE WHEN c.episode_id IS NULL THEN {_OWN} ELSE max(0, {_OWN} + :first) END AS place,
-            CASE WHEN c.episode_id IS NULL THEN 1
-            ELSE min(c.n_steps - 1, {_OWN} + :last) - max(0, {_OWN} + :first) + 1 END AS n
-        FROM (SELECT value AS seq FROM json_each(:seqs)) w
-        CROSS JOIN chunk_data c ON {_ITS_CHUNK}
-        WHERE {_IS_HELD} AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0)
-        LIMIT -1 OFFSET 0
-    ) a CROSS JOIN chunk_data d ON d.key = a.key
-    LIMIT -1 OFFSET 0
-) s LEFT JOIN episodes e ON e.id = s.episode_id
+    CASE WHEN c.t + {_OWN} + :final_within >= e.length THEN e.final_arrays END {{versions}}
+{_OF_CHUNK}
+LEFT JOIN episodes e ON e.id = c.episode_id
+WHERE {_IS_HELD} AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0)
+"""
+_BLOCK, _NEXT_BLOCK = (
+    f"json_extract(c.offsets, '$[' || ({_OWN} / c.block_steps + {more}) || ']')" for more in (0, 1)
+)
+_STEPS_TEXT = f"""
+SELECT w.seq, c.task_id, c.agent_id, {_STEP}, {_OWN},
+    {_bytes_of(_OWN, "1", _BLOCK, _NEXT_BLOCK)} {{versions}}
+{_OF_CHUNK}
+WHERE {_IS_HELD}
 """
 _FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
 _RANGES_TEXT = f"""
-SELECT {_SLICE}, {{versions}}
+SELECT {_slice_of("a.place", "a.n")} {{versions}}
 FROM (
-    SELECT e.*, a.place, a.n
-    FROM (
-        SELECT k.key, max(0, w.first_t - f.t) AS place,
-            min(f.n_steps - 1, w.last_t - f.t) - max(0, w.first_t - f.t) + 1 AS n
-        FROM (SELECT json_extract(value, '$[0]') AS episode_id,
-                json_extract(value, '$[1]') AS first_t, json_extract(value, '$[2]') AS last_t
-              FROM json_each(:ranges)) w
-        CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
-            AND k.t <= w.last_t AND k.t >= {_FIRST}
-        CROSS JOIN chunk_data f ON f.key = k.key
-        LIMIT -1 OFFSET 0
-    ) a
-    CROSS JOIN chunk_data e ON e.key = a.key
-    WHERE a.n > 0
-) s
+    SELECT k.key, max(0, w.first_t - f.t) AS place,
+        min(f.n_steps - 1, w.last_t - f.t) - max(0, w.first_t - f.t) + 1 AS n
+    FROM (SELECT json_extract(value, '$[0]') AS episode_id,
+            json_extract(value, '$[1]') AS first_t, json_extract(value, '$[2]') AS last_t
+          FROM json_each(:ranges)) w
+    CROSS JOIN chunks k ON k.buffer_id = :id AND k.episode_id = w.episode_id
+        AND k.t <= w.last_t AND k.t >= {_FIRST}
+    CROSS JOIN chunk_data f ON f.key = k.key
+    LIMIT -1 OFFSET 0
+) a
+CROSS JOIN chunk_data c ON c.key = a.key
+WHERE a.n > 0
 """
-_STEPS_TEXT = f"""
-SELECT s.seq, s.task_id, s.agent_id,
-    CASE WHEN s.steps IS NULL THEN s.step + s.place
-    ELSE json_extract(s.steps, '$[' || s.place || ']') END,
-    0, 0, 0, {_SLICE}, NULL, NULL, NULL, NULL, NULL, NULL, {{versions}}
-FROM (
-    SELECT c.*, w.seq, {_OWN} AS place, 1 AS n
-    FROM (SELECT value AS seq FROM json_each(:seqs)) w CROSS JOIN chunk_data c ON {_ITS_CHUNK}
-    WHERE {_IS_HELD}
-) s
-"""
-# By whether limits need the model version and the session.
+# By whether limits need the model version and the session, the last two columns.
 _KEYS, _STEPS, _RANGES = (
-    {needed: text.format(versions=_VERSION if needed else "NULL, NULL") for needed in (False, True)}
+    {needed: text.format(versions=f", {_VERSION}" if needed else "") for needed in (False, True)}
     for text in (_KEYS_TEXT, _STEPS_TEXT, _RANGES_TEXT)
 )
-_IN_RUN = "x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"
-_DELETED = f"""
-SELECT x.seq FROM json_each(:runs) r CROSS JOIN deleted_steps x ON x.buffer_id = :id AND {_IN_RUN}
-"""
-_QUARANTINED = f"""
-SELECT x.seq FROM json_each(:runs) r CROSS JOIN quarantine x ON x.buffer_id = :id AND {_IN_RUN}
-"""
-_LABELS = f"""
-SELECT x.seq, x.reward_t, x.adv_t, x.v_t
-FROM json_each(:runs) r CROSS JOIN labels x ON x.buffer_id = :id AND {_IN_RUN}
-"""
-_REPLACED = f"""
-SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
-FROM json_each(:runs) r CROSS JOIN replaced_steps x ON x.buffer_id = :id AND {_IN_RUN}
-"""
-
-_VALUES = f"""
-SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
-FROM json_each(:firsts) w CROSS JOIN chunks c ON c.key = (:id << {NUMBER_BITS} | w.value)
-WHERE c.adv_t NOT NULL OR c.v_t NOT NULL
-"""
 
 
 def read_keys(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
-) -> tuple[list[Key], Marks]:
-    """Return the steps that are there and can be keys, with their slices, and what became of them.
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
+) -> list[tuple[Any, ...]]:
+    """Return the steps that are there and can be keys, with their slices, as `keys_of` takes them.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         seqs: Numbers of steps.
-        reach: Which steps to read around each.
-        wanted: Marks to read.
+        reach: The steps around them to read.
+        has_versions: Each row ends with the model version and the session.
     """
     given = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "bytes": reach.has_bytes}
     if not reach.is_alone:
@@ -282,9 +252,7 @@ def read_keys(
             "final_within": reach.final_within,
         }  # fmt: skip
     texts = _STEPS if reach.is_alone else _KEYS
-    rows = fetch(connection, texts[wanted.versions], given)
-    keys = [Key._make(row[:-2]) for row in rows]
-    return keys, _marks(connection, buffer_id, slices_of(keys, wanted), rows, wanted)
+    return fetch(connection, texts[has_versions], given)
 
 
 def read_ranges(
@@ -292,52 +260,19 @@ def read_ranges(
     buffer_id: int,
     ranges: Sequence[tuple[int, int, int]],
     reach: Reach,
-    wanted: Wanted,
-) -> tuple[list[Slice], Marks]:
-    """Return slices of chunks with the steps of ranges of episodes; see `read_keys`.
+    has_versions: bool,
+) -> list[tuple[Any, ...]]:
+    """Return slices of chunks with the steps of ranges of episodes, as rows.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         ranges: For each range the number of the episode, its first and its last t.
         reach: Says whether typed fields are read.
-        wanted: Marks to read.
+        has_versions: Each row ends with the model version and the session.
     """
     given = {"id": buffer_id, "ranges": json.dumps(ranges), "bytes": reach.has_bytes}
-    rows = fetch(connection, _RANGES[wanted.versions], given)
-    slices = [Slice._make(row[:-2]) for row in rows]
-    return slices, _marks(connection, buffer_id, slices, rows, wanted)
-
-
-def _marks(
-    connection: Connection,
-    buffer_id: int,
-    slices: Sequence[Slice],
-    rows: Sequence[Sequence[Any]],
-    wanted: Wanted,
-) -> Marks:
-    """Return what became of the steps of slices, whose rows end with version and session."""
-    if not any(wanted):
-        return Marks()
-    runs = sorted({(one.seq, one.seq + one.n) for one in slices})
-    given = {"id": buffer_id, "runs": json.dumps(runs)}
-    marks = Marks()
-    if wanted.deleted:
-        marks.deleted = [seq for (seq,) in fetch(connection, _DELETED, given)]
-    if wanted.quarantine:
-        marks.quarantined = [seq for (seq,) in fetch(connection, _QUARANTINED, given)]
-    if wanted.labels:
-        marks.labels = fetch(connection, _LABELS, given)
-    if wanted.versions:
-        pairs = zip(slices, rows, strict=True)
-        marks.versions = [(one.seq, one.n, *row[-2:]) for one, row in pairs]
-    if wanted.replaced:
-        marks.replaced = fetch(connection, _REPLACED, given)
-    if wanted.values:
-        firsts = sorted({one.seq - one.place for one in slices})
-        chunks = {"id": buffer_id, "firsts": json.dumps(firsts)}
-        marks.values = values_of(fetch(connection, _VALUES, chunks))
-    return marks
+    return fetch(connection, _RANGES[has_versions], given)
 
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:

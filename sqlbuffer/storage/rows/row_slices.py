@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import decode_reals
-from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted
+from sqlbuffer.storage.chunks.slices import Reach, Slice
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -20,7 +20,7 @@ _HAS_PLACE = "x.episode_id IS NOT NULL AND x.t IS NOT NULL"
 _OWN = f"""x.seq, x.reward_t, x.terminated, x.truncated,
     CASE WHEN x.extra IS NOT NULL THEN CAST(x.extra AS text) END,
     CASE WHEN {_HAS_PLACE} THEN x.episode_id END, CASE WHEN {_HAS_PLACE} THEN x.t END,
-    x.model_version, x.session_id, x.adv_t, x.v_t"""
+    x.model_version, x.session_id"""
 _KEY = f"""SELECT {_OWN}, x.task_id, x.agent_id, x.step,
     e.key, e.length, e.status, e."return", e.reward,
     CASE WHEN x.t + {{within}} >= e.length THEN e.final_arrays END"""
@@ -45,38 +45,26 @@ FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
 CROSS JOIN LATERAL (SELECT * FROM experiences r WHERE r.buffer_id = %(id)s::integer
     AND r.episode_id = w.episode_id AND r.t BETWEEN w.first_t AND w.last_t OFFSET 0) x""",
 }
-_QUARANTINED = {
-    "sqlite": """SELECT x.seq FROM json_each(:seqs) w
-CROSS JOIN quarantine x ON x.buffer_id = :id AND x.seq = w.value""",
-    "postgresql": """SELECT x.seq FROM unnest(%(seqs)s::bigint[]) AS w(seq)
-CROSS JOIN LATERAL (SELECT q.seq FROM quarantine q
-    WHERE q.buffer_id = %(id)s::integer AND q.seq = w.seq OFFSET 0) x""",
-}
-_LABELS = {
-    "sqlite": """SELECT x.seq, x.reward_t, x.adv_t, x.v_t FROM json_each(:seqs) w
-CROSS JOIN labels x ON x.buffer_id = :id AND x.seq = w.value""",
-    "postgresql": """SELECT x.seq, x.reward_t, x.adv_t, x.v_t
-FROM unnest(%(seqs)s::bigint[]) AS w(seq)
-CROSS JOIN LATERAL (SELECT * FROM labels l
-    WHERE l.buffer_id = %(id)s::integer AND l.seq = w.seq OFFSET 0) x""",
-}
 
 
 def read_keys(
-    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, wanted: Wanted
-) -> tuple[list[Key], Marks]:
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
+) -> list[tuple[Any, ...]]:
     """Return rows as keys; see `slice_reading.read_keys`."""
     given = {
         "id": buffer_id, "within": reach.final_within, "stride": reach.stride,
         "seqs": _list(connection, seqs),
     }  # fmt: skip
-    rows = _run(connection, _KEYS, given)
     keys = []
-    for row in rows:
-        one, (task, agent, step), episode = _slice(row), row[11:14], row[14:]
+    for row in _run(connection, _KEYS, given):
+        one, (task, agent, step), episode = _slice(row), row[9:12], row[12:]
+        versions = row[7:9] if has_versions else ()
         t = one.t or 0
-        keys.append(Key(one.seq, task, agent, step, t, t, t, *one, *episode))
-    return keys, _marks(connection, buffer_id, rows, wanted)
+        if reach.is_alone:
+            keys.append((one.seq, task, agent, step, *one[3:4], *one[5:], *versions))
+        else:
+            keys.append((one.seq, task, agent, step, t, t, t, *one, *episode, *versions))
+    return keys
 
 
 def read_ranges(
@@ -84,8 +72,8 @@ def read_ranges(
     buffer_id: int,
     ranges: Sequence[tuple[int, int, int]],
     reach: Reach,
-    wanted: Wanted,
-) -> tuple[list[Slice], Marks]:
+    has_versions: bool,
+) -> list[tuple[Any, ...]]:
     """Return the rows of ranges of episodes as slices; see `slice_reading.read_ranges`."""
     given: dict[str, Any] = {"id": buffer_id, "ranges": json.dumps(ranges)}
     if connection.dialect.name == "postgresql":
@@ -93,7 +81,7 @@ def read_ranges(
         given |= dict(zip(names, map(number_array, zip(*ranges, strict=True)), strict=True))
         del given["ranges"]
     rows = _run(connection, _RANGES, given)
-    return list(map(_slice, rows)), _marks(connection, buffer_id, rows, wanted)
+    return [(*_slice(row), *(row[7:9] if has_versions else ())) for row in rows]
 
 
 def _slice(row: Sequence[Any]) -> Slice:
@@ -104,22 +92,6 @@ def _slice(row: Sequence[Any]) -> Slice:
     is_told = terminated is not None or truncated is not None
     ends = bytes([bool(terminated) | bool(truncated) << 1]) if is_told else None
     return Slice(seq, episode, t, 0, 1, _REWARD.pack(reward), ends, 1, None, b"")
-
-
-def _marks(
-    connection: Connection, buffer_id: int, rows: Sequence[Sequence[Any]], wanted: Wanted
-) -> Marks:
-    marks = Marks()
-    given = {"id": buffer_id, "seqs": _list(connection, [row[0] for row in rows])}
-    if wanted.quarantine:
-        marks.quarantined = [seq for (seq,) in _run(connection, _QUARANTINED, given)]
-    if wanted.labels:
-        marks.labels = _run(connection, _LABELS, given)
-    if wanted.versions:
-        marks.versions = [(row[0], 1, row[7], row[8]) for row in rows]
-    if wanted.values:  # NaN, which columns of SQLite cannot hold, is none in batches too
-        marks.values = [(row[0], None, row[9], row[10]) for row in rows]
-    return marks
 
 
 def _list(connection: Connection, seqs: Sequence[int]) -> str:

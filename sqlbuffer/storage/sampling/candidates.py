@@ -20,17 +20,17 @@ from sqlbuffer.checks import (
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.slices import Marks, Slice, Wanted, missing_ranges
+from sqlbuffer.storage.chunks.slices import Slice, keys_of, missing_ranges
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
+from sqlbuffer.storage.marks import Marks, Wanted
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS, RowSelection
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
 from sqlbuffer.storage.sampling.slice_reading import (
     SliceReading,
-    barred_by,
     read_keys,
     read_ranges,
 )
@@ -224,8 +224,8 @@ class Candidates:
         hits = self.probe(numbers.tolist())
         if len(hits) < len(numbers):
             numbers = numbers[[seq in hits for seq in numbers.tolist()]]
-        keys: list[Any] = [self._payloads[seq] for seq in dict.fromkeys(numbers.tolist())]
         reach = self.reading.reach
+        keys = keys_of([self._payloads[seq] for seq in dict.fromkeys(numbers.tolist())], reach)
         if reach.is_alone:
             limits = self.limits.of_steps
             return SliceTable(layout, keys, (), self.window_low, self._marks, limits), numbers
@@ -237,7 +237,7 @@ class Candidates:
             )
             self._slices += slices
             self._marks.add(marks)
-        of = {key.episode_id for key in keys}
+        of = set(keys.episode_id)
         near = [one for one in self._slices if one.episode_id in of]
         limits = self.limits.of_steps
         table = SliceTable(layout, keys, near, self.window_low, self._marks, limits)
@@ -263,14 +263,12 @@ class Candidates:
             )
             parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
             seqs = [seq for (seq,) in fetch(self.connection, statement, parameters)]
-        keys, marks = read_keys(
+        rows, marks = read_keys(
             self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.chunks
         )
         self._marks.add(marks)
-        barred = barred_by(marks, self.limits.of_steps)
-        if barred:
-            keys = [key for key in keys if key.seq not in barred]
-        self._payloads.update((key.seq, key) for key in keys)
+        barred = marks.barred_by(self.limits.of_steps)
+        self._payloads.update((row[0], row) for row in rows if row[0] not in barred)
 
     def _read(self, seqs: Sequence[int]) -> None:
         if isinstance(self.reading, SliceReading):

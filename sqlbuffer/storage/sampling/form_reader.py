@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.batches.forms import (
     Form,
@@ -190,13 +192,25 @@ def _reach_of(form: Form) -> Reach:
 
 def _is_key(form: Form) -> Any:
     """Return the condition for a step to be a key; None for every step."""
-    # Without an index, which would keep SQLite from using that of the numbers.
-    t = unindexed(experiences.c.t)
     if isinstance(form, WindowForm) and form.stride > 1:
-        return t % form.stride == 0
+        return _is_every(form.stride)
     if isinstance(form, TrajectoryForm):
-        return t >= 0 if form.include_partial else t == 0
+        return _begins(form.include_partial)
     return None
+
+
+# Without an index, which would keep SQLite from using that of the numbers.
+_T = unindexed(experiences.c.t)
+
+
+@lru_cache
+def _is_every(stride: int) -> ColumnElement[bool]:
+    return _T % stride == 0
+
+
+@lru_cache
+def _begins(include_partial: bool) -> ColumnElement[bool]:
+    return _T >= 0 if include_partial else _T == 0
 
 
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:

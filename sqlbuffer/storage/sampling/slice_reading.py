@@ -10,9 +10,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.storage.chunks import postgresql as chunk_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunk_sqlite
-from sqlbuffer.storage.chunks.slices import Key, Marks, Reach, Slice, Wanted
+from sqlbuffer.storage.chunks.slices import Reach, Slice, SliceColumns, keys_of
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import row_slices
 
 
@@ -44,8 +44,8 @@ def read_keys(
     reach: Reach,
     wanted: Wanted,
     chunks: Layout | None,
-) -> tuple[list[Key], Marks]:
-    """Return the steps that are there and can be keys, with their slices and marks.
+) -> tuple[list[tuple[Any, ...]], Marks]:
+    """Return the steps that are there and can be keys, as `keys_of` takes them, and their marks.
 
     Args:
         connection: The transaction.
@@ -58,7 +58,15 @@ def read_keys(
     if not seqs:
         return [], Marks()
     read = row_slices.read_keys if chunks is None else _read_chunk_keys
-    return read(connection, buffer_id, seqs, reach, wanted)
+    rows = read(connection, buffer_id, seqs, reach, wanted.versions)
+    if not any(wanted):
+        return rows, Marks()
+    rows, versions = _without_versions(rows, wanted)
+    keys = keys_of(rows, reach)
+    runs = keys.slice_seq, keys.n, keys.place
+    marks = read_marks(connection, buffer_id, *runs, wanted, chunks is not None)
+    marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
+    return rows, marks
 
 
 def read_ranges(
@@ -74,13 +82,22 @@ def read_ranges(
     The other arguments are those of `read_keys`.
     """
     read = row_slices.read_ranges if chunks is None else _read_chunk_ranges
-    return read(connection, buffer_id, ranges, reach, wanted)
+    rows = read(connection, buffer_id, ranges, reach, wanted.versions)
+    rows, versions = _without_versions(rows, wanted)
+    slices = list(map(Slice._make, rows))
+    if not slices or not any(wanted):
+        return slices, Marks()
+    columns = SliceColumns(*zip(*slices, strict=True))
+    runs = columns.seq, columns.n, columns.place
+    marks = read_marks(connection, buffer_id, *runs, wanted, chunks is not None)
+    marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
+    return slices, marks
 
 
-def barred_by(marks: Marks, limits: Eligibility) -> set[int]:
-    """Return the numbers of the steps that may not be sampled."""
-    barred = set(marks.quarantined if limits.quarantine else ())
-    for first_seq, n, version, session in marks.versions:
-        if limits.excludes(version, session):
-            barred.update(range(first_seq, first_seq + n))
-    return barred
+def _without_versions(
+    rows: list[tuple[Any, ...]], wanted: Wanted
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return rows without the model version and the session at their ends, and these."""
+    if not wanted.versions:
+        return rows, []
+    return [row[:-2] for row in rows], [row[-2:] for row in rows]

@@ -28,10 +28,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.storage.chunks.slices import (
-    OF_EPISODE,
-    OF_SLICE,
-    Key,
-    Marks,
+    Keys,
     Slice,
     SliceColumns,
     ends_of,
@@ -39,6 +36,7 @@ from sqlbuffer.storage.chunks.slices import (
     rewards_of,
 )
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+from sqlbuffer.storage.marks import Marks
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
 
@@ -50,15 +48,15 @@ class SliceEpisodes:
         keys: The keys; several may be of one episode.
     """
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        of: dict[int | None, Key] = {key.episode_id: key for key in keys if key.status is not None}
+    def __init__(self, keys: Keys) -> None:
+        columns = keys.episode_id, *keys[-6:]
         # A final observation is read only with keys near to the end.
-        for key in keys:
-            if key.final is not None:
-                of[key.episode_id] = key
+        of = {row[0]: row for row in zip(*columns, strict=True) if row[3] is not None}
+        if any(final is not None for final in keys.final):
+            of |= {row[0]: row for row in zip(*columns, strict=True) if row[-1] is not None}
         self.numbers = {id_: number for number, id_ in enumerate(of)}
-        columns = list(zip(*of.values(), strict=True)) or [()] * len(Key._fields)
-        names, lengths, statuses, returns, rewards, finals = columns[OF_EPISODE]
+        own = list(zip(*of.values(), strict=True)) or [()] * len(columns)
+        _, names, lengths, statuses, returns, rewards, finals = own
         is_open = np.array([status == "open" for status in statuses], bool)
         self.status = np.array([_STATUS[status] for status in statuses], np.int8)
         length = np.array([NONE if n is None else n for n in lengths], np.int64)
@@ -97,20 +95,20 @@ class SliceTable:
     def __init__(
         self,
         layout: Layout,
-        keys: Sequence[Key],
+        keys: Keys,
         slices: Sequence[Slice],
         low: int,
         marks: Marks,
         limits: Eligibility,
     ) -> None:
         self.layout = layout
-        columns: Any = list(zip(*keys, strict=True)) or [()] * len(Key._fields)
-        self._keys = columns
-        columns = columns[OF_SLICE]
+        self._keys = keys
+        given = keys.slices
         if slices:
             more = zip(*slices, strict=True)
-            columns = [(*own, *further) for own, further in zip(columns, more, strict=True)]
-        self._slices = given = SliceColumns(*columns)
+            columns = zip(given, more, strict=True)
+            given = SliceColumns(*((*own, *further) for own, further in columns))
+        self._slices = given
         self.episodes = SliceEpisodes(keys)
         counts = np.array(given.n, np.int64)
         self._starts = np.cumsum(counts) - counts
@@ -123,7 +121,8 @@ class SliceTable:
         links = np.zeros(len(places), LINK)
         links["episode"] = np.repeat(np.array(of, np.int32), counts)
         links["t"] = np.repeat(first_t - self._starts, counts) + places
-        links["t"][links["episode"] == NONE] = NONE
+        if NONE in of:
+            links["t"][links["episode"] == NONE] = NONE
         links["reward"] = rewards_of(given)
         links["next"], links["prev"] = places + 1, places - 1
         next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
@@ -157,10 +156,11 @@ class SliceTable:
 
     def _put_labels(self, links: NDArray[Any], marks: Marks) -> dict[str, NDArray[np.float64]]:
         """Replace rewards by late ones; return advantages and values, NaN for none."""
-        given = {name: np.full(len(links), np.nan) for name in ON_REQUEST}
+        given: dict[str, NDArray[np.float64]] = {}
         for rows in (marks.values, marks.labels):
             if not rows:
                 continue
+            given = given or {name: np.full(len(links), np.nan) for name in ON_REQUEST}
             seqs, *columns = zip(*rows, strict=True)
             order, at = _places_in(np.array(seqs, np.int64), self.seq)
             for values, column in zip((links["reward"], *given.values()), columns, strict=True):
@@ -187,7 +187,7 @@ class SliceTable:
 
     def slots_of(self, numbers: Integers) -> Integers:
         """Return the slots of keys by their numbers."""
-        seqs = np.array(self._keys[0], np.int64)
+        seqs = np.array(self._keys.seq, np.int64)
         firsts = np.array(self._slices.seq[: len(seqs)], np.int64)
         slots = self._starts[: len(seqs)] + seqs - firsts
         order = np.argsort(seqs)
@@ -197,6 +197,31 @@ class SliceTable:
     def gathered_links(self, slots: Integers) -> NDArray[Any]:
         """Return the links of slots; see `StepTable.gathered_links`."""
         return as_records(self._link_bytes.take(slots), LINK)
+
+    def run_lengths(self, slots: Integers, most: int, back: bool) -> Integers:
+        """Return the lengths of runs of steps; see `StepTable.run_lengths`."""
+        lens: Integers
+        if back:
+            stops = self._stops_back
+            lens = slots - stops[np.searchsorted(stops, slots, side="right") - 1] + 1
+        else:
+            stops = self._stops
+            lens = stops[np.searchsorted(stops, slots)] - slots + 1
+        return np.where((self._links["flags"][slots] & LIVE) != 0, lens, 0)
+
+    @cached_property
+    def _stops(self) -> Integers:
+        """Slots after which no live step of the same episode follows."""
+        is_live = (self._links["flags"] & LIVE) != 0
+        goes_on = self._links["next"][:-1] == np.arange(1, self.n_slots)
+        return np.flatnonzero(np.append(~(goes_on & is_live[1:]), True))
+
+    @cached_property
+    def _stops_back(self) -> Integers:
+        """Slots before which there is no live step of the same episode."""
+        is_live = (self._links["flags"] & LIVE) != 0
+        goes_on = self._links["prev"][1:] == np.arange(self.n_slots - 1)
+        return np.flatnonzero(np.insert(~(goes_on & is_live[:-1]), 0, True))
 
     def gathered(self, slots: Integers) -> Integers:
         """Return the slots themselves, which are those of keys."""
@@ -217,16 +242,15 @@ class SliceTable:
     def info_of(self, steps: Integers, with_place: bool) -> Callable[[], Arrays]:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
         runs = np.searchsorted(self._starts, steps, side="right") - 1
-        _, tasks, agents, numbers, *_ = self._keys
         info: Arrays = {
             "seq": self.seq[steps],
-            "task_id": _objects(tasks)[runs],
-            "agent_id": _objects(agents)[runs],
-            "step": np.array(numbers, np.int64)[runs],
+            "task_id": _objects(self._keys.task_id)[runs],
+            "agent_id": _objects(self._keys.agent_id)[runs],
+            "step": np.array(self._keys.step, np.int64)[runs],
         }
         if with_place:
             links = self._links[steps]
-            info["episode"] = _objects(self._keys[OF_EPISODE][0])[runs]
+            info["episode"] = _objects(self._keys.episode_key)[runs]
             info["t"] = links["t"].astype(np.int64)
         return lambda: info
 
@@ -251,8 +275,11 @@ class SliceTable:
         """Return a value that every step has, of each step."""
         if name == "reward":
             return as_float32(self._links["reward"])
-        if name in self._values:
-            return as_float32(self._values[name])
+        if name in ON_REQUEST:
+            values = self._values.get(name)
+            return (
+                np.full(self.n_slots, np.nan, np.float32) if values is None else as_float32(values)
+            )
         flag = TERMINATED if name == "terminated" else TRUNCATED
         of_steps: Flags = (self._links["flags"] & flag) != 0
         return of_steps

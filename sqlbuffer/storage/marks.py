@@ -1,0 +1,188 @@
+"""What became of steps after they were stored, read by runs of their numbers."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
+from sqlbuffer.storage.schema.column_types import listed
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+
+class Wanted(NamedTuple):
+    """Which marks of steps to read.
+
+    Attributes:
+        labels: Values that were given late.
+        quarantine: Steps in quarantine.
+        versions: Model versions and sessions.
+        deleted: Deleted steps.
+        replaced: Values that were replaced in place.
+        values: Advantages and values that were stored with the steps.
+    """
+
+    labels: bool = False
+    quarantine: bool = False
+    versions: bool = False
+    deleted: bool = False
+    replaced: bool = False
+    values: bool = False
+
+
+@dataclass
+class Marks:
+    """What became of steps after they were stored, by their numbers.
+
+    Attributes:
+        deleted: Steps that were deleted.
+        quarantined: Steps in quarantine.
+        labels: (seq, reward, adv_t, v_t) of annotated steps; None for a value that was not given.
+        versions: (first seq, n, model version, session) of runs of steps, if limits need them.
+        replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
+            replaced in place.
+        values: (seq, None, adv_t, v_t) of steps that were stored with such values.
+    """
+
+    deleted: list[int] = field(default_factory=list)
+    quarantined: list[int] = field(default_factory=list)
+    labels: list[tuple[Any, ...]] = field(default_factory=list)
+    versions: list[tuple[Any, ...]] = field(default_factory=list)
+    replaced: list[tuple[Any, ...]] = field(default_factory=list)
+    values: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, more: "Marks") -> None:
+        """Add the marks of other steps."""
+        self.deleted += more.deleted
+        self.quarantined += more.quarantined
+        self.labels += more.labels
+        self.versions += more.versions
+        self.replaced += more.replaced
+        self.values += more.values
+
+    def barred_by(self, limits: Eligibility) -> set[int]:
+        """Return the numbers of the steps that may not be sampled."""
+        barred = set(self.quarantined if limits.quarantine else ())
+        for first_seq, n, version, session in self.versions:
+            if limits.excludes(version, session):
+                barred.update(range(first_seq, first_seq + n))
+        return barred
+
+
+_IN_RUN = """FROM json_each(:runs) r CROSS JOIN {table} x ON x.buffer_id = :id
+    AND x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"""
+_DELETED_STEPS = f"SELECT x.seq {_IN_RUN.format(table='deleted_steps')}"
+_QUARANTINED = f"SELECT x.seq {_IN_RUN.format(table='quarantine')}"
+_LATE_VALUES = f"SELECT x.seq, x.reward_t, x.adv_t, x.v_t {_IN_RUN.format(table='labels')}"
+_REPLACED = {
+    "sqlite": f"""SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
+{_IN_RUN.format(table="replaced_steps")}""",
+    "postgresql": """SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
+FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
+CROSS JOIN LATERAL (SELECT * FROM replaced_steps y
+    WHERE y.buffer_id = %(id)s::integer AND y.seq >= r.first AND y.seq < r.beyond OFFSET 0) x""",
+}
+_VALUES = {
+    "sqlite": f"""SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
+FROM json_each(:chunks) w CROSS JOIN chunks c ON c.key = (:id << {NUMBER_BITS} | w.value)
+WHERE c.adv_t NOT NULL OR c.v_t NOT NULL""",
+    "postgresql": """SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
+FROM unnest(%(chunks)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+    SELECT * FROM chunks x WHERE x.buffer_id = %(id)s::integer AND x.first_seq = w.seq OFFSET 0) c
+WHERE c.adv_t IS NOT NULL OR c.v_t IS NOT NULL""",
+}
+_OF_ROWS = {
+    "sqlite": f"""SELECT x.seq, NULL, x.adv_t, x.v_t FROM json_each(:chunks) w
+CROSS JOIN experiences x ON x.key = (:id << {NUMBER_BITS} | w.value)
+WHERE x.adv_t NOT NULL OR x.v_t NOT NULL""",
+    "postgresql": """SELECT x.seq, NULL, x.adv_t, x.v_t
+FROM unnest(%(chunks)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (SELECT * FROM experiences r
+    WHERE r.buffer_id = %(id)s::integer AND r.seq = w.seq OFFSET 0) x
+WHERE x.adv_t IS NOT NULL OR x.v_t IS NOT NULL""",
+}
+_PG = """SELECT m.* FROM sqlbuffer_marks_v1(%(id)s::integer, %(firsts)s::bigint[],
+    %(ends)s::bigint[], %(kinds)s::integer) m"""
+# Kinds of `sqlbuffer_marks_v1`.
+_LABELS, _QUARANTINE, _DELETED = 1, 2, 4
+
+
+def read_marks(
+    connection: Connection,
+    buffer_id: int,
+    firsts: Sequence[int],
+    counts: Sequence[int],
+    places: Sequence[int],
+    wanted: Wanted,
+    has_chunks: bool,
+) -> Marks:
+    """Return what became of the steps of runs of numbers; all but `versions`.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        firsts: First number of each run; the runs may overlap.
+        counts: Number of steps of each run.
+        places: Place of its first step in its chunk.
+        wanted: The marks to read.
+        has_chunks: The steps are in chunks; otherwise each is a row.
+    """
+    if not firsts or not any(wanted):
+        return Marks()
+    # Of runs that begin with the same step, the longest.
+    runs = dict(sorted(zip(firsts, counts, strict=True)))
+    chunks = sorted({first - place for first, place in zip(firsts, places, strict=True)})
+    dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
+    if dialect == "sqlite":
+        given["runs"] = json.dumps([(first, first + n) for first, n in runs.items()])
+        given["chunks"] = json.dumps(chunks)
+        marks = _sqlite_marks(connection, given, wanted)
+    else:
+        given["firsts"] = number_array(runs)
+        given["ends"] = number_array([first + n for first, n in runs.items()])
+        given["chunks"] = number_array(chunks)
+        marks = _pg_marks(connection, given, wanted)
+    if wanted.replaced:
+        marks.replaced = fetch(connection, _REPLACED[dialect], given)
+    if wanted.values and has_chunks:
+        marks.values = _values_of(fetch(connection, _VALUES[dialect], given))
+    elif wanted.values:  # NaN, which columns of SQLite cannot hold, is none in batches too
+        marks.values = fetch(connection, _OF_ROWS[dialect], given)
+    return marks
+
+
+def _sqlite_marks(connection: Connection, given: dict[str, Any], wanted: Wanted) -> Marks:
+    marks = Marks()
+    if wanted.deleted:
+        marks.deleted = [seq for (seq,) in fetch(connection, _DELETED_STEPS, given)]
+    if wanted.quarantine:
+        marks.quarantined = [seq for (seq,) in fetch(connection, _QUARANTINED, given)]
+    if wanted.labels:
+        marks.labels = fetch(connection, _LATE_VALUES, given)
+    return marks
+
+
+def _pg_marks(connection: Connection, given: dict[str, Any], wanted: Wanted) -> Marks:
+    marks = Marks()
+    kinds = _LABELS * wanted.labels | _QUARANTINE * wanted.quarantine | _DELETED * wanted.deleted
+    if not kinds:
+        return marks
+    for kind, *row in fetch(connection, _PG, {**given, "kinds": kinds}):
+        if kind == _LABELS:
+            marks.labels.append(tuple(row))
+        else:
+            (marks.quarantined if kind == _QUARANTINE else marks.deleted).append(row[0])
+    return marks
+
+
+def _values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return `Marks.values` of (first seq, n, advantages, values) of chunks; None for none."""
+    marks: list[tuple[Any, ...]] = []
+    for first_seq, n, *columns in rows:
+        advantages, values = (listed(one) or [None] * n for one in columns)
+        seqs = range(first_seq, first_seq + n)
+        marks += zip(seqs, [None] * n, advantages, values, strict=True)
+    return marks
