@@ -1419,6 +1419,7 @@ class ReplayBuffer:
     def annotate(
         self,
         condition_or_seqs: Any,
+        /,
         *,
         reward_t: Any = None,
         adv_t: Any = None,
@@ -1426,6 +1427,7 @@ class ReplayBuffer:
         extra: Any = None,
         version: int | None = None,
         reward: Any = None,
+        **fields: Any,
     ) -> int:
         """Add values to rows after they were stored: rewards, judges' scores, advantages.
 
@@ -1448,6 +1450,8 @@ class ReplayBuffer:
             version: Version of the values, an integer of 64 bits. The default is one more than the
                 highest version of the rows, starting with 1.
             reward: Other name of `reward_t`.
+            fields: Values of declared fields that hold a number of up to 64 bits or a boolean, in
+                the form of `reward_t`. They are read in place of the stored values.
 
         Returns:
             The number of annotated rows. Rows that the buffer does not hold are skipped, and a
@@ -1455,8 +1459,8 @@ class ReplayBuffer:
 
         Raises:
             ConditionError: The condition is malformed or empty.
-            FieldError: No value is given, a number is not finite, a value is not JSON, or a shape
-                is wrong; nothing is written.
+            FieldError: No value is given, a number is not finite, a value is not JSON, a shape is
+                wrong, or a field is not a declared scalar; nothing is written.
 
         Example:
             >>> from sqlbuffer import QueryBuilder, ReplayBuffer
@@ -1472,7 +1476,7 @@ class ReplayBuffer:
         if reward is not None and reward_t is not None:
             raise FieldError("give reward=... or reward_t=..., not both")
         values = {"reward_t": reward if reward_t is None else reward_t, "adv_t": adv_t, "v_t": v_t}
-        return self._changes.annotate(condition_or_seqs, values, extra, version)
+        return self._changes.annotate(condition_or_seqs, values, extra, version, fields)
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float = EPS) -> PriorityUpdate:
         """Set the priorities of rows, usually to |TD error| + eps.

@@ -102,9 +102,10 @@ class TransitionForm:
         return max(self.stack.values(), default=1) - 1
 
     @cached_property
-    def needs_all_fields(self) -> bool:
-        """True if the fields of all steps are needed, not only of the first and the last one."""
-        return self.terminal_field is not None or bool({*self.sequence_fields} - {"reward"})
+    def needs_ends_alone(self) -> bool:
+        """True if fields of the first and the last step are needed, and of none between them."""
+        own = {*self.sequence_fields} - {"reward", *ON_REQUEST}
+        return self.n_step > 1 and not (self.stack or own or self.terminal_field is not None)
 
     @classmethod
     def of(

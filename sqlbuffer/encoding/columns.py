@@ -17,6 +17,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.specs import Casting
 from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7s
 
 Payload = tuple[str | None, str | None, str | None, str | None]
@@ -110,40 +111,39 @@ def _payloads(
     return texts, blobs
 
 
-def decode_columns(
-    layout: Layout, rows: Sequence[Sequence[Any]], fields: Sequence[str] | None = None
+def rows_as_arrays(
+    layout: Layout, rows: Sequence[DataRow], fields: Sequence[str] | None = None
 ) -> Batch:
-    """Return the batch of rows of `statements.COLUMNS`.
+    """Return rows as the batch that `sample_arrays` makes of them.
 
     Args:
         layout: The declared fields.
         rows: The rows.
-        fields: Fields to read; all by default.
+        fields: Fields to read; all, without advantages and values, by default.
     """
-    built_in = ("reward", *FLAGS)
+    built_in = ("reward", *FLAGS) if fields is None else ("reward", *FLAGS, *ON_REQUEST)
     if fields is not None:
         fields = checked_names(fields, "fields", "['obs', 'reward']")
     wanted = None if fields is None else [name for name in fields if name not in built_in]
-    seqs, tasks, agents, steps, rewards, terminated, truncated, extras, blobs = (
-        zip(*rows, strict=True) if rows else [()] * 9
-    )
-    arrays = layout.unpack(blobs, wanted, seqs=seqs)
-    own: dict[str, NDArray[Any]] = {
-        "reward": _as_float32(reward_array(rewards, extras)),
-        "terminated": np.array(terminated, bool),
-        "truncated": np.array(truncated, bool),
-    }
-    arrays |= {name: own[name] for name in built_in if fields is None or name in fields}
+    columns = {name: [row.fields[name] for row in rows] for name in layout.specs}
+    arrays = layout.unpack_expanded(layout.pack(columns, len(rows)), wanted)
+    data = [row.exp_data for row in rows]
+    for name in built_in:
+        if fields is None or name in fields:
+            values = [getattr(one, "reward_t" if name == "reward" else name) for one in data]
+            dtype = bool if name in FLAGS else np.float64
+            array: NDArray[Any] = np.array(values, dtype)
+            arrays[name] = array if name in FLAGS else _as_float32(array)
     info = {
-        "seq": np.array(seqs, np.int64),
-        "task_id": np.array(tasks, object),
-        "agent_id": np.array(agents, object),
-        "step": np.array(steps, np.int64),
+        "seq": np.array([row.seq for row in rows], np.int64),
+        "task_id": np.array([row.exp_meta.task_id for row in rows], object),
+        "agent_id": np.array([row.exp_meta.agent_id for row in rows], object),
+        "step": np.array([row.exp_meta.step for row in rows], np.int64),
     }
     return Batch(arrays, info)
 
 
-def _as_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 

@@ -217,12 +217,6 @@ class Layout:
         # The copy is aligned; the records may not be.
         return {name: np.array(records[name], order="C") for name in self.specs if name in names}
 
-    def length_bytes(self, row: Bytes) -> int:
-        """Return how many bytes of a row are its fields'; what the JSON refers to follows."""
-        if not self._variable or len(row) < self.size_bytes:
-            return self.size_bytes
-        return self.size_bytes + int(self.tail_sizes(np.frombuffer(row, self.record, 1))[0])
-
     def wanted(self, fields: Sequence[str] | None) -> set[str]:
         """Return the names of the fields, checked; all by default."""
         if fields is None:

@@ -222,6 +222,8 @@ def encode_messages(messages: Any, path: str, encoder: Encoder) -> str | None:
     return encoder.json(messages, path)
 
 
+# In rows that are read, this column has the fields that were given late.
+_LATE = 1 + Record._fields.index("fields")
 Rebuild = Callable[[Any], Any]
 new: Callable[[Any], Any] = object.__new__  # nothing is validated again
 
@@ -260,7 +262,16 @@ class Decoder:
         typed = fields_of_steps(self._layout, blocks, places, self._fields, seqs)
         for row, fields in zip(rows, typed, strict=True):
             row.fields = fields
+        if rows and any(late := columns[_LATE]):
+            self._put_late(rows, late)
         return rows
+
+    def _put_late(self, rows: Sequence[DataRow], late: Sequence[str | None]) -> None:
+        """Put fields that were given late in place of the stored ones."""
+        for row, text in zip(rows, late, strict=True):
+            for name, value in loads(text).items() if text is not None else ():
+                if name in row.fields:
+                    row.fields[name] = self._layout.specs[name].dtype.type(value)
 
     def row(self, values: Sequence[Any]) -> DataRow:
         """Return the row of one such tuple."""

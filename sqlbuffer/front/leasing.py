@@ -12,7 +12,7 @@ import numpy as np
 
 from sqlbuffer.checks import checked_choice, checked_duration, checked_integer, checked_seconds
 from sqlbuffer.display.html import html_code
-from sqlbuffer.encoding.columns import decode_columns
+from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.query.condition_tree import Node
@@ -106,13 +106,13 @@ class LeasedBatch(Sequence[DataRow]):
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
 
         Args:
-            fields: Fields to read, of the declared ones, `reward`, `terminated` and `truncated`;
-                all by default.
+            fields: Fields to read, of the declared ones, `reward`, `terminated`, `truncated`,
+                `adv_t` and `v_t`; all but the last two by default.
 
         Raises:
             FieldError: A field is unknown.
         """
-        return decode_columns(self._store.layout, self._held.array_rows(self._store.layout), fields)
+        return rows_as_arrays(self._store.layout, self.rows, fields)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -15,7 +15,7 @@ from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.condition_checks import Conditions
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.priority_update import PriorityUpdate
-from sqlbuffer.storage.labels.label_values import checked_label, checked_labels, checked_version
+from sqlbuffer.storage.labels.label_values import Given, checked_version
 from sqlbuffer.storage.labels.labelling import Annotated, Annotation
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.store import BufferStore
@@ -35,12 +35,21 @@ class RowChanges:
         self._store, self._conditions = store, conditions
 
     def annotate(
-        self, rows: Any, values: Mapping[str, Any], extra: Any, version: int | None
+        self,
+        rows: Any,
+        values: Mapping[str, Any],
+        extra: Any,
+        version: int | None,
+        fields: Mapping[str, Any],
     ) -> int:
         """Label rows; return how many. Rows that have left are named in a warning."""
-        if extra is None and all(value is None for value in values.values()):
-            raise FieldError("annotate() needs reward=..., adv_t=..., v_t=... or extra={...}")
-        annotation = self._annotation(rows, values, extra, checked_version(version))
+        if extra is None and all(value is None for value in (*values.values(), *fields.values())):
+            raise FieldError(
+                "annotate() needs reward=..., adv_t=..., v_t=..., extra={...} or a scalar field"
+            )
+        fields = {name: value for name, value in fields.items() if value is not None}
+        given = Given(values, extra, fields, self._store.layout.specs)
+        annotation = self._annotation(rows, given, checked_version(version))
         annotated = self._store.labels.annotate(annotation)
         if annotated.missing:
             self._warn_of_missing(annotated, len(annotation.numbers))
@@ -81,9 +90,7 @@ class RowChanges:
             ", ..." if len(missing) > 10 else "",
         )
 
-    def _annotation(
-        self, rows: Any, values: Mapping[str, Any], extra: Any, version: int | None
-    ) -> Annotation:
+    def _annotation(self, rows: Any, given: Given, version: int | None) -> Annotation:
         if is_condition(rows):
             node = self._conditions.node(rows)
             if node == EVERYTHING:
@@ -91,14 +98,12 @@ class RowChanges:
                     "annotate() needs a condition, or the seq of rows; an empty condition would "
                     "label every row"
                 )
-            return Annotation(
-                self._store.rows.select_seqs(node), checked_label(values, extra), version
-            )
+            return Annotation(self._store.rows.select_seqs(node), given.label(), version)
         if isinstance(rows, (set, frozenset)):
             named = checked_numbers(rows, "annotate")
-            return Annotation(named, checked_label(values, extra), version)
+            return Annotation(named, given.label(), version)
         numbers = checked_seqs(rows)
-        labels = checked_labels(values, extra, len(numbers))
+        labels = given.labels(len(numbers))
         distinct, last = last_of_each(numbers)
         return Annotation(distinct.tolist(), [labels[i] for i in last.tolist()], version)
 

@@ -1,4 +1,9 @@
-"""In which order a pass visits the numbers of its range."""
+"""In which order a pass visits the numbers of its range, and its next keys."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,6 +11,10 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int64]
 
 SLICE = 4096
+MOST_AT_ONCE = 65_536
+# One scan over the keys is cheaper than asking for numbers of which fewer are there.
+LOWEST_SHARE = 1 / 16
+FIRST_LOOKED_AT = 4_096
 
 
 class Order:
@@ -96,3 +105,75 @@ class Order:
         if self._shuffled is None:
             return self.low + 1 + self._worker + places * self._step
         return self.low + 1 + self._shuffled[places].astype(np.int64)
+
+
+class PassOrder(Protocol):
+    """In which order a pass visits rows; see `Order`."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the existing numbers are known."""
+
+    def restrict(self, keys: Numbers) -> None:
+        """Pass over all numbers but these."""
+
+    def after(self, place: int, n: int, above: int) -> tuple[Numbers, Numbers]:
+        """Return the next numbers from a place on, and their places."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of a pass.
+
+    Attributes:
+        place: Place in its order after the last row that was handed out.
+        asked: Number of `seq` values that were looked up so far.
+        found: Number of rows that were found.
+    """
+
+    place: int = 0
+    asked: int = 0
+    found: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of numbers that are there, as far as is known."""
+        return max(self.found, 1) / self.asked if self.asked else 1.0
+
+
+def next_keys(
+    order: PassOrder,
+    at: Place,
+    n: int,
+    low: int,
+    keys: Callable[[], Numbers],
+    made: Callable[[Numbers], Numbers],
+) -> tuple[Numbers, Place]:
+    """Return the keys of the next n items of a pass, fewer at its end; and the place behind them.
+
+    Args:
+        order: The order of the pass.
+        at: Where it is.
+        n: Number of items.
+        low: Numbers up to this one have left the window.
+        keys: Returns the number of each row that may be a key. It is called if most numbers are
+            unused.
+        made: Returns the indexes of those numbers of which an item can be made, in ascending order.
+    """
+    parts: list[Numbers] = [np.empty(0, np.int64)]
+    missing = n
+    while missing > 0:
+        if not order.is_restricted and at.asked >= FIRST_LOOKED_AT and at.share < LOWEST_SHARE:
+            order.restrict(keys())
+            at = Place(at.place)
+        n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
+        numbers, places = order.after(at.place, n_numbers, low)
+        if not numbers.size:
+            break
+        hits = made(numbers)
+        parts.append(numbers[hits[:missing]])
+        # What lies beyond the end of this batch is tested again for the next one.
+        last = hits[missing - 1] if hits.size >= missing else -1
+        at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
+        missing -= min(missing, hits.size)
+    return np.concatenate(parts), at

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.loading.iteration import LoaderRun
-from sqlbuffer.loading.order import Order
-from sqlbuffer.loading.source import PassOrder, Place, SourceWindow
+from sqlbuffer.loading.order import Order, PassOrder, Place
+from sqlbuffer.loading.source import SourceWindow
 from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.samplers.seeding import generator_of, own_copy

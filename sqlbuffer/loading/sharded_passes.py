@@ -10,9 +10,9 @@ from typing import Protocol
 from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.loading.intervals import Intervals
 from sqlbuffer.loading.iteration import LoaderRun
+from sqlbuffer.loading.order import Place
 from sqlbuffer.loading.plans import PassSource, Progress, is_count
 from sqlbuffer.loading.ranks import PartOfPass, Rank
-from sqlbuffer.loading.source import Place
 from sqlbuffer.samplers.seeding import generator_of
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.agreements.rank_agreements import (

@@ -1,43 +1,22 @@
 """Reads the batches of a loader from one buffer."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
 
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.order import Numbers
+from sqlbuffer.loading.order import Numbers, PassOrder, Place, next_keys
 from sqlbuffer.loading.sufficient_data import Shortage, shortage
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.samplers.seeding import restart
 from sqlbuffer.steps.batches import Batch
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.sampling.form_reader import FormReader
+from sqlbuffer.storage.sampling.form_reader import FormReader, Items
 from sqlbuffer.storage.store import BufferStore
-
-MOST_AT_ONCE = 65_536
-# One scan over the keys is cheaper than asking for numbers of which fewer are there.
-LOWEST_SHARE = 1 / 16
-FIRST_LOOKED_AT = 4_096
-
-
-class PassOrder(Protocol):
-    """In which order a pass visits rows; see `Order`."""
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether the existing numbers are known."""
-
-    def restrict(self, keys: Numbers) -> None:
-        """Pass over all numbers but these."""
-
-    def after(self, place: int, n: int, above: int) -> tuple[Numbers, Numbers]:
-        """Return the next numbers from a place on, and their places."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +26,6 @@ class SourceWindow:
     low: int
     high: int
     keys: Numbers | None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Position of a pass.
-
-    Attributes:
-        place: Place in its order after the last row that was handed out.
-        asked: Number of `seq` values that were looked up so far.
-        found: Number of rows that were found.
-    """
-
-    place: int = 0
-    asked: int = 0
-    found: int = 0
-
-    @property
-    def share(self) -> float:
-        """The share of numbers that are there, as far as is known."""
-        return max(self.found, 1) / self.asked if self.asked else 1.0
 
 
 @dataclass(frozen=True)
@@ -179,31 +138,15 @@ class BatchSource:
     def _next(
         self, candidates: Candidates, order: PassOrder, at: Place, n: int
     ) -> tuple[Batch | None, Place]:
-        found: list[Numbers] = []
-        batch, missing = None, n
-        while missing > 0:
-            at = self._restricted(candidates, order, at)
-            n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
-            numbers, places = order.after(at.place, n_numbers, candidates.low)
-            if not numbers.size:
-                break
-            batch = self.reader.read(candidates, numbers)
-            hits = np.flatnonzero(np.isin(numbers, batch.info["seq"]))
-            found.append(numbers[hits[:missing]])
-            # Rows beyond the end of this batch are read again with the next one.
-            last = hits[missing - 1] if hits.size >= missing else -1
-            at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
-            missing -= min(missing, hits.size)
-        if missing == n or batch is None:
-            return None, at
-        keys = np.concatenate(found)
-        if np.array_equal(batch.info["seq"], keys):
-            return batch, at
-        return self.reader.read(candidates, keys), at  # the candidates remembers them
+        tested: list[Items] = []
 
-    def _restricted(self, candidates: Candidates, order: PassOrder, at: Place) -> Place:
-        """Find out which numbers are there, once, where most are not."""
-        if order.is_restricted or at.asked < FIRST_LOOKED_AT or at.share >= LOWEST_SHARE:
-            return at
-        order.restrict(candidates.keys())
-        return Place(at.place)
+        def made(numbers: Numbers) -> Numbers:
+            tested[:] = [self.reader.items(candidates, numbers)]
+            return np.flatnonzero(np.isin(numbers, tested[0].numbers))
+
+        keys, at = next_keys(order, at, n, candidates.low, candidates.keys, made)
+        if not keys.size:
+            return None, at
+        if np.array_equal(tested[0].numbers[: keys.size], keys):
+            return tested[0].batch(keys.size), at
+        return self.reader.read(candidates, keys), at  # the candidates remember what they have read

@@ -1,6 +1,5 @@
 """Reads the batches of a loader from a mirror."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +8,8 @@ import numpy as np
 from sqlbuffer.batches.forms import Form, TrajectoryForm
 from sqlbuffer.batches.step_table import NONE
 from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.order import Numbers
-from sqlbuffer.loading.source import (
-    FIRST_LOOKED_AT,
-    LOWEST_SHARE,
-    MOST_AT_ONCE,
-    PassOrder,
-    Place,
-    SourceWindow,
-)
+from sqlbuffer.loading.order import Numbers, PassOrder, Place, next_keys
+from sqlbuffer.loading.source import SourceWindow
 from sqlbuffer.loading.sufficient_data import Shortage
 from sqlbuffer.mirror.memory.step_record import SEQ
 from sqlbuffer.mirror.memory_batches import MemoryBatches
@@ -130,22 +122,12 @@ def _keys(maker: MemoryBatches, wanted: Flags | None) -> Numbers:
 def _next(
     maker: MemoryBatches, wanted: Flags | None, order: PassOrder, at: Place, n: int
 ) -> tuple[Batch | None, Place]:
-    found: list[Numbers] = []
-    missing = n
-    while missing > 0:
-        if not order.is_restricted and at.asked >= FIRST_LOOKED_AT and at.share < LOWEST_SHARE:
-            order.restrict(_keys(maker, wanted))
-            at = Place(at.place)
-        n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
-        numbers, places = order.after(at.place, n_numbers, maker.memory.low)
-        if not numbers.size:
-            break
-        slots = maker.memory.blocks.slots_of(numbers)
+    blocks = maker.memory.blocks
+
+    def made(numbers: Numbers) -> Numbers:
+        slots = blocks.slots_of(numbers)
         hits = np.flatnonzero(slots != NONE)
-        hits = hits[maker.accepted(slots[hits], wanted)]
-        found.append(slots[hits[:missing]])
-        # Steps beyond the end of this batch are read again with the next one.
-        last = hits[missing - 1] if hits.size >= missing else -1
-        at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
-        missing -= min(missing, hits.size)
-    return (None if missing == n else maker.read(np.concatenate(found))), at
+        return hits[maker.accepted(slots[hits], wanted)]
+
+    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, wanted), made)
+    return (maker.read(blocks.slots_of(keys)) if keys.size else None), at

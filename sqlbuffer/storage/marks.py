@@ -1,12 +1,16 @@
 """What became of steps after they were stored, read by runs of their numbers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
@@ -41,11 +45,12 @@ class Marks:
     Attributes:
         deleted: Steps that were deleted.
         quarantined: Steps in quarantine.
-        labels: (seq, reward, adv_t, v_t) of annotated steps; None for a value that was not given.
+        labels: (seq, reward, adv_t, v_t, JSON of fields) of annotated steps; None for a value that
+            was not given.
         versions: (first seq, n, model version, session) of runs of steps, if limits need them.
         replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
             replaced in place.
-        values: (seq, None, adv_t, v_t) of steps that were stored with such values.
+        values: (seq, None, adv_t, v_t, None) of steps that were stored with such values.
     """
 
     deleted: list[int] = field(default_factory=list)
@@ -73,11 +78,34 @@ class Marks:
         return barred
 
 
+def late_fields(
+    texts: Sequence[str | None], specs: Mapping[str, FieldSpec]
+) -> dict[str, tuple[list[int], NDArray[Any]]]:
+    """Return for each declared field that was given late the places of its steps, and its values.
+
+    Args:
+        texts: JSON of the late fields of each step.
+        specs: The declared fields.
+    """
+    values: dict[str, dict[int, Any]] = {}
+    for place, text in enumerate(texts):
+        if text is not None:
+            for name, value in orjson.loads(text).items():
+                values.setdefault(name, {})[place] = value
+    return {
+        name: (list(own), np.array(list(own.values()), specs[name].dtype))
+        for name, own in values.items()
+    }
+
+
 _IN_RUN = """FROM json_each(:runs) r CROSS JOIN {table} x ON x.buffer_id = :id
     AND x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"""
 _DELETED_STEPS = f"SELECT x.seq {_IN_RUN.format(table='deleted_steps')}"
 _QUARANTINED = f"SELECT x.seq {_IN_RUN.format(table='quarantine')}"
-_LATE_VALUES = f"SELECT x.seq, x.reward_t, x.adv_t, x.v_t {_IN_RUN.format(table='labels')}"
+_LATE_VALUES = f"""SELECT x.seq, x.reward_t, x.adv_t, x.v_t, x.fields
+FROM json_each(:runs) r CROSS JOIN labels x
+    ON x.key >= (:id << {NUMBER_BITS} | json_extract(r.value, '$[0]'))
+    AND x.key < (:id << {NUMBER_BITS} | json_extract(r.value, '$[1]'))"""
 _REPLACED = {
     "sqlite": f"""SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
 {_IN_RUN.format(table="replaced_steps")}""",
@@ -96,10 +124,10 @@ FROM unnest(%(chunks)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
 WHERE c.adv_t IS NOT NULL OR c.v_t IS NOT NULL""",
 }
 _OF_ROWS = {
-    "sqlite": f"""SELECT x.seq, NULL, x.adv_t, x.v_t FROM json_each(:chunks) w
+    "sqlite": f"""SELECT x.seq, NULL, x.adv_t, x.v_t, NULL FROM json_each(:chunks) w
 CROSS JOIN experiences x ON x.key = (:id << {NUMBER_BITS} | w.value)
 WHERE x.adv_t NOT NULL OR x.v_t NOT NULL""",
-    "postgresql": """SELECT x.seq, NULL, x.adv_t, x.v_t
+    "postgresql": """SELECT x.seq, NULL, x.adv_t, x.v_t, NULL
 FROM unnest(%(chunks)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (SELECT * FROM experiences r
     WHERE r.buffer_id = %(id)s::integer AND r.seq = w.seq OFFSET 0) x
 WHERE x.adv_t IS NOT NULL OR x.v_t IS NOT NULL""",
@@ -184,5 +212,6 @@ def _values_of(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
     for first_seq, n, *columns in rows:
         advantages, values = (listed(one) or [None] * n for one in columns)
         seqs = range(first_seq, first_seq + n)
-        marks += zip(seqs, [None] * n, advantages, values, strict=True)
+        none = [None] * n
+        marks += zip(seqs, none, advantages, values, none, strict=True)
     return marks

@@ -183,7 +183,7 @@ def test_late_rewards(read):
     episodes = "SELECT episode_id, status, episode_return, reward FROM v_episodes "
     episodes += "WHERE buffer = 'rollouts'"
     assert run(SQLITE_URL, episodes) == [("rollout-1", "complete", None, 1.0)]
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 9
+    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 11
 
 
 @pytest.mark.slow

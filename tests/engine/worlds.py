@@ -195,16 +195,22 @@ class World:
         return [int(uid) for uid in self.rng.choice(uids, min(n, len(uids)), replace=False)]
 
     def annotate(self) -> None:
-        """Give rewards, advantages, values or keys of extra late."""
+        """Give rewards, advantages, values or declared scalars late."""
         uids = self._some()
         if not uids:
             return
+        scalars = [name for name, (dtype, shape) in self.model.fields.items()
+                   if shape == () and dtype.kind in "biuf" and name != "uid"]  # fmt: skip
+        fields = {name: [self.value(name) for _ in uids] for name in scalars
+                  if self.rng.random() < 0.5}  # fmt: skip
         values = {name: float(self.rng.integers(20)) for name in ("reward", "adv_t", "v_t")
                   if self.rng.random() < 0.6} or {"reward": 7.0}  # fmt: skip
         seqs = self.seqs()
-        assert self.buffer.annotate([seqs[uid] for uid in uids], **values) == len(uids)
-        for uid in uids:
+        given = {name: np.array(column) for name, column in fields.items()}
+        assert self.buffer.annotate([seqs[uid] for uid in uids], **values, **given) == len(uids)
+        for i, uid in enumerate(uids):
             step = self.model.steps[uid]
+            step.fields = {**step.fields, **{name: fields[name][i] for name in fields}}
             for name, value in values.items():
                 setattr(step, name, value)
             if "reward" in values and step.episode is not None:

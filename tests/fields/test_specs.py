@@ -224,7 +224,6 @@ def test_what_was_packed_is_unpacked_whatever_follows_it(made):
         for name, spec in layout.specs.items()
     }
     packed = layout.pack(columns, len(rows))
-    assert [layout.length_bytes(row) for row in packed] == [len(row) for row in packed]
     found = layout.unpack([row + tail for row, tail in zip(packed, tails, strict=True)])
     assert set(found) == {*FIELDS, "tokens_lens", "frames_lens"}
     for i, row in enumerate(rows):

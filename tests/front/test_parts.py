@@ -83,7 +83,7 @@ def test_the_conditions_check_what_a_call_is_about(store):
 def test_the_changes_reach_the_rows(store, decoding):
     _, result = stored(store)
     changes, seqs = RowChanges(store, Conditions(store.info)), sorted(result.seqs.tolist())
-    assert changes.annotate(seqs[:2], {"reward_t": 0.5}, None, None) == 2
+    assert changes.annotate(seqs[:2], {"reward_t": 0.5}, None, None, {}) == 2
     update = changes.update_priorities(np.array([*seqs, 99]), 0.25, 0.0)
     assert (update.updated, update.missing) == (4, 1)
     assert changes.quarantine([seqs[0]], "bad") == 1

@@ -52,6 +52,7 @@ from sqlbuffer.mirror.memory.step_record import (
 )
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState, Late
+from sqlbuffer.storage.marks import late_fields
 from sqlbuffer.storage.schema.column_types import listed
 
 Gathered = tuple[Integers, NDArray[Any]]
@@ -422,7 +423,7 @@ class StepMemory:
         self.changed.add(slots)
 
     def _relabel(self, labels: Sequence[Late]) -> None:
-        seqs, *columns = zip(*labels, strict=True)
+        seqs, *columns, fields = zip(*labels, strict=True)
         slots = self.blocks.slots_of(np.array(seqs, np.int64))
         rewards, *values = (np.array(column, np.float64) for column in columns)
         is_given = (slots != NONE) & ~np.isnan(rewards)
@@ -433,6 +434,10 @@ class StepMemory:
         for name, late in zip(ON_REQUEST, values, strict=True):
             is_given = (slots != NONE) & ~np.isnan(late)
             self.values[name][slots[is_given]] = as_float32(late[is_given])
+        for name, (places, late) in late_fields(fields, self.layout.specs).items():
+            own = slots[places]
+            self.records[name][own[own != NONE]] = late[own != NONE]
+            self.changed.add(own[own != NONE])
 
     def _judge(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""

@@ -204,6 +204,8 @@ deleted_steps = Table(
     metadata,
     *seq_key(),
     info={"learner_may": "INSERT, DELETE", "is_vacuumed": True},
+    # One tree: it is searched for each step that is read.
+    sqlite_with_rowid=False,
 )
 
 # Current values of a step that was changed in place: chunks are not rewritten. The overlay that

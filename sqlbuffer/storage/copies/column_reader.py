@@ -184,11 +184,7 @@ class _Overlay:
         """Apply all of them."""
         batch = self._batch
         for place, row in self._rows("labels"):
-            for name, shown in _REALS.items():
-                if row.get(name) is not None:
-                    self._set(shown, place, row[name])
-            if row["extra"] is not None:
-                self._list("extra")[place] = _canonical(row["extra"])
+            self._label(place, row)
         self._untag_reals()
         for place, row in self._rows("step_ids"):
             batch.own["id"].given[place] = row["id"]
@@ -200,6 +196,22 @@ class _Overlay:
         for name in ("uses", "queue_items"):
             for place, row in self._rows(name):
                 batch.own.setdefault("uses", np.zeros(len(batch), np.int64))[place] = row["n_uses"]
+
+    def _label(self, place: int, row: Mapping[str, Any]) -> None:
+        for name, shown in _REALS.items():
+            if row.get(name) is not None:
+                self._set(shown, place, row[name])
+        if row["extra"] is not None:
+            self._list("extra")[place] = _canonical(row["extra"])
+        for name, value in loads(row["fields"] or "{}").items():
+            self._set_field(name, place, value)
+
+    def _set_field(self, name: str, place: int, value: Any) -> None:
+        fields = self._batch.fields
+        if name in fields:
+            if not fields[name].flags.writeable:
+                fields[name] = fields[name].copy()
+            fields[name][place] = value
 
     def _list(self, name: str) -> list[Any]:
         found: list[Any] = self._batch.own.setdefault(name, [None] * len(self._batch))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Integer, and_, bindparam, or_, select
+from sqlalchemy import BigInteger, Integer, and_, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.storage.buffers.tables import experiences
@@ -124,24 +124,6 @@ def hold_by_parameters(
     if kind.quarantine:
         held.append(not_in_quarantine(experiences.c.seq, buffer_id, seqs))
     return held
-
-
-def is_ineligible_step(kind: EligibilityKind, buffer_id: Any, step: Any) -> ColumnElement[bool]:
-    """Return the expression for a step that excludes its whole item.
-
-    Args:
-        kind: The limits; at least one of them applies to steps.
-        buffer_id: The buffer.
-        step: A table with its `seq`, `model_version` and `session_id`.
-    """
-    ineligible: list[Any] = []
-    if kind.versions:
-        ineligible.append(step.model_version < _PARAMETERS[OLDEST_VERSION])
-    if kind.sessions:
-        ineligible.append(step.session_id != _PARAMETERS[SESSION])
-    if kind.quarantine:
-        ineligible.append(is_in_quarantine(buffer_id, step.seq))
-    return or_(*ineligible)
 
 
 def oldest_version(clock: int | None, max_staleness: int | None) -> int | None:

@@ -31,4 +31,5 @@ quarantine = overlay_table(
     flag_comment="rows may have a row in quarantine",
     learner_may="INSERT, DELETE",
     learner_sets_flag=True,
+    sqlite_with_rowid=False,
 )

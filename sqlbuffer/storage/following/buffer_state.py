@@ -37,8 +37,9 @@ class BufferState(NamedTuple):
     revision: str
 
 
-# A step that was labelled: (seq, reward, advantage, value); None for what was not given.
-Late = tuple[int, float | None, float | None, float | None]
+# A step that was labelled: (seq, reward, advantage, value, JSON of fields); None for what was not
+# given.
+Late = tuple[int, float | None, float | None, float | None, str | None]
 
 
 class ChunkRow(NamedTuple):

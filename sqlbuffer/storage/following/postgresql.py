@@ -91,7 +91,8 @@ SELECT kind, origin::text, seqs FROM (
 """
 _LABELS = """
 SELECT l.* FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = %s AND seq = w.seq OFFSET 0
+    SELECT seq, reward_t, adv_t, v_t, fields::text FROM labels
+    WHERE buffer_id = %s AND seq = w.seq OFFSET 0
 ) l
 """
 _PRIORITIES = """
@@ -253,7 +254,10 @@ def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
 
 def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
     """Return the labelled steps above a number."""
-    query = "SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = %s AND seq > %s"
+    query = (
+        "SELECT seq, reward_t, adv_t, v_t, fields::text FROM labels "
+        "WHERE buffer_id = %s AND seq > %s"
+    )
     return list(driver_of(connection).execute(query, (buffer_id, low)))
 
 

@@ -38,6 +38,7 @@ SELECT {_COLUMNS} FROM json_each(?) w CROSS JOIN chunks c ON c.key = w.value
 CROSS JOIN chunk_data d ON d.key = c.key ORDER BY c.key
 """
 _SPANS = "SELECT first_seq, n_steps, episode_id, id FROM chunks"
+_LABELS = "SELECT seq, reward_t, adv_t, v_t, fields FROM labels"
 _IN_LIST = "IN (SELECT value FROM json_each(?))"
 
 
@@ -163,13 +164,15 @@ def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
 
 def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
     """Return the labelled steps above a number."""
-    query = "SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = ? AND seq > ?"
+    query = (
+        f"{_LABELS} WHERE key > (?1 << {NUMBER_BITS} | ?2) AND key < ((?1 + 1) << {NUMBER_BITS})"
+    )
     return list(driver_of(connection).execute(query, (buffer_id, low)))
 
 
 def labels_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Late]:
     """Return those of the given steps that were labelled."""
-    query = f"SELECT seq, reward_t, adv_t, v_t FROM labels WHERE buffer_id = ? AND seq {_IN_LIST}"
+    query = f"{_LABELS} WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
     return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
 
 

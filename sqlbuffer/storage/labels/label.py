@@ -1,6 +1,6 @@
 """Values that annotations give to rows, and the choice among several annotations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -20,21 +20,31 @@ class Label(NamedTuple):
         adv_t: The advantage.
         v_t: The value estimate.
         extra: Keys of extra with their values, as JSON holds them.
+        fields: Declared fields with their values.
     """
 
     reward_t: float | None = None
     adv_t: float | None = None
     v_t: float | None = None
     extra: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 def joined(earlier: Label, later: Label) -> Label:
     """Merge two labels: each value of the later one replaces that of the earlier one."""
-    pairs = zip(earlier, later, strict=True)
-    found = Label._make(old if new is None else new for old, new in pairs)
-    if earlier.extra is None or later.extra is None:
-        return found
-    return found._replace(extra={**earlier.extra, **later.extra})
+    return Label(
+        earlier.reward_t if later.reward_t is None else later.reward_t,
+        earlier.adv_t if later.adv_t is None else later.adv_t,
+        earlier.v_t if later.v_t is None else later.v_t,
+        _merged_keys(earlier.extra, later.extra),
+        _merged_keys(earlier.fields, later.fields),
+    )
+
+
+def _merged_keys(
+    earlier: Mapping[str, Any] | None, later: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    return earlier if later is None else later if earlier is None else {**earlier, **later}
 
 
 def in_force(history: Mapping[int, Label]) -> Label:
@@ -71,26 +81,28 @@ def _merged(tree: dict[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
     return {_PAIRS: sorted([*(p for p in tree[_PAIRS] if p[0] not in given), *pairs], key=dumps)}
 
 
-class Labelled(NamedTuple):
-    """Values to write for one row.
+class LabelColumns(NamedTuple):
+    """Labels of rows, value by value, as the tables of labels hold them.
 
     Attributes:
-        seq: The row.
-        given: Values of this version.
-        holds: Merged values of all versions.
-        extra: The row's extra with late keys; None for its own.
+        reward_t, adv_t, v_t: Numbers; None for a value that is not given.
+        extra, fields: Texts of JSON.
     """
 
-    seq: int
-    given: Label
-    holds: Label
-    extra: str | None
+    reward_t: Sequence[float | None]
+    adv_t: Sequence[float | None]
+    v_t: Sequence[float | None]
+    extra: Sequence[str | None]
+    fields: Sequence[str | None]
 
-    def history(self) -> tuple[Any, ...]:
-        """Return (seq, reward_t, adv_t, v_t, extra) of this version."""
-        extra = None if self.given.extra is None else dumps(self.given.extra)
-        return (self.seq, *self.given[:3], extra)
 
-    def now(self) -> tuple[Any, ...]:
-        """Return (seq, reward_t, adv_t, v_t, extra) of all versions merged."""
-        return (self.seq, *self.holds[:3], self.extra)
+def columns_of(labels: Sequence[Label]) -> LabelColumns:
+    """Return labels as columns."""
+    rewards, advantages, values, extras, fields = zip(*labels, strict=True) if labels else [()] * 5
+    return LabelColumns(rewards, advantages, values, _texts(extras), _texts(fields))
+
+
+def _texts(trees: Sequence[Mapping[str, Any] | None]) -> Sequence[str | None]:
+    if not any(trees):
+        return trees  # type: ignore[return-value]  # all None
+    return [None if tree is None else dumps(tree) for tree in trees]

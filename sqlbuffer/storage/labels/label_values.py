@@ -1,47 +1,100 @@
 """Check the values of annotations."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.display.short_values import shown
 from sqlbuffer.encoding.priority_values import as_array
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.storage.labels.label import Label
 
 _REALS = ("reward_t", "adv_t", "v_t")
 
 
-def checked_label(values: Mapping[str, Any], extra: Any) -> Label:
-    """Return the label that all rows get.
+@dataclass(frozen=True)
+class Given:
+    """Values of an annotation, as a caller gave them.
 
-    Args:
-        values: `reward_t`, `adv_t` and `v_t`; None for a value that is not given.
-        extra: A dict, or None.
-
-    Raises:
-        FieldError: A value is not one finite number, or `extra` is not a dict of JSON values.
+    Attributes:
+        reals: `reward_t`, `adv_t` and `v_t`; None for a value that is not given.
+        extra: A dict, a list of dicts, or None.
+        fields: Declared fields, by name.
+        specs: The declared fields of the buffer.
     """
-    reals = {name: _one(name, value) for name, value in values.items() if value is not None}
-    return Label(**reals, extra=None if extra is None else _tree(extra, "extra"))
+
+    reals: Mapping[str, Any]
+    extra: Any
+    fields: Mapping[str, Any]
+    specs: Mapping[str, FieldSpec]
+
+    def label(self) -> Label:
+        """Return the label that all rows get.
+
+        Raises:
+            FieldError: A value is not one finite number, `extra` is not a dict of JSON values, or a
+                field cannot be annotated.
+        """
+        reals = {name: _one(name, value) for name, value in self.reals.items() if value is not None}
+        fields = {}
+        for name, value in self.fields.items():
+            if np.ndim(value):
+                raise _takes_one(name, np.shape(value))
+            fields[name] = self._field(name, [value])[0]
+        extra = None if self.extra is None else _tree(self.extra, "extra")
+        return Label(**reals, extra=extra, fields=fields or None)
+
+    def labels(self, n: int) -> list[Label]:
+        """Return the label of each of n rows.
+
+        Raises:
+            FieldError: As in `label`, or another shape.
+        """
+        columns = [_each(name, self.reals.get(name), n) for name in _REALS]
+        rows = zip(*columns, _extras(self.extra, n), self._fields(n), strict=True)
+        return [Label(*row) for row in rows]
+
+    def _fields(self, n: int) -> Sequence[dict[str, Any] | None]:
+        if not self.fields:
+            return [None] * n
+        columns = {}
+        for name, value in self.fields.items():
+            values = self._field(name, value if np.ndim(value) else [value])
+            if np.ndim(value) and len(values) != n:
+                raise FieldError(f"{name}: expected {n} numbers or one, got {len(values)}")
+            columns[name] = values if np.ndim(value) else values * n
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _field(self, name: str, values: Any) -> list[Any]:
+        """Return values of a field as JSON has them."""
+        spec = self.specs.get(name)
+        if spec is None:
+            known = ", ".join(name for name, spec in self.specs.items() if _is_scalar(spec))
+            raise FieldError(
+                f"annotate() does not know {name!r}; it takes reward=, adv_t=, v_t=, extra= and "
+                f"scalar fields of the buffer{f': {known}' if known else ', which has none'}"
+            )
+        if not _is_scalar(spec):
+            raise FieldError(
+                f"field {name!r}: only a number of up to 64 bits or a boolean can be annotated; "
+                f"this is {spec}"
+            )
+        cast = spec.cast_rows(values)
+        if cast.dtype.kind == "f":
+            _check_finite(name, cast)
+            cast = cast.astype(np.float64)
+        listed: list[Any] = cast.tolist()
+        return listed
 
 
-def checked_labels(values: Mapping[str, Any], extra: Any, n: int) -> list[Label]:
-    """Return the label of each of n rows.
-
-    Args:
-        values: `reward_t`, `adv_t` and `v_t`: a number for all, or an array of shape (n,).
-        extra: A dict for all, or n of them.
-        n: Number of rows.
-
-    Raises:
-        FieldError: As in `checked_label`, or another shape.
-    """
-    columns = [_each(name, values.get(name), n) for name in _REALS]
-    return [Label(*row) for row in zip(*columns, _extras(extra, n), strict=True)]
+def _is_scalar(spec: FieldSpec) -> bool:
+    return spec.shape == () and spec.dtype.kind in "biuf" and spec.dtype.itemsize <= 8
 
 
 def checked_version(version: Any) -> int | None:
@@ -59,11 +112,15 @@ def checked_reward(value: Any, name: str) -> float | None:
 def _one(name: str, value: Any) -> float:
     array = as_array(value, name)
     if array.ndim:
-        raise FieldError(
-            f"{name}: a condition, or a set of rows, takes one number for all, got shape "
-            f"{array.shape}; give a list of their seq to label each with its own"
-        )
+        raise _takes_one(name, array.shape)
     return _finite(name, array.reshape(1))[0]
+
+
+def _takes_one(name: str, shape: tuple[int, ...]) -> FieldError:
+    return FieldError(
+        f"{name}: a condition, or a set of rows, takes one number for all, got shape "
+        f"{shape}; give a list of their seq to label each with its own"
+    )
 
 
 def _each(name: str, value: Any, n: int) -> Sequence[float | None]:
@@ -84,12 +141,16 @@ def _finite(name: str, array: Any) -> list[float]:
         raise FieldError(f"{name}: expected finite numbers, got {shown(array[0])}")
     with np.errstate(over="ignore"):
         reals = array.astype(np.float64) + 0.0  # no -0.0
+    _check_finite(name, reals)
+    found: list[float] = reals.tolist()
+    return found
+
+
+def _check_finite(name: str, reals: NDArray[Any]) -> None:
     wrong = np.flatnonzero(~np.isfinite(reals))
     if len(wrong):
         at = f"{name}[{wrong[0]}]" if len(reals) > 1 else name
-        raise FieldError(f"{at}: expected a finite number, got {array[wrong[0]]}")
-    found: list[float] = reals.tolist()
-    return found
+        raise FieldError(f"{at}: expected a finite number, got {reals[wrong[0]]}")
 
 
 def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:

@@ -30,7 +30,7 @@ from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import postgresql, sqlite
-from sqlbuffer.storage.labels.label import Label, Labelled, in_force, joined, labelled_extra
+from sqlbuffer.storage.labels.label import Label, columns_of, in_force, joined, labelled_extra
 from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.rollout_stats.late_changes import Rollout, change_returns
 from sqlbuffer.storage.schema.column_types import SeqList
@@ -47,6 +47,8 @@ SelectSeqs = Callable[[BufferWindow], Select[Any]]
 locked_labels = by_database(sqlite=sqlite.locked_labels, postgresql=postgresql.locked_labels)
 write_labels = by_database(sqlite=sqlite.write_labels, postgresql=postgresql.write_labels)
 
+_UNLABELLED: tuple[Label, str | None] = (Label(), None)
+_NO_VERSION = -INT64_MAX - 2
 _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
 _its_own, _given = experiences.c, label_history.c
@@ -71,6 +73,7 @@ _HISTORY = select(
     _given.adv_t,
     _given.v_t,
     cast(_given.extra, Text),
+    cast(_given.fields, Text),
 ).where(_given.buffer_id == _OF, is_number_of(_given.seq, _SEQS))
 _HIGHEST = select(func.max(_given.version)).where(
     _given.buffer_id == _OF, is_number_of(_given.seq, _SEQS)
@@ -145,41 +148,43 @@ class Labelling:
 
     def _write_labels(self, connection: Connection, annotation: Annotation) -> Annotated:
         window = self.buffer.window_in(connection)
-        seqs = self._held(connection, annotation.target, window)
-        missing = sorted(set(annotation.numbers).difference(seqs))
-        if not seqs:
-            return Annotated(0, missing, window.low, window.high)
+        target, low = annotation.target, window.low
+        if isinstance(target, Sequence):
+            seqs = [seq for seq in target if low < seq <= window.high]
+        else:
+            seqs = list(connection.execute(target(window)).scalars())
+        if not seqs or not (window.has_labels or self._holds_any(connection, seqs, low)):
+            return Annotated(0, annotation.numbers, low, window.high)
         self._begin_labels(connection, window)
         # All rows, in ascending order, before reading values that other transactions may change.
-        before: dict[int, float | None] = {}
+        before: dict[int, tuple[Label, str | None]] = {}
         for chunk in _chunks(seqs):
             before |= locked_labels(connection, self.buffer.info.id, chunk)
-        version = annotation.version
+        highest, version = self._highest_version(connection, seqs), annotation.version
         if version is None:
-            version = self._next_version(connection, seqs)
+            version = _after(highest)
+        is_new = version > highest
         changes: dict[Rollout, list[float]] = {}
-        n_written = 0
+        written: list[int] = []
         own_labels, of_all = annotation.label_of(), annotation.labels
         for chunk in _chunks(seqs):
-            said = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
-            n_written += self._write_chunk(connection, window.low, version, said, before, changes)
+            said: dict[int, Any] = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
+            merged = _joined(before, said) if is_new else None
+            written += self._write_chunk(connection, low, version, said, before, merged, changes)
         self._change_returns(connection, changes)
-        return Annotated(n_written, missing, window.low, window.high)
+        missing = sorted(set(annotation.numbers).difference(written))
+        return Annotated(len(written), missing, low, window.high)
 
-    def _held(
-        self, connection: Connection, target: SelectSeqs | Sequence[int], window: BufferWindow
-    ) -> list[int]:
-        """Return the numbers of the rows that exist, in ascending order."""
-        if not isinstance(target, Sequence):
-            return list(connection.execute(target(window)).scalars())
-        held: list[int] = []
-        for chunk in _chunks(target):
+    def _holds_any(self, connection: Connection, seqs: Sequence[int], low: int) -> bool:
+        """Return True if any of the rows exists."""
+        for chunk in _chunks(seqs):
             wanted = bindparam(None, chunk, SeqList())
             is_one = has_number(_its_own.seq, literal(self.buffer.info.id), wanted)
-            above = unindexed(experiences.c.seq) > window.low
-            own = select(experiences.c.seq).where(is_one & above)
-            held += connection.execute(own).scalars()
-        return sorted(held)
+            above = unindexed(experiences.c.seq) > low
+            own = select(experiences.c.seq).where(is_one & above).limit(1)
+            if connection.execute(own).first() is not None:
+                return True
+        return False
 
     def _begin_labels(self, connection: Connection, window: BufferWindow) -> None:
         own = buffers.c.id == self.buffer.info.id
@@ -189,55 +194,77 @@ class Labelling:
             # A process that evicts there holds this lock as well, and then episodes and labels.
             connection.execute(select(buffers.c.id).where(own).with_for_update(key_share=True))
 
-    def _next_version(self, connection: Connection, seqs: Sequence[int]) -> int:
-        found = [
+    def _highest_version(self, connection: Connection, seqs: Sequence[int]) -> int:
+        """Return the highest version of the rows; below all versions if they have none."""
+        versions = [
             connection.execute(_HIGHEST, {"of_buffer": self.buffer.info.id, "seqs": chunk}).scalar()
             for chunk in _chunks(seqs)
         ]
-        highest = max((version for version in found if version is not None), default=0)
-        if highest == INT64_MAX:
-            raise FieldError(
-                f"a row already has the highest version, {INT64_MAX}; pass that version "
-                f"to add values to it"
-            )
-        return highest + 1
+        return max((version for version in versions if version is not None), default=_NO_VERSION)
 
     def _write_chunk(
         self,
         connection: Connection,
         low: int,
         version: int,
-        said: Mapping[int, Any],
-        before: Mapping[int, float | None],
+        said: Mapping[int, Label],
+        before: Mapping[int, tuple[Label, str | None]],
+        merged: Mapping[int, Label] | None,
         changes: dict[Rollout, list[float]],
-    ) -> int:
+    ) -> list[int]:
         """Write the labels of some rows, and add up the changes of rollouts' returns.
 
-        Return how many of the rows still exist.
+        Args:
+            connection: The transaction.
+            low: Rows up to this number have left the window.
+            version: The version.
+            said: The label of each row.
+            before: The labels that rows have, each without extra; and their extra.
+            merged: If the version is the newest one: the labels of all versions. Otherwise the
+                history of the rows decides.
+            changes: Takes the changes of returns.
+
+        Returns:
+            Those of the rows that still exist.
         """
         parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
+        is_new = merged is not None
+        if merged is None:
+            said, merged = self._with_history(connection, version, said)
+        # The newest version is merged into the present extra, others into the row's own.
+        has_extra = any(label.extra is not None for label in merged.values())
+        seqs, extras = list[int](), list[str | None]()
+        held = fetch(connection, _HELD, {**parameters, "low": low, "with_extra": has_extra})
+        for seq, task, episode, reward, extra in held:
+            label, (present, late_extra) = merged[seq], before.get(seq, _UNLABELLED)
+            is_merged = is_new and late_extra is not None
+            made = labelled_extra(late_extra if is_merged else extra, label)
+            seqs.append(seq)
+            extras.append(late_extra if is_merged and made is None else made)
+            change = _change(reward, present.reward_t, label.reward_t)
+            if change is not None:
+                changes.setdefault((task, episode or 0), []).append(change)
+        given = columns_of([said[seq] for seq in seqs])
+        now = columns_of([merged[seq] for seq in seqs])._replace(extra=extras)
+        is_first = is_new and not before
+        write_labels(connection, self.buffer.info.id, version, seqs, given, now, is_new, is_first)
+        log_change(connection, self.buffer.info.id, "labelled", seqs, self.buffer.origin)
+        return seqs
+
+    def _with_history(
+        self, connection: Connection, version: int, said: Mapping[int, Label]
+    ) -> tuple[dict[int, Label], dict[int, Label]]:
+        """Return for each row the label of a version, and that of all versions."""
+        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
         histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
-        for seq, its_version, *reals, extra in fetch(connection, _HISTORY, parameters):
-            tree = None if extra is None else orjson.loads(extra)
-            histories[seq][its_version] = Label._make((*reals, tree))
+        for seq, its_version, *reals, extra, fields in fetch(connection, _HISTORY, parameters):
+            trees = (tree and orjson.loads(tree) for tree in (extra, fields))
+            histories[seq][its_version] = Label(*reals, *trees)
         for seq, label in said.items():
             earlier = histories[seq].get(version)
             histories[seq][version] = label if earlier is None else joined(earlier, label)
-        now = {seq: in_force(history) for seq, history in histories.items()}
-        with_extra = any(label.extra is not None for label in now.values())
-        parameters |= {"low": low, "with_extra": with_extra}
-        rows = []
-        for seq, task, episode, reward, extra in fetch(connection, _HELD, parameters):
-            holds = now[seq]
-            made = labelled_extra(extra, holds)
-            rows.append(Labelled(seq, histories[seq][version], holds, made))
-            change = _change(reward, before.get(seq), holds.reward_t)
-            if change is not None:
-                changes.setdefault((task, episode or 0), []).append(change)
-        write_labels(connection, self.buffer.info.id, version, rows)
-        written = [row.seq for row in rows]
-        log_change(connection, self.buffer.info.id, "labelled", written, self.buffer.origin)
-        return len(rows)
+        of_version = {seq: history[version] for seq, history in histories.items()}
+        return of_version, {seq: in_force(history) for seq, history in histories.items()}
 
     def _change_returns(
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
@@ -254,6 +281,23 @@ class Labelling:
         if rows:
             connection.execute(_RETURN, rows)
         change_returns(connection, self.buffer.info.id, changes)
+
+
+def _joined(
+    before: Mapping[int, tuple[Label, str | None]], said: Mapping[int, Label]
+) -> Mapping[int, Label]:
+    if not before:
+        return said
+    return {seq: joined(before.get(seq, _UNLABELLED)[0], label) for seq, label in said.items()}
+
+
+def _after(highest: int) -> int:
+    if highest == INT64_MAX:
+        raise FieldError(
+            f"a row already has the highest version, {INT64_MAX}; pass that version "
+            f"to add values to it"
+        )
+    return 1 if highest == _NO_VERSION else highest + 1
 
 
 def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:

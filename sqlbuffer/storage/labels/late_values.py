@@ -13,8 +13,10 @@ from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.labels.tables import labels
 from sqlbuffer.storage.schema.compiled_clauses import processed
+from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.schema.number_keys import is_numbered
 
-LATE = ("reward_t", "adv_t", "v_t", "extra")
+LATE = ("reward_t", "adv_t", "v_t", "extra", "fields")
 
 
 class late_labels(FunctionElement[Any]):
@@ -26,7 +28,7 @@ class late_labels(FunctionElement[Any]):
     inherit_cache = True
 
 
-_LATE_COLUMNS = "buffer_id, seq, reward_t, adv_t, v_t, extra"
+_LATE_COLUMNS = "buffer_id, seq, reward_t, adv_t, v_t, extra, fields"
 
 
 @compiles(late_labels, "postgresql")
@@ -60,30 +62,56 @@ def resolve_labels(node: Node, has_labels: bool) -> Node:
     return replace(node, field=replace(node.field, is_labelled=True))
 
 
+class merged_fields(FunctionElement[Any]):
+    """Declared fields of a row with the late ones in their place: `merged_fields(own, late)`."""
+
+    inherit_cache = True
+    type = JSON
+
+
+@compiles(merged_fields, "postgresql")
+def _pg_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
+    own, late = processed(element, compiler, kw)
+    return f"coalesce({own} || {late}, {own}, {late})"
+
+
+@compiles(merged_fields, "sqlite")
+def _sqlite_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
+    own, late = processed(element, compiler, kw)
+    return f"coalesce(json_patch({own}, {late}), {own}, {late})"
+
+
 def value_of(name: str, table: Any) -> ColumnElement[Any]:
     """Return a value of one row of `experiences` or an alias of it; looked up row by row."""
     late = (
         select(labels.c[name])
-        .where(labels.c.buffer_id == table.c.buffer_id, labels.c.seq == table.c.seq)
+        .where(is_numbered(labels.c.seq, table.c.buffer_id, table.c.seq))
         .correlate(table)
         .scalar_subquery()
     )
+    if name == "fields":
+        return merged_fields(table.c[name], late)
     value: ColumnElement[Any] = func.coalesce(late, table.c[name], type_=labels.c[name].type)
     return value
 
 
 def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the columns of a select from `joined`, with late values in place of the row's own."""
-    return tuple(
-        _value(each.name) if each.name in LATE and not _is_left_out(each) else each
-        for each in columns
-    )
+    """Return the columns of a select from `joined`, with late values in place of the row's own.
+
+    `fields` has the late fields only: the others are in the bytes of the row.
+    """
+    return tuple(map(_late_column, columns))
 
 
 def joined(rows: Any = experiences) -> Any:
     """Return the table of rows with the values that were given late, with one lookup a row."""
-    is_its = (_late.c.buffer_id == _own.buffer_id) & (_late.c.seq == _own.seq)
-    return rows.outerjoin(_late, is_its)
+    return rows.outerjoin(_late, is_numbered(_late.c.seq, _own.buffer_id, _own.seq))
+
+
+def _late_column(column: Any) -> Any:
+    if column.name == "fields":
+        return cast(_late.c.fields, Text).label("fields")
+    return _value(column.name) if column.name in LATE and not _is_left_out(column) else column
 
 
 def _is_left_out(column: Any) -> bool:

@@ -3,44 +3,69 @@
 import json
 from collections.abc import Sequence
 
+import orjson
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.labels.label import Labelled
+from sqlbuffer.storage.labels.label import Label, LabelColumns
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _LABEL = (
-    "INSERT INTO labels (buffer_id, seq, reward_t, adv_t, v_t, extra) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT (buffer_id, seq) DO UPDATE SET reward_t = excluded.reward_t, "
-    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra"
+    "INSERT INTO labels (key, buffer_id, seq, reward_t, adv_t, v_t, extra, fields) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET reward_t = excluded.reward_t, "
+    "adv_t = excluded.adv_t, v_t = excluded.v_t, extra = excluded.extra, fields = excluded.fields"
 )
 _NOTE_LABEL = (
-    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
+    "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra, fields) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
-    "extra = excluded.extra, labelled_at = excluded.labelled_at"
+    "extra = excluded.extra, fields = excluded.fields, labelled_at = excluded.labelled_at"
+)
+_LABELLED = (
+    "SELECT seq, reward_t, adv_t, v_t, extra, fields FROM labels "
+    f"WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
 )
 
 
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
-) -> dict[int, float | None]:
-    """Return the late rewards of the given rows that have labels.
+) -> dict[int, tuple[Label, str | None]]:
+    """Return the labels of the given rows that have any: each without extra, and its extra.
 
     The transaction is the only one that writes, so it needs no lock.
     """
-    found = connection.exec_driver_sql(
-        "SELECT seq, reward_t FROM labels WHERE buffer_id = ? "
-        "AND seq IN (SELECT value FROM json_each(?))",
-        (buffer_id, json.dumps(list(seqs))),
-    )
-    rewards: dict[int, float | None] = dict(found.all())
-    return rewards
+    rows = connection.exec_driver_sql(_LABELLED, (buffer_id, json.dumps(list(seqs))))
+    return {
+        seq: (Label(reward, adv, v, None, fields and orjson.loads(fields)), extra)
+        for seq, reward, adv, v, extra, fields in rows
+    }
 
 
 def write_labels(
-    connection: Connection, buffer_id: int, version: int, rows: Sequence[Labelled]
+    connection: Connection,
+    buffer_id: int,
+    version: int,
+    seqs: Sequence[int],
+    given: LabelColumns,
+    merged: LabelColumns,
+    is_new: bool,
+    is_first: bool,
 ) -> None:
-    """Store the labels of one version, and the current values of the rows."""
-    if rows:
-        noted = [(buffer_id, version, *row.history()) for row in rows]
-        connection.exec_driver_sql(_NOTE_LABEL, noted)
-        connection.exec_driver_sql(_LABEL, [(buffer_id, *row.now()) for row in rows])
+    """Store the labels of one version, and the current values of the rows.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        version: The version.
+        seqs: The rows, in ascending order.
+        given: Values of this version.
+        merged: Values of all versions; `extra` is the row's own one with the late keys.
+        is_new: No row has values of this version yet.
+        is_first: No row has values of any version.
+    """
+    if seqs:
+        n = len(seqs)
+        noted = zip([buffer_id] * n, [version] * n, seqs, *given, strict=True)
+        connection.exec_driver_sql(_NOTE_LABEL, list(noted))
+        keys = [buffer_id << NUMBER_BITS | seq for seq in seqs]
+        labels = zip(keys, [buffer_id] * n, seqs, *merged, strict=True)
+        connection.exec_driver_sql(_LABEL, list(labels))

@@ -13,10 +13,12 @@ labels = overlay_table(
     Column("adv_t", Double, comment="advantage given late"),
     Column("v_t", Double, comment="value estimate given late"),
     Column("extra", JSON, comment="the row's extra with the keys that were given late"),
+    Column("fields", JSON, comment="declared fields that were given late"),
     flag="has_labels",
     flag_comment="rows may have rows in labels and label_history",
     learner_may="INSERT, UPDATE",
     learner_sets_flag=True,
+    integer_key=True,
 )
 
 label_history = overlay_table(
@@ -32,6 +34,7 @@ label_history = overlay_table(
     Column("adv_t", Double, comment="advantage given"),
     Column("v_t", Double, comment="value estimate given"),
     Column("extra", JSON, comment="keys of extra given"),
+    Column("fields", JSON, comment="declared fields given"),
     Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
     flag="has_labels",
     learner_may="INSERT, UPDATE",

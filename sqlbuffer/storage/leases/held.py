@@ -23,8 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import rows_of_blocks
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
@@ -46,7 +44,6 @@ from sqlbuffer.storage.leases.retirement import drop
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.statements import COLUMNS, ROW_COLUMNS
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.column_types import KeyList
@@ -65,9 +62,6 @@ CLOCK_CORRECTION_S = 60.0
 SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
 FEWEST_DONE, MOST_DONE = 32, 1_000
 
-_PLACES = {column.key: i for i, column in enumerate(ROW_COLUMNS)}
-_ARRAY_PLACES = [_PLACES[column.key] for column in COLUMNS]
-_ARRAYS = len(COLUMNS) - 1
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
 
 _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
@@ -133,16 +127,6 @@ class HeldRows:
     def seqs(self) -> list[int]:
         """The numbers of its rows."""
         return [row[0] for group in self.groups for row in group]
-
-    def array_rows(self, layout: Layout) -> list[Row]:
-        """Return the `COLUMNS` of each row, from which arrays are made."""
-        rows = [row for group in self.groups for row in group]
-        found = [tuple(row[place] for place in _ARRAY_PLACES) for row in rows]
-        if not layout.specs:
-            return found
-        blocks, places = [row[-2] for row in rows], [row[-1] for row in rows]
-        typed = rows_of_blocks(layout, blocks, places, self.seqs)
-        return [(*row[:_ARRAYS], own) for row, own in zip(found, typed, strict=True)]
 
 
 class Claim:

@@ -191,7 +191,9 @@ class Payloads:
         self.reading = RowSelection(self.columns, complete=self.complete)
 
     def _column(self, name: str, column: Any) -> Any:
-        if self._only is not None and name != "seq" and name not in self._only:
+        # Those that were given late are read in place of `fields`, whose values are in the bytes.
+        is_left_out = self._only is not None and name not in {"seq", *self._only}
+        if is_left_out or name == "fields":
             return null().label(name)
         if self._wanted is None:
             return column
@@ -199,7 +201,7 @@ class Payloads:
         unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
         if not self._has_chunks or not self._wanted.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
-        return null().label(name) if name in {*unwanted, "fields"} else column
+        return null().label(name) if name in unwanted else column
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them.

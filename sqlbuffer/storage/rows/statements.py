@@ -53,16 +53,6 @@ def _column(name: str) -> ColumnElement[Any]:
 ROW_COLUMNS = (experiences.c.seq, *(_column(name).label(name) for name in Record._fields))
 
 
-# Columns from which arrays are made.
-COLUMNS = tuple(
-    _column(name).label(name)
-    for name in (
-        "seq", "task_id", "agent_id", "step", "reward_t", "terminated", "truncated", "extra",
-        "arrays",
-    )
-)  # fmt: skip
-
-
 def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
     """Return `seq` for bounds and orders: unindexed if the condition names ids or tasks.
 

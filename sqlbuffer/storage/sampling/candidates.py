@@ -20,7 +20,7 @@ from sqlbuffer.checks import (
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.slices import Slice, keys_of, missing_ranges
+from sqlbuffer.storage.chunks.slices import Keys, Reach, Slice, keys_of, missing_ranges
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
@@ -240,8 +240,15 @@ class Candidates:
         of = set(keys.episode_id)
         near = [one for one in self._slices if one.episode_id in of]
         limits = self.limits.of_steps
-        table = SliceTable(layout, keys, near, self.window_low, self._marks, limits)
+        read_steps = None if reach.has_bytes else self._read_steps
+        table = SliceTable(layout, keys, near, self.window_low, self._marks, limits, read_steps)
         return table, numbers
+
+    def _read_steps(self, seqs: Sequence[int]) -> Keys:
+        """Return steps alone, with their bytes."""
+        connection, chunks, reach = self.connection, self.chunks, Reach(is_alone=True)
+        rows, _ = read_keys(connection, self.buffer_id, seqs, reach, Wanted(), chunks)
+        return keys_of(rows, reach)
 
     @property
     def _wanted(self) -> Wanted:

@@ -35,12 +35,13 @@ from sqlbuffer.storage.schema.planner import unindexed
 MAX_ROUNDS = 50
 MOST_AT_ONCE = 65_536
 MOST_GROWTH = 8
+LARGE_STEP = 4_096  # bytes
 # Maximum number of keys whose items are tested together, which bounds the memory.
 TESTED_AT_ONCE, EPISODES_AT_ONCE = 4_096, 64
 
 
 @dataclass(frozen=True)
-class _Items:
+class Items:
     """Items that can be made of keys.
 
     Attributes:
@@ -79,7 +80,9 @@ class FormReader:
 
     def __init__(self, form: Form, layout: Layout, observation: Layout) -> None:
         self.form, self._layout, self._observation = form, layout, observation
-        reach = replace(_reach_of(form), has_values=needs_values(form))
+        # Of large steps only those are read whose fields the batch has.
+        skips = layout.size_bytes >= LARGE_STEP and getattr(form, "needs_ends_alone", False)
+        reach = replace(_reach_of(form), has_values=needs_values(form), has_bytes=not skips)
         self.columns = SliceReading(reach, _is_key(form))
         self.is_of_steps = isinstance(form, StepForm)
         self.tested_at_once = (
@@ -102,7 +105,7 @@ class FormReader:
         for n_round in range(MAX_ROUNDS if n > 0 else 0):
             n_probed = candidates.n_probed
             chosen = candidates.numbers(sampler.choose(candidates, size))
-            items = self._items(candidates, chosen)
+            items = self.items(candidates, chosen)
             if not n_round and len(items.numbers) >= n:
                 return items.batch(n)
             accepted = items.numbers
@@ -118,37 +121,10 @@ class FormReader:
             if not adds_up and (len(chosen) < size or larger <= size):
                 break
             size = larger
-        return self._items(candidates, kept[:n]).batch()
+        return self.items(candidates, kept[:n]).batch()
 
-    def read(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Batch:
-        """Return the items of the given keys, in their order.
-
-        Keys are left out if they are not of this kind, cannot be made, or do not match.
-        """
-        return self._items(candidates, np.asarray(keys, np.int64)).batch()
-
-    def made(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Integers:
-        """Return those of the keys that `read` would return; each is the key of a matching row."""
-        if self.is_of_steps:
-            return np.asarray(keys, np.int64)
-        return self._items(candidates, np.asarray(keys, np.int64)).numbers
-
-    def keys(self, candidates: Candidates) -> Integers | None:
-        """Return every current key in ascending order, reading keys only.
-
-        None means that any number of the window may be a key.
-        """
-        if isinstance(self.form, TrajectoryForm):
-            return self._population(candidates).keys()
-        return None
-
-    def _population(self, candidates: Candidates) -> Candidates:
-        """Return the candidates for keys: of trajectories there are fewer than steps."""
-        if not isinstance(self.form, TrajectoryForm):
-            return candidates
-        return EpisodePopulation(candidates, self.columns, self.form.include_partial)
-
-    def _items(self, candidates: Candidates, chosen: Sequence[int] | Integers) -> _Items:
+    def items(self, candidates: Candidates, chosen: Sequence[int] | Integers) -> Items:
+        """Return the items that can be made of keys."""
         numbers = np.asarray(chosen, np.int64)
         if len(numbers):
             self._refuse_single(candidates)
@@ -166,7 +142,35 @@ class FormReader:
             if (links["episode"] == NONE).any():
                 database = str(candidates.connection.engine.url)
                 warn_of_single_steps(database, candidates.buffer_id, self.form.n_step)
-        return _Items(numbers[accepted], maker, plan, accepted)
+        return Items(numbers[accepted], maker, plan, accepted)
+
+    def read(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Batch:
+        """Return the items of the given keys, in their order.
+
+        Keys are left out if they are not of this kind, cannot be made, or do not match.
+        """
+        return self.items(candidates, np.asarray(keys, np.int64)).batch()
+
+    def made(self, candidates: Candidates, keys: Sequence[int] | Integers) -> Integers:
+        """Return those of the keys that `read` would return; each is the key of a matching row."""
+        if self.is_of_steps:
+            return np.asarray(keys, np.int64)
+        return self.items(candidates, np.asarray(keys, np.int64)).numbers
+
+    def keys(self, candidates: Candidates) -> Integers | None:
+        """Return every current key in ascending order, reading keys only.
+
+        None means that any number of the window may be a key.
+        """
+        if isinstance(self.form, TrajectoryForm):
+            return self._population(candidates).keys()
+        return None
+
+    def _population(self, candidates: Candidates) -> Candidates:
+        """Return the candidates for keys: of trajectories there are fewer than steps."""
+        if not isinstance(self.form, TrajectoryForm):
+            return candidates
+        return EpisodePopulation(candidates, self.columns, self.form.include_partial)
 
     def _refuse_single(self, candidates: Candidates) -> None:
         form = self.form

@@ -36,7 +36,7 @@ from sqlbuffer.storage.chunks.slices import (
     rewards_of,
 )
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
-from sqlbuffer.storage.marks import Marks
+from sqlbuffer.storage.marks import Marks, late_fields
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
 
@@ -86,10 +86,12 @@ class SliceTable:
         low: Lower end of the window.
         marks: What became of the steps.
         limits: Limits on the steps that may be sampled.
+        read_steps: Reads steps by number, each as a key of its own, if slices have no bytes.
 
     Attributes:
         layout, has_barred, episodes: See `StepTable`.
         seq: Number of each step.
+        late: Declared fields that were given late: slots in ascending order, and values.
     """
 
     def __init__(
@@ -100,8 +102,9 @@ class SliceTable:
         low: int,
         marks: Marks,
         limits: Eligibility,
+        read_steps: Callable[[Sequence[int]], Keys] | None = None,
     ) -> None:
-        self.layout = layout
+        self.layout, self._read_steps = layout, read_steps
         self._keys = keys
         given = keys.slices
         if slices:
@@ -130,6 +133,7 @@ class SliceTable:
         links["flags"] = self._flags(given, counts, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
         self._values = self._put_labels(links, marks)
+        self.late = _late_of(layout, self.seq, marks)
         self.has_barred = self._bar(links, marks, limits)
         self._links = links
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
@@ -161,7 +165,7 @@ class SliceTable:
             if not rows:
                 continue
             given = given or {name: np.full(len(links), np.nan) for name in ON_REQUEST}
-            seqs, *columns = zip(*rows, strict=True)
+            seqs, *columns, _ = zip(*rows, strict=True)
             order, at = _places_in(np.array(seqs, np.int64), self.seq)
             for values, column in zip((links["reward"], *given.values()), columns, strict=True):
                 late = np.array(column, np.float64)[order][at]
@@ -258,17 +262,38 @@ class SliceTable:
         """Return the steps in some slots; see `StepTable.at`."""
         return StepsInSlices(self, index)
 
+    def records_at(self, index: Integers) -> tuple[NDArray[Any] | list[Any], Integers]:
+        """Return the typed fields of steps, records or the bytes of each; and for each slot of an
+        index where those of its step are, -1 for a missing step.
+        """
+        if self._read_steps is None:
+            return self._records, index
+        seqs = np.unique(self.seq[index[index != NONE]])
+        keys = self._read_steps(seqs.tolist())
+        records = records_of(self.layout, keys.slices)
+        order, places = _places_in(np.array(keys.seq, np.int64), self.seq[index])
+        places = np.where(index == NONE, NONE, order[places])
+        by_seq = {seq: place for place, seq in enumerate(keys.seq)}
+        replaced = [(by_seq.get(int(self.seq[slot])), block) for slot, block in self._replaced]
+        return self._with_replaced(records, replaced), places
+
     @cached_property
-    def records(self) -> NDArray[Any] | list[Any]:
-        """The typed fields of each step: records, or the bytes of each."""
-        records = records_of(self.layout, self._slices)
-        for slot, block in self._replaced:
-            (row,) = expanded_rows(self.layout, [block], [0], [self.seq[slot]])
+    def _records(self) -> NDArray[Any] | list[Any]:
+        return self._with_replaced(records_of(self.layout, self._slices), self._replaced)
+
+    def _with_replaced(
+        self, records: NDArray[Any] | list[Any], replaced: Sequence[tuple[int | None, bytes]]
+    ) -> NDArray[Any] | list[Any]:
+        """Put the fields of replaced steps, (place, block), into records."""
+        for place, block in replaced:
+            if place is None:
+                continue
+            (row,) = expanded_rows(self.layout, [block], [0], [place])
             if isinstance(records, np.ndarray):
                 records = records if records.flags.writeable else records.copy()
-                records[slot] = np.frombuffer(row, self.layout.record)[0]
+                records[place] = np.frombuffer(row, self.layout.record)[0]
             else:
-                records[slot] = row
+                records[place] = row
         return records
 
     def built_in(self, name: str) -> NDArray[Any]:
@@ -295,15 +320,24 @@ class StepsInSlices:
         """Return declared fields; see `StepsAt.fields`."""
         if not names:
             return {}
-        table, records = self._table, self._table.records
+        arrays = self._stored(names)
+        for name in self._table.late.keys() & arrays.keys():
+            slots, values = self._table.late[name]
+            at = np.searchsorted(slots, self._index).clip(max=len(slots) - 1)
+            is_late = slots[at] == self._index
+            arrays[name][is_late] = values[at][is_late]
+        return arrays
+
+    def _stored(self, names: Sequence[str]) -> Arrays:
+        table = self._table
+        records, index = table.records_at(self._index)
         if isinstance(records, np.ndarray):
-            return {name: _taken(records[name], self._index) for name in names}
-        distinct, inverse = np.unique(self._index, return_inverse=True)
-        there = distinct[distinct >= 0]
-        seqs = table.seq[there].tolist()
-        columns = table.layout.unpack_expanded(
-            [records[i] for i in there.tolist()], names, seqs=seqs
-        )
+            return {name: _taken(records[name], index) for name in names}
+        distinct, firsts, inverse = np.unique(index, return_index=True, return_inverse=True)
+        there = distinct[distinct >= 0].tolist()
+        slots = self._index.reshape(-1)[firsts]
+        seqs = table.seq[slots[distinct >= 0]].tolist()
+        columns = table.layout.unpack_expanded([records[i] for i in there], names, seqs=seqs)
         n_missing = len(distinct) - len(there)
         places = inverse.reshape(self._index.shape)
         return {
@@ -347,6 +381,23 @@ def _at_replaced(seq: Integers, links: NDArray[Any], marks: Marks) -> list[tuple
             links["flags"][slot] = kept | flags
             blocks.append((slot, block))
     return blocks
+
+
+def _late_of(
+    layout: Layout, seq: Integers, marks: Marks
+) -> dict[str, tuple[Integers, NDArray[Any]]]:
+    """Return the slots of declared fields that were given late, and the values."""
+    late: dict[str, tuple[Integers, NDArray[Any]]] = {}
+    if not any(row[-1] for row in marks.labels):
+        return late
+    numbers = np.array([row[0] for row in marks.labels], np.int64)
+    texts = [row[-1] for row in marks.labels]
+    for name, (places, values) in late_fields(texts, layout.specs).items():
+        order, at = _places_in(numbers[places], seq)
+        slots = np.flatnonzero(at != NONE)
+        if len(slots):
+            late[name] = slots, values[order][at[slots]]
+    return late
 
 
 def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]:

@@ -45,6 +45,7 @@ def overlay_table(
     writer_may: str = "",
     learner_may: str = "",
     learner_sets_flag: bool = False,
+    integer_key: bool = False,
     **options: Any,
 ) -> Table:
     """Return a new overlay table, and register it.
@@ -59,10 +60,16 @@ def overlay_table(
         writer_may: Rights of writers in addition to reading.
         learner_may: Rights of learners in addition to reading.
         learner_sets_flag: See `Overlay`.
+        integer_key: Its key on SQLite is one integer; see `number_keys`.
         options: Options of the table.
     """
-    info = {"writer_may": writer_may, "learner_may": learner_may, "is_vacuumed": True}
-    table = Table(name, metadata, *seq_key(), *columns, info=info, **options)
+    info = {
+        "writer_may": writer_may,
+        "learner_may": learner_may,
+        "is_vacuumed": True,
+    }
+    key = {"integer_key": "seq"} if integer_key else {}
+    table = Table(name, metadata, *seq_key(), *columns, info=info | key, **options)
     if flag_comment is not None:
         flag_column(flag, flag_comment)
     OVERLAYS[name] = Overlay(table, flag, leaves_late, learner_sets_flag)

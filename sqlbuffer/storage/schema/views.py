@@ -63,7 +63,10 @@ VIEWS = {
             "actions": ("JSON", "the actions"),
             "messages": ("JSON", "conversation of an LLM agent"),
             "extra": ("JSON", "other values"),
-            "fields": ("JSON", "declared fields that conditions can use"),
+            "fields": (
+                "JSON",
+                "declared fields that conditions can use, and those that were annotated",
+            ),
             "special_numbers": (
                 "JSON",
                 "NaN, which is null in its own column, and -0.0; by the column names of "
@@ -324,6 +327,7 @@ VIEWS = {
             "advantage": ("real", "the annotated advantage"),
             "value": ("real", "the annotated value estimate"),
             "extra": ("JSON", "the annotated keys of extra"),
+            "fields": ("JSON", "the annotated fields"),
             "labelled_at": ("time", "when it was annotated"),
         },
     ),

@@ -317,6 +317,26 @@ def test_typed_fields_come_as_arrays(buffer_url):
             assert list(batch.arrays(["reward"])) == ["reward"]
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_leased_arrays_are_those_of_a_draw(buffer_url, compression):
+    fields = {"image": ("uint8", (-1,)), "weight": "float32", "name": "U4"}
+    with ReplayBuffer(buffer_url, leases=True, fields=fields, compression=compression) as buffer:
+        images = [np.arange(n, dtype=np.uint8) for n in (2, 0, 3)]
+        columns = {"image": images, "weight": np.ones(3), "name": ["a", "", "dé"]}
+        buffer.extend(columns, terminated=[False, True, False], task_id="t")
+        buffer.annotate([2, 3], weight=[0.5, 0.25], adv_t=[-1.0, 2.0], reward=3.0)
+        names = ["image", "weight", "name", "reward", "terminated", "truncated", "adv_t", "v_t"]
+        with buffer.lease(3, order="fifo") as batch:
+            for fields in (None, names):
+                leased = batch.arrays(fields)
+                drawn = next(iter(buffer.loader("step", 3, fields=fields, epochs=1, shuffle=False)))
+                assert leased.keys() == drawn.keys()
+                for name, values in leased.items():
+                    np.testing.assert_array_equal(values, drawn[name], strict=True)
+                for name, values in leased.info.items():
+                    np.testing.assert_array_equal(values, drawn.info[name], strict=True)
+
+
 def test_plain_sql_inserts_can_be_leased(buffer, buffer_url):
     run(
         buffer_url,

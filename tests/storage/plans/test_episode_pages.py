@@ -16,7 +16,7 @@ from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
 from tests.storage.plans.watch import wait_for_cleaner, watched
-from tests.support.sql import buffer_id, fill, is_sqlite, run
+from tests.support.sql import buffer_id, fill, is_sqlite, numbered, run
 
 N_STEPS = 100_000
 LONG, SHORT, PER_TASK = 60_000, 100, 20
@@ -61,14 +61,14 @@ def fill_large(url):
         f"THEN seq - 1 ELSE (seq - {LONG} - 1) % {SHORT} END WHERE buffer_id = {number} "
         f"AND (seq - 1) / {PER_TASK} % 5 <> 0",
     )
-    for table, columns, values in (
-        ("labels", "reward_t", "1.0"),
-        ("label_history", "version, reward_t", "1, 1.0"),
+    columns, values = numbered(url, "buffer_id", "seq")
+    for insert, made in (
+        (f"labels ({columns}, reward_t)", f"{values}, 1.0"),
+        ("label_history (buffer_id, seq, version, reward_t)", "buffer_id, seq, 1, 1.0"),
     ):
         run(
             url,
-            f"INSERT INTO {table} (buffer_id, seq, {columns}) SELECT buffer_id, seq, {values} "
-            f"FROM experiences WHERE buffer_id = {number}",
+            f"INSERT INTO {insert} SELECT {made} FROM experiences WHERE buffer_id = {number}",
         )
     run(url, f"UPDATE buffers SET has_labels = true WHERE id = {number}")
     seqs, when = "ARRAY[1,2,3]::bigint[]", "now() - seq * interval '1 second'"

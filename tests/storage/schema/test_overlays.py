@@ -1,7 +1,8 @@
 """Whatever removes rows also removes what the registered overlay tables hold of them."""
 
 import pytest
-from sqlalchemy import Boolean, Double, Integer, LargeBinary, insert, select
+from sqlalchemy import Boolean, Double, Integer, LargeBinary, column, insert, select
+from sqlalchemy import table as lightweight
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import vacuum
@@ -34,8 +35,13 @@ def mark_rows(url, name):
             if not column.nullable and column.server_default is None
         }
         own = {"buffer_id": buffer_id(url)}
+        if connection.dialect.name == "sqlite" and "integer_key" in table.info:
+            table = lightweight(name, column("key"), *map(column, {*required, *own, "seq"}))
         for seq in connection.scalars(seqs).all():
-            connection.execute(insert(table).values({**required, **own, "seq": seq}))
+            row = {**required, **own, "seq": seq}
+            if "key" in table.c:
+                row["key"] = own["buffer_id"] << 40 | seq
+            connection.execute(insert(table).values(row))
 
 
 def seqs_in(url, table):

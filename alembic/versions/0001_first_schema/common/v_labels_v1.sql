@@ -1,11 +1,11 @@
 CREATE VIEW v_labels AS
-SELECT w.buffer, h.seq, e.id, e.task_id, h.version, h.reward_t AS reward, h.adv_t AS advantage, h.v_t AS value, h.extra,
+SELECT w.buffer, h.seq, e.id, e.task_id, h.version, h.reward_t AS reward, h.adv_t AS advantage, h.v_t AS value, h.extra, h.fields,
     h.labelled_at
 FROM v_windows w
 JOIN label_history h ON h.buffer_id = w.buffer_id AND h.seq > w.low_seq
 JOIN experiences e ON e.buffer_id = h.buffer_id AND e.seq = h.seq
 UNION ALL
-SELECT w.buffer, h.seq, e.id, e.task_id, h.version, h.reward_t AS reward, h.adv_t AS advantage, h.v_t AS value, h.extra,
+SELECT w.buffer, h.seq, e.id, e.task_id, h.version, h.reward_t AS reward, h.adv_t AS advantage, h.v_t AS value, h.extra, h.fields,
     h.labelled_at
 FROM v_windows w
 JOIN label_history h ON h.buffer_id = w.buffer_id AND h.seq > w.low_seq

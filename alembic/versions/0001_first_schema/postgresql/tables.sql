@@ -549,6 +549,7 @@ CREATE TABLE labels (
     adv_t DOUBLE PRECISION,
     v_t DOUBLE PRECISION,
     extra JSONB,
+    fields JSONB,
     CONSTRAINT pk_labels PRIMARY KEY (buffer_id, seq)
 );
 COMMENT ON COLUMN labels.buffer_id IS 'the buffer';
@@ -557,6 +558,7 @@ COMMENT ON COLUMN labels.reward_t IS 'reward given late';
 COMMENT ON COLUMN labels.adv_t IS 'advantage given late';
 COMMENT ON COLUMN labels.v_t IS 'value estimate given late';
 COMMENT ON COLUMN labels.extra IS 'the row''s extra with the keys that were given late';
+COMMENT ON COLUMN labels.fields IS 'declared fields that were given late';
 
 CREATE TABLE label_history (
     buffer_id INTEGER NOT NULL,
@@ -566,6 +568,7 @@ CREATE TABLE label_history (
     adv_t DOUBLE PRECISION,
     v_t DOUBLE PRECISION,
     extra JSONB,
+    fields JSONB,
     labelled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     CONSTRAINT pk_label_history PRIMARY KEY (buffer_id, seq, version)
 );
@@ -576,6 +579,7 @@ COMMENT ON COLUMN label_history.reward_t IS 'reward given';
 COMMENT ON COLUMN label_history.adv_t IS 'advantage given';
 COMMENT ON COLUMN label_history.v_t IS 'value estimate given';
 COMMENT ON COLUMN label_history.extra IS 'keys of extra given';
+COMMENT ON COLUMN label_history.fields IS 'declared fields given';
 COMMENT ON COLUMN label_history.labelled_at IS 'when';
 
 CREATE TABLE quarantine (

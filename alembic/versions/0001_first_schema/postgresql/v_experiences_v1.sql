@@ -53,7 +53,11 @@ SELECT w.buffer, c.first_seq + n.place, c.first_seq,
     c.model_version, s.key,
     d.payloads -> n.place -> 'state', d.payloads -> n.place -> 'actions', d.payloads -> n.place -> 'messages',
     CASE WHEN y.extra -> '$none' IS NULL THEN y.extra - '$reals' END,
-    CASE WHEN (r.y).seq IS NOT NULL THEN (r.y).fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END,
+    CASE
+        WHEN w.has_labels THEN nullif(
+            coalesce(q.fields, '{}') || coalesce((SELECT l.fields FROM labels l WHERE l.buffer_id = c.buffer_id AND l.seq = c.first_seq + n.place), '{}'), '{}')
+        ELSE q.fields
+    END,
     y.extra -> '$reals'
 FROM w
 JOIN chunks c ON c.buffer_id = w.buffer_id AND c.first_seq > w.low_seq - 256
@@ -80,6 +84,9 @@ CROSS JOIN LATERAL (
         d.payloads -> n.place -> 'extra'
     )
 ) AS y(extra)
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN (r.y).seq IS NOT NULL THEN (r.y).fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END
+) AS q(fields)
 WHERE c.first_seq + n.place > w.low_seq AND (
     NOT w.has_deleted OR NOT EXISTS (SELECT 1 FROM deleted_steps g WHERE g.buffer_id = c.buffer_id AND g.seq = c.first_seq + n.place))
 )

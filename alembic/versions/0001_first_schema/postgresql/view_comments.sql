@@ -25,7 +25,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_experiences."actions" IS 'the actions';
     COMMENT ON COLUMN v_experiences."messages" IS 'conversation of an LLM agent';
     COMMENT ON COLUMN v_experiences."extra" IS 'other values';
-    COMMENT ON COLUMN v_experiences."fields" IS 'declared fields that conditions can use';
+    COMMENT ON COLUMN v_experiences."fields" IS 'declared fields that conditions can use, and those that were annotated';
     COMMENT ON COLUMN v_experiences."special_numbers" IS 'NaN, which is null in its own column, and -0.0; by the column names of `experiences`';
     COMMENT ON VIEW v_tasks IS 'One row per task.';
     COMMENT ON COLUMN v_tasks."buffer" IS 'name of the buffer';
@@ -196,6 +196,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_labels."advantage" IS 'the annotated advantage';
     COMMENT ON COLUMN v_labels."value" IS 'the annotated value estimate';
     COMMENT ON COLUMN v_labels."extra" IS 'the annotated keys of extra';
+    COMMENT ON COLUMN v_labels."fields" IS 'the annotated fields';
     COMMENT ON COLUMN v_labels."labelled_at" IS 'when it was annotated';
     COMMENT ON VIEW v_slots IS 'One row per slot with an episode, in buffers of `compat.memmap`; `v_experiences` has its steps by `episode_id`.';
     COMMENT ON COLUMN v_slots."buffer" IS 'name of the buffer';

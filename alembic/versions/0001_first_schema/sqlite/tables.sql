@@ -163,7 +163,7 @@ CREATE TABLE deleted_steps (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
     CONSTRAINT pk_deleted_steps PRIMARY KEY (buffer_id, seq)
-);
+) WITHOUT ROWID;
 
 CREATE TABLE replaced_steps (
     buffer_id INTEGER NOT NULL,
@@ -336,13 +336,16 @@ CREATE TABLE leases (
 );
 
 CREATE TABLE labels (
+    "key" INTEGER NOT NULL PRIMARY KEY,
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
     reward_t DOUBLE,
     adv_t DOUBLE,
     v_t DOUBLE,
     extra TEXT,
-    CONSTRAINT pk_labels PRIMARY KEY (buffer_id, seq)
+    fields TEXT,
+    CONSTRAINT ck_labels_key_of_number CHECK ("key" = (buffer_id << 40 | seq)),
+    CONSTRAINT ck_labels_number_has_40_bits CHECK (seq > 0 AND seq < 1099511627776)
 );
 
 CREATE TABLE label_history (
@@ -353,6 +356,7 @@ CREATE TABLE label_history (
     adv_t DOUBLE,
     v_t DOUBLE,
     extra TEXT,
+    fields TEXT,
     labelled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     CONSTRAINT pk_label_history PRIMARY KEY (buffer_id, seq, version)
 );
@@ -363,7 +367,7 @@ CREATE TABLE quarantine (
     reason TEXT,
     quarantined_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     CONSTRAINT pk_quarantine PRIMARY KEY (buffer_id, seq)
-);
+) WITHOUT ROWID;
 
 CREATE TABLE payload_parts (
     buffer_id INTEGER NOT NULL,

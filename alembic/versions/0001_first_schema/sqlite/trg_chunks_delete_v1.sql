@@ -55,7 +55,7 @@ BEGIN
     DELETE FROM step_ids WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM deleted_steps WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM queue_items WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
-    DELETE FROM labels WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
+    DELETE FROM labels WHERE "key" >= OLD."key" AND "key" < OLD."key" + OLD.n_steps;
     DELETE FROM label_history WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM quarantine WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;
     DELETE FROM payload_changes WHERE buffer_id = OLD.buffer_id AND seq >= OLD.first_seq AND seq < OLD.first_seq + OLD.n_steps;

@@ -28,7 +28,7 @@ BEGIN
     UPDATE row_blocks SET n_rows = n_rows - 1 WHERE buffer_id = NEW.buffer_id AND block = NEW.seq / 4096;
     DELETE FROM uses WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM queue_items WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
-    DELETE FROM labels WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
+    DELETE FROM labels WHERE "key" = (NEW.buffer_id << 40 | NEW.seq);
     DELETE FROM label_history WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM quarantine WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;
     DELETE FROM payload_changes WHERE buffer_id = NEW.buffer_id AND seq = NEW.seq;

@@ -9,13 +9,13 @@ CREATE VIEW v_experiences AS
 SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s.pre_agent, s.episode_id, s.step,
     strftime('%Y-%m-%dT%H:%M:%fZ', s.execute_time, 'unixepoch') AS executed_at,
     s.execute_time, s.inserted_at,
-    CASE WHEN s.has_labels THEN coalesce((SELECT l.reward_t FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq), s.reward_t) ELSE s.reward_t END AS reward,
+    s.reward_t AS reward,
     coalesce(
-        CASE WHEN s.has_labels THEN (SELECT l.adv_t FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq) END,
+        s.late_adv,
         CASE WHEN s.place IS NULL THEN s.adv_t ELSE (SELECT json_extract(c.adv_t, '$[' || s.place || ']') FROM chunks c WHERE c."key" = s."key") END
     ) AS advantage,
     coalesce(
-        CASE WHEN s.has_labels THEN (SELECT l.v_t FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq) END,
+        s.late_v,
         CASE WHEN s.place IS NULL THEN s.v_t ELSE (SELECT json_extract(c.v_t, '$[' || s.place || ']') FROM chunks c WHERE c."key" = s."key") END
     ) AS value,
     CASE WHEN s.place IS NULL OR s.is_replaced THEN s.terminated ELSE (SELECT CASE WHEN c.terminated = '[]' THEN 0 ELSE json_extract(c.terminated, '$[' || s.place || ']') END FROM chunks c WHERE c."key" = s."key") END AS terminated,
@@ -28,14 +28,17 @@ SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s
     CASE WHEN s.place IS NULL THEN (SELECT e.messages FROM experiences e WHERE e."key" = s."key") ELSE
         (SELECT c.messages FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS messages,
     (SELECT CASE WHEN json_extract(x.extra, '$."$none"') IS NULL THEN json_remove(x.extra, '$."$reals"') END FROM (SELECT coalesce(
-        CASE WHEN s.has_labels THEN (SELECT l.extra FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq) END,
+        CASE WHEN s.has_labels THEN (SELECT l.extra FROM labels l WHERE l."key" = s."key" + coalesce(s.place, 0)) END,
         CASE WHEN s.place IS NULL THEN (SELECT e.extra FROM experiences e WHERE e."key" = s."key") ELSE
             (SELECT c.extra FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END
     ) AS extra) x) AS extra,
-    CASE WHEN s.place IS NULL THEN (SELECT e.fields FROM experiences e WHERE e."key" = s."key") ELSE
-        (SELECT c.fields FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS fields,
+    CASE WHEN s.place IS NULL THEN (SELECT e.fields FROM experiences e WHERE e."key" = s."key")
+        WHEN s.has_labels THEN (SELECT CASE WHEN l.fields IS NULL THEN c.fields ELSE json_patch(coalesce(c.fields, '{}'), l.fields) END
+            FROM chunk_steps c LEFT JOIN labels l ON l."key" = s."key" + s.place
+            WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place)
+        ELSE (SELECT c.fields FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END AS fields,
     json_extract(coalesce(
-        CASE WHEN s.has_labels THEN (SELECT l.extra FROM labels l WHERE l.buffer_id = s.buffer_id AND l.seq = s.seq) END,
+        CASE WHEN s.has_labels THEN (SELECT l.extra FROM labels l WHERE l."key" = s."key" + coalesce(s.place, 0)) END,
         CASE WHEN s.place IS NULL THEN (SELECT e.extra FROM experiences e WHERE e."key" = s."key") ELSE
             (SELECT c.extra FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END
     ), '$."$reals"') AS special_numbers
@@ -46,12 +49,13 @@ FROM (
         JOIN buffers b ON b.id = v.buffer_id
     )
     SELECT w.buffer, w.buffer_id, w.has_labels, e."key", CAST(NULL AS INTEGER) AS place, e.seq, e.seq AS first_seq, e.id,
-        e.task_id, e.task_name, e.agent_id, e.pre_agent, p."key" AS episode_id, e.step, e.execute_time, e.inserted_at, e.reward_t,
-        e.adv_t, e.v_t, CAST(e.terminated AS INTEGER) AS terminated, CAST(e.truncated AS INTEGER) AS truncated, e.model_version,
+        e.task_id, e.task_name, e.agent_id, e.pre_agent, p."key" AS episode_id, e.step, e.execute_time, e.inserted_at,
+        CAST(coalesce(l.reward_t, e.reward_t) AS REAL) AS reward_t, e.adv_t, e.v_t, l.adv_t AS late_adv, l.v_t AS late_v, CAST(e.terminated AS INTEGER) AS terminated, CAST(e.truncated AS INTEGER) AS truncated, e.model_version,
         e.session_id, CAST(0 AS INTEGER) AS is_replaced
     FROM w
     JOIN experiences e ON e.buffer_id = w.buffer_id AND likelihood(e.seq > w.low_seq, 0.999) AND e.agent_id >= ''
     LEFT JOIN episodes p ON p.id = e.episode_id AND p.buffer_id = w.buffer_id
+    LEFT JOIN labels l ON w.has_labels AND l."key" = e."key"
     UNION ALL
     SELECT w.buffer, w.buffer_id, w.has_labels, c."key", CAST(n."key" AS INTEGER), CAST(c.first_seq + n."key" AS INTEGER), c.first_seq,
         CAST(coalesce(
@@ -61,13 +65,15 @@ FROM (
         c.task_id, c.task_name, c.agent_id, c.pre_agent, p."key",
         CAST(CASE WHEN c.steps IS NULL THEN c.step + n."key" ELSE json_extract(c.steps, n.fullkey) END AS INTEGER),
         CAST(CASE WHEN c.times IS NOT NULL THEN json_extract(c.times, n.fullkey) WHEN n."key" = 0 THEN c.first_time ELSE c.first_time + (c.last_time - c.first_time) * n."key" / (c.n_steps - 1) END AS REAL),
-        c.inserted_at, CAST(CASE WHEN y.seq IS NULL THEN n.value ELSE y.reward_t END AS REAL), CAST(NULL AS REAL), CAST(NULL AS REAL),
+        c.inserted_at, CAST(coalesce(l.reward_t, CASE WHEN y.seq IS NULL THEN n.value ELSE y.reward_t END) AS REAL), CAST(NULL AS REAL), CAST(NULL AS REAL),
+        l.adv_t, l.v_t,
         CAST(y.terminated AS INTEGER), CAST(y.truncated AS INTEGER), c.model_version, c.session_id, CAST(y.seq IS NOT NULL AS INTEGER)
     FROM w
     JOIN chunks c ON c.buffer_id = w.buffer_id AND likelihood(c.first_seq > w.low_seq - 256, 0.999) AND c.agent_id >= ''
     LEFT JOIN episodes p ON p.id = c.episode_id AND p.buffer_id = w.buffer_id
     CROSS JOIN json_each(coalesce(c.reward_t, '[' || substr(replace(hex(zeroblob(c.n_steps)), '00', ',null'), 2) || ']')) n
     LEFT JOIN replaced_steps y ON y.buffer_id = c.buffer_id AND y.seq = c.first_seq + n."key"
+    LEFT JOIN labels l ON w.has_labels AND l."key" = c."key" + n."key"
     WHERE c.first_seq + n."key" > w.low_seq AND (
         NOT w.has_deleted OR NOT EXISTS (SELECT 1 FROM deleted_steps x WHERE x.buffer_id = c.buffer_id AND x.seq = c.first_seq + n."key"))
 ) s
