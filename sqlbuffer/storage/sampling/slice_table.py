@@ -51,7 +51,9 @@ class SliceEpisodes:
     def __init__(self, keys: Keys) -> None:
         columns = keys.episode_id, *keys[-6:]
         # A final observation is read only with keys near to the end.
-        of = {row[0]: row for row in zip(*columns, strict=True) if row[3] is not None}
+        of: dict[Any, tuple[Any, ...]] = {}
+        if any(keys.status):
+            of = {row[0]: row for row in zip(*columns, strict=True) if row[3] is not None}
         if any(final is not None for final in keys.final):
             of |= {row[0]: row for row in zip(*columns, strict=True) if row[-1] is not None}
         self.numbers = {id_: number for number, id_ in enumerate(of)}
@@ -113,24 +115,10 @@ class SliceTable:
             given = SliceColumns(*((*own, *further) for own, further in columns))
         self._slices = given
         self.episodes = SliceEpisodes(keys)
-        counts = np.array(given.n, np.int64)
-        self._starts = np.cumsum(counts) - counts
-        numbers = self.episodes.numbers
-        of = [numbers.get(id_, NONE) for id_ in given.episode_id]
-        first_seq = np.array(given.seq, np.int64)
-        first_t = np.array([NONE if t is None else t for t in given.t], np.int64)
-        places = np.arange(counts.sum())
-        self.seq: Integers = np.repeat(first_seq - self._starts, counts) + places
-        links = np.zeros(len(places), LINK)
-        links["episode"] = np.repeat(np.array(of, np.int32), counts)
-        links["t"] = np.repeat(first_t - self._starts, counts) + places
-        if NONE in of:
-            links["t"][links["episode"] == NONE] = NONE
+        is_alone = not self.episodes.numbers and sum(given.n) == len(given.n)
+        links = self._alone(given) if is_alone else self._in_runs(given)
         links["reward"] = rewards_of(given)
-        links["next"], links["prev"] = places + 1, places - 1
-        next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
-        links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
-        links["flags"] = self._flags(given, counts, links, low, marks)
+        links["flags"] = self._flags(given, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
         self._values = self._put_labels(links, marks)
         self.late = _late_of(layout, self.seq, marks)
@@ -139,16 +127,40 @@ class SliceTable:
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._link_bytes = as_records(links, bytes_of(LINK))
 
+    def _alone(self, slices: SliceColumns) -> NDArray[Any]:
+        """Return the links of steps without an episode, whose slices have one step each."""
+        self.seq = np.array(slices.seq, np.int64)
+        self._starts = np.arange(len(self.seq))
+        links = np.zeros(len(self.seq), LINK)
+        for name in ("episode", "t", "next", "prev"):
+            links[name] = NONE
+        return links
+
+    def _in_runs(self, slices: SliceColumns) -> NDArray[Any]:
+        """Return the links of steps, of which some have episodes."""
+        counts = np.array(slices.n, np.int64)
+        self._starts = np.cumsum(counts) - counts
+        numbers = self.episodes.numbers
+        of = [numbers.get(id_, NONE) for id_ in slices.episode_id]
+        first_t = np.array([NONE if t is None else t for t in slices.t], np.int64)
+        places = np.arange(counts.sum())
+        self.seq = np.repeat(np.array(slices.seq, np.int64) - self._starts, counts) + places
+        links = np.zeros(len(places), LINK)
+        links["episode"] = np.repeat(np.array(of, np.int32), counts)
+        links["t"] = np.repeat(first_t - self._starts, counts) + places
+        if NONE in of:
+            links["t"][links["episode"] == NONE] = NONE
+        links["next"], links["prev"] = places + 1, places - 1
+        next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
+        links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
+        return links
+
     def _flags(
-        self,
-        slices: SliceColumns,
-        counts: Integers,
-        links: NDArray[Any],
-        low: int,
-        marks: Marks,
+        self, slices: SliceColumns, links: NDArray[Any], low: int, marks: Marks
     ) -> NDArray[np.uint8]:
+        flags = ends_of(slices)
         told = np.array([TOLD if ends is not None else 0 for ends in slices.ends], np.uint8)
-        flags: NDArray[np.uint8] = ends_of(slices) | np.repeat(told, counts)
+        flags = flags | (told if len(told) == len(flags) else np.repeat(told, slices.n))
         is_live = self.seq > low
         if marks.deleted:
             is_live &= ~np.isin(self.seq, np.array(marks.deleted, np.int64))
@@ -192,6 +204,8 @@ class SliceTable:
     def slots_of(self, numbers: Integers) -> Integers:
         """Return the slots of keys by their numbers."""
         seqs = np.array(self._keys.seq, np.int64)
+        if len(seqs) == len(self.seq) == len(numbers) and np.array_equal(seqs, numbers):
+            return self._starts
         firsts = np.array(self._slices.seq[: len(seqs)], np.int64)
         slots = self._starts[: len(seqs)] + seqs - firsts
         order = np.argsort(seqs)
@@ -272,7 +286,8 @@ class SliceTable:
         keys = self._read_steps(seqs.tolist())
         records = records_of(self.layout, keys.slices)
         order, places = _places_in(np.array(keys.seq, np.int64), self.seq[index])
-        places = np.where(index == NONE, NONE, order[places])
+        if len(order):
+            places = np.where(index == NONE, NONE, order[places])
         by_seq = {seq: place for place, seq in enumerate(keys.seq)}
         replaced = [(by_seq.get(int(self.seq[slot])), block) for slot, block in self._replaced]
         return self._with_replaced(records, replaced), places
@@ -402,6 +417,8 @@ def _late_of(
 
 def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]:
     """Return an order that sorts numbers, and the place of each wanted one in it; -1 for none."""
+    if not len(numbers):
+        return numbers, np.full(wanted.shape, NONE)
     order = np.argsort(numbers)
     ordered = numbers[order]
     at = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
