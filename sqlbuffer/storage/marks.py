@@ -98,14 +98,17 @@ def late_fields(
     }
 
 
-_IN_RUN = """FROM json_each(:runs) r CROSS JOIN {table} x ON x.buffer_id = :id
-    AND x.seq >= json_extract(r.value, '$[0]') AND x.seq < json_extract(r.value, '$[1]')"""
+# A run is one integer, first << 9 | n: that takes a third of the time of a list of two.
+_RUN_BITS = 9
+_FIRST, _N = f"(r.value >> {_RUN_BITS})", f"(r.value & {2**_RUN_BITS - 1})"
+_IN_RUN = f"""FROM json_each(:runs) r CROSS JOIN {{table}} x ON x.buffer_id = :id
+    AND x.seq >= {_FIRST} AND x.seq < {_FIRST} + {_N}"""
 _DELETED_STEPS = f"SELECT x.seq {_IN_RUN.format(table='deleted_steps')}"
 _QUARANTINED = f"SELECT x.seq {_IN_RUN.format(table='quarantine')}"
 _LATE_VALUES = f"""SELECT x.seq, x.reward_t, x.adv_t, x.v_t, x.fields
 FROM json_each(:runs) r CROSS JOIN labels x
-    ON x.key >= (:id << {NUMBER_BITS} | json_extract(r.value, '$[0]'))
-    AND x.key < (:id << {NUMBER_BITS} | json_extract(r.value, '$[1]'))"""
+    ON x.key >= (:id << {NUMBER_BITS}) + {_FIRST}
+    AND x.key < (:id << {NUMBER_BITS}) + {_FIRST} + {_N}"""
 _REPLACED = {
     "sqlite": f"""SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
 {_IN_RUN.format(table="replaced_steps")}""",
@@ -153,7 +156,7 @@ def read_marks(
         connection: The transaction.
         buffer_id: The buffer.
         firsts: First number of each run; the runs may overlap.
-        counts: Number of steps of each run.
+        counts: Number of steps of each run, at most 256.
         places: Place of its first step in its chunk.
         wanted: The marks to read.
         has_chunks: The steps are in chunks; otherwise each is a row.
@@ -165,7 +168,7 @@ def read_marks(
     chunks = sorted({first - place for first, place in zip(firsts, places, strict=True)})
     dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
     if dialect == "sqlite":
-        given["runs"] = json.dumps([(first, first + n) for first, n in runs.items()])
+        given["runs"] = json.dumps([first << _RUN_BITS | n for first, n in runs.items()])
         given["chunks"] = json.dumps(chunks)
         marks = _sqlite_marks(connection, given, wanted)
     else:
