@@ -118,6 +118,7 @@ OBJECTS = {
         "sqlbuffer_held_ids_v1",
         "sqlbuffer_slices_v1",
         "sqlbuffer_marks_v1",
+        "sqlbuffer_ranges_v1",
         "sqlbuffer_free_episode_v1",
         "sqlbuffer_after_buffer_v1",
         "trg_buffers_change_v1",

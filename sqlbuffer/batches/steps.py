@@ -12,12 +12,16 @@ from sqlbuffer.batches.step_table import Flags, Integers, StepTable
 from sqlbuffer.steps.batches import Batch
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepPlan:
     """Single steps; each is accepted."""
 
     slots: Integers
-    accepted: Flags
+
+    @property
+    def accepted(self) -> Flags:
+        """True for each; a mirror does not ask."""
+        return np.ones(len(self.slots), bool)
 
 
 class StepMaker:
@@ -46,11 +50,11 @@ class StepMaker:
 
     def plan(self, slots: Integers) -> StepPlan:
         """Return the plan of some steps."""
-        return StepPlan(slots, np.ones(len(slots), bool))
+        return StepPlan(slots)
 
     def taken(self, plan: StepPlan, index: Integers) -> StepPlan:
         """Return a part of a plan."""
-        return StepPlan(plan.slots[index], plan.accepted[index])
+        return StepPlan(plan.slots[index])
 
     def batch(self, plan: StepPlan, columns: Mapping[str, NDArray[Any] | None]) -> Batch:
         """Return the steps of a plan; see `Maker.batch`."""

@@ -91,7 +91,8 @@ def late_fields(
     for place, text in enumerate(texts):
         if text is not None:
             for name, value in orjson.loads(text).items():
-                values.setdefault(name, {})[place] = value
+                if name in specs:  # a mirror may keep some fields only
+                    values.setdefault(name, {})[place] = value
     return {
         name: (list(own), np.array(list(own.values()), specs[name].dtype))
         for name, own in values.items()

@@ -57,6 +57,8 @@ from sqlbuffer.storage.schema.column_types import listed
 
 Gathered = tuple[Integers, NDArray[Any]]
 
+_ON_REQUEST = frozenset(ON_REQUEST)
+
 
 class StepMemory:
     """Steps in slots. New ones are put into free slots and become visible with `commit`.
@@ -194,7 +196,7 @@ class StepMemory:
     ) -> Arrays:
         """Return fields of gathered steps; see `StepTable.fields_of`."""
         slots, rows = steps
-        if any(name in ON_REQUEST for name in built_in):
+        if not _ON_REQUEST.isdisjoint(built_in):
             values = {name: self.values[name][slots] for name in ON_REQUEST if name in built_in}
             others = [name for name in built_in if name not in values]
             return self.fields_of(steps, names, others) | values

@@ -17,6 +17,7 @@ from sqlbuffer.storage.schema.column_types import SeqList, listed
 from sqlbuffer.storage.schema.compiled_clauses import processed
 from sqlbuffer.storage.use_counts.tables import samples
 
+_TEXTS = ("extra", "fields")
 # The newest batches are searched for steps: no index knows the steps of each batch.
 MOST_BATCHES, MOST_DRAWN = 500, 250_000
 
@@ -31,6 +32,7 @@ class LabelVersion:
         advantage: The advantage.
         value: The value estimate.
         extra: JSON of the keys of `extra` that it gave.
+        fields: JSON of the declared fields that it gave.
         labelled_at: Time of the annotation; text on SQLite.
     """
 
@@ -39,6 +41,7 @@ class LabelVersion:
     advantage: float | None
     value: float | None
     extra: str | None
+    fields: str | None
     labelled_at: Any
 
 
@@ -113,7 +116,7 @@ def notes_of(
     ):
         found[seq].quarantine = (reason, since)
     label = label_history.c
-    values = (label.reward_t, label.adv_t, label.v_t, label.extra, label.labelled_at)
+    values = (label.reward_t, label.adv_t, label.v_t, label.extra, label.fields, label.labelled_at)
     for seq, *version in _at(connection, buffer, seqs, label_history, label.version, *values):
         found[seq].labels.append(LabelVersion(*version))
     for notes in found.values():
@@ -183,6 +186,6 @@ def _at(
     names = [column(each.name, each.type) for each in (table.c.seq, *columns)]
     found = rows.table_valued(*names, name="found").c
     wanted = [
-        cast(found[each.name], Text) if each.name == "extra" else found[each.name] for each in names
+        cast(found[each.name], Text) if each.name in _TEXTS else found[each.name] for each in names
     ]
     return connection.execute(select(*wanted))

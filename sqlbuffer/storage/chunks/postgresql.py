@@ -14,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Reach, first_chunk
+from sqlbuffer.storage.chunks.slices import Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -132,12 +132,6 @@ def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -
         driver_of(connection).execute(_INSERT_IDS, values)
 
 
-_FIRST = first_chunk("%(id)s::integer", "w.episode_id", "w.first_t")
-_SIZE = "(octet_length(s.records) / s.n_steps)"
-_START, _END = (
-    f"s.offsets[{place} / s.block_steps + {more}]"
-    for place, more in (("s.place", 1), ("(s.place + s.n - 1)", 2))
-)
 _VERSION = ", ".join(
     f"(SELECT k.{name} FROM chunks k WHERE k.buffer_id = %(id)s::integer "
     "AND k.first_seq = {first})"
@@ -155,27 +149,10 @@ SELECT s.seq, s.task_id, s.agent_id, s.step, s.place, s.rewards, s.ends, s.block
     s.offsets, s.records {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(bytes)s) s
 """
-_RANGES_TEXT = f"""
-SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
-    substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n), s.block_steps,
-    s.offsets,
-    CASE WHEN NOT %(bytes)s THEN NULL
-    WHEN s.offsets IS NULL THEN substr(s.records, s.place * {_SIZE} + 1, s.n * {_SIZE})
-    ELSE substr(s.records, {_START}::integer + 1, ({_END} - {_START})::integer) END {{versions}}
-FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
-    AS w(episode_id, first_t, last_t)
-CROSS JOIN LATERAL (
-    SELECT k.first_seq FROM chunks k
-    WHERE k.buffer_id = %(id)s::integer AND k.episode_id = w.episode_id
-      AND k.t >= {_FIRST} AND k.t <= w.last_t OFFSET 0
-) c
-CROSS JOIN LATERAL (
-    SELECT q.*, greatest(0, w.first_t - q.t) AS place,
-        least(q.n_steps - 1, w.last_t - q.t) - greatest(0, w.first_t - q.t) + 1 AS n
-    FROM chunk_data q
-    WHERE q.buffer_id = %(id)s::integer AND q.first_seq = c.first_seq LIMIT 1
-) s
-WHERE s.n > 0
+_RANGES_TEXT = """
+SELECT s.* {versions}
+FROM sqlbuffer_ranges_v1(%(id)s::integer, %(episodes)s::bigint[], %(firsts)s::integer[],
+    %(lasts)s::integer[], %(bytes)s) s
 """
 # By whether limits need the model version and the session, the last two columns.
 _KEYS, _STEPS, _RANGES = (
@@ -186,7 +163,7 @@ _KEYS, _STEPS, _RANGES = (
     for text, first in (
         (_KEYS_TEXT, "s.slice_seq - s.place"),
         (_STEPS_TEXT, "s.slice_seq - s.place"),
-        (_RANGES_TEXT, "s.first_seq"),
+        (_RANGES_TEXT, "s.seq - s.place"),
     )
 )
 

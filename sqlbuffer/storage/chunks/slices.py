@@ -216,14 +216,3 @@ def _blocks(one: Slice, places: Sequence[int]) -> list[Any]:
     numbers = range(places[0] // size, places[-1] // size + 1)
     blocks = {i: one.records[ends[i] - before : ends[i + 1] - before] for i in numbers}
     return [blocks[place // size] for place in places]
-
-
-def first_chunk(buffer_id: str, episode_id: str, t: str) -> str:
-    """Return SQL for the t of the chunk of an episode that holds a step.
-
-    If no chunk holds it, the SQL gives the last chunk before the step, otherwise the step itself. A
-    chunk may have one step only, so a search over all t that its chunk may have would read
-    hundreds.
-    """
-    return f"""coalesce((SELECT b.t FROM chunks b WHERE b.buffer_id = {buffer_id}
-        AND b.episode_id = {episode_id} AND b.t <= {t} ORDER BY b.t DESC LIMIT 1), {t})"""

@@ -14,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Reach, first_chunk
+from sqlbuffer.storage.chunks.slices import Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -209,7 +209,10 @@ SELECT w.seq, c.task_id, c.agent_id, {_STEP}, {_OWN},
 {_OF_CHUNK}
 WHERE {_IS_HELD}
 """
-_FIRST = first_chunk(":id", "w.episode_id", "w.first_t")
+# The t of the chunk that holds the first step of a range; of the last one before it, if none does.
+# A chunk may have one step only: a search over all t that its chunk may have would read hundreds.
+_FIRST = """coalesce((SELECT b.t FROM chunks b WHERE b.buffer_id = :id
+    AND b.episode_id = w.episode_id AND b.t <= w.first_t ORDER BY b.t DESC LIMIT 1), w.first_t)"""
 _RANGES_TEXT = f"""
 SELECT {_slice_of("a.place", "a.n")} {{versions}}
 FROM (

@@ -1,5 +1,6 @@
 """Rollouts are paged by key, as the library returns their steps, with what is known of each."""
 
+import json
 from contextlib import contextmanager
 from itertools import chain
 
@@ -248,6 +249,18 @@ def test_annotations_uses_priorities_and_quarantine(buffer_url):
     assert notes[seqs[1]].quarantine[0] == "odd"
     assert notes[seqs[2]].priority == pytest.approx(7.0, abs=1e-3)
     assert sum(note.n_uses or 0 for note in notes.values()) == 1
+
+
+def test_late_fields_are_shown_with_their_versions(buffer_url):
+    with ReplayBuffer(buffer_url, fields={"weight": "float32"}) as buffer:
+        buffer.extend({"weight": np.ones(2)}, task_id="t", step=[0, 1])
+        buffer.annotate([2], weight=0.5)
+    with browsing(buffer_url) as (connection, buffer):
+        keys = key_page(connection, buffer, Rollout("t"), 5).keys
+        steps, _ = read_steps(connection, buffer, keys)
+        assert [step.row.fields["weight"] for step in steps] == [1.0, 0.5]
+        (label,) = notes_of(connection, buffer, [2])[2].labels
+        assert json.loads(label.fields) == {"weight": 0.5}
 
 
 def test_the_batches_that_held_a_step(buffer_url):

@@ -80,6 +80,22 @@ def test_late_fields_are_read_in_each_way(buffer):
     assert buffer.sample(6, fields=["weight"])[0].fields.keys() == {"weight"}
 
 
+def test_mirrors_of_some_fields_and_shared_ones_have_late_fields(buffer):
+    buffer.annotate([2], weight=0.5, token=70)
+    with buffer.mirror(refresh_s=3_600, fields=["token"]) as mirror:
+        (steps,) = mirror.loader("step", 6, epochs=1, shuffle=False)
+        assert in_order(steps, "token") == [0, 70, 2, 3, 4, 5]
+        assert "weight" not in steps
+        buffer.annotate([3], weight=0.25, token=80)
+        mirror.refresh()
+        (steps,) = mirror.loader("step", 6, epochs=1, shuffle=False)
+        assert in_order(steps, "token") == [0, 70, 80, 3, 4, 5]
+    with buffer.mirror(refresh_s=3_600, shared=True) as mirror:
+        drawn = mirror.sample_arrays(64)
+        late = dict(zip(drawn.info["seq"].tolist(), drawn["weight"].tolist(), strict=True))
+        assert (late[2], late[3], late[1]) == (0.5, 0.25, 1.0)
+
+
 def test_conditions_and_views_use_late_fields(buffer, schema_url):
     buffer.annotate([2, 4], token=[70, 80], weight=0.5)
     is_large = QueryBuilder().gt("token", 50).build()
