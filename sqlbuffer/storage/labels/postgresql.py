@@ -20,8 +20,10 @@ from sqlbuffer.storage.dialects.binary_copy import (
 )
 from sqlbuffer.storage.labels.label import Label, LabelColumns
 
-# A transaction that labels rows of a buffer holds (this, buffer id) as an advisory lock.
-LABELS_LOCK = 1_397_836_869
+# A transaction that labels rows holds (this, key of a block) as advisory locks. It takes those of
+# lower numbers first, so two transactions do not wait for each other.
+LABELS_LOCK, BLOCK = 1_397_836_869, 65_536
+_LOCK = "SELECT pg_advisory_xact_lock(%s, k) FROM unnest(%s::integer[]) AS k"
 _LABELS = (
     "unnest(%s::bigint[], %s::double precision[], %s::double precision[], %s::double precision[], "
     "%s::text[], %s::text[]) AS n(seq, reward_t, adv_t, v_t, extra, fields)"
@@ -53,12 +55,14 @@ def locked_labels(
 ) -> dict[int, tuple[Label, str | None]]:
     """Return the labels of rows; see `sqlite.locked_labels`.
 
-    Until the transaction ends, the rows stay, and no other transaction labels rows of the buffer:
-    two of them would give the same version to a row. A deletion waits, since it does not see labels
-    that are not committed.
+    Until the transaction ends, the rows stay, and no other transaction labels them: two of them
+    would give a row the same version. A deletion waits, since it does not see labels that are not
+    committed.
     """
     driver = driver_of(connection)
-    driver.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LABELS_LOCK, buffer_id))
+    blocks = sorted({seq // BLOCK for seq in seqs})
+    keys = [(buffer_id * 1_000_003 + block) % 2**31 for block in blocks]
+    driver.execute(_LOCK, (LABELS_LOCK, number_array(keys)))
     # One by one: without statistics the server would rather read all labels of the buffer.
     rows = driver.execute(_LABELLED, (buffer_id, number_array(seqs), buffer_id)).fetchall()
     return {
