@@ -13,6 +13,7 @@ from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.browsing.step_keys import StepKey
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS
 
@@ -89,7 +90,7 @@ class _StepReader:
         self._statement = self._payloads.reading.statement(
             EVERYTHING,
             has_labels=buffer.window_in(connection).has_labels,
-            has_chunks=info.has_chunks,
+            steps=layout_of(info),
         )
 
     def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:

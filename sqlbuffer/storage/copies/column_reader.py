@@ -17,6 +17,7 @@ from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.value_forms import utc_time
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.rows.layouts import CHUNKS, layout_of
 
 _REALS = {
     "reward_t": "reward", "adv_t": "advantage", "v_t": "value", "execute_time": "execute_time",
@@ -40,7 +41,7 @@ class ColumnReader:
         self.source, info = source, source.buffer.info
         self._layout = Layout(info.config.fields.specs, info.config.payloads.compression)
         self._fields = tuple(self._layout.specs) if fields is None else tuple(fields)
-        self._has_chunks = info.has_chunks
+        self._steps = layout_of(info)
         self._sessions: dict[int, str] = {}
         self.n_read = 0
 
@@ -68,12 +69,12 @@ class ColumnReader:
     def _batch(self, connection: Connection, copied: CopiedRange) -> tuple[ColumnBatch, int, int]:
         stored = self.source.batch_in(connection, copied)
         tables = {rows.table.name: rows for rows in stored.tables}
-        main = tables["chunks" if self._has_chunks else "experiences"]
+        main = tables[self._steps.table.name]
         keys = _episode_keys(connection, main.values["episode_id"])
         unknown = set(main.values["session_id"]) - self._sessions.keys() - {None}
         if unknown:
             self._sessions = self.source.session_keys_in(connection)
-        if self._has_chunks:
+        if self._steps is CHUNKS:
             batch = chunk_columns(self._layout, tables, keys, self._sessions, self._fields)
         else:
             batch = row_columns(self._layout, tables, keys, self._sessions)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlbuffer.storage.copies.copied_tables import TableRows, step_tables
+from sqlbuffer.storage.rows.layouts import CHUNKS
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class StepBatch:
         """The columns of `buffers` that show which tables have rows."""
         return {rows.table.flag for rows in self.tables if rows.table.flag and len(rows)}
 
-    def keep(self, seqs: set[int], *, has_chunks: bool) -> None:
+    def keep(self, seqs: set[int]) -> None:
         """Keep the steps that have one of the numbers.
 
         A chunk is kept whole if one of its steps is kept: the others are noted as deleted.
@@ -77,7 +78,7 @@ class StepBatch:
         by_name = {rows.table.name: rows for rows in self.tables}
         deleted: list[int] = []
         firsts: set[int] = set()
-        if has_chunks:
+        if "chunks" in by_name:
             own = by_name["chunks"]
             for first, n in zip(own.numbers, own.values["n_steps"], strict=True):
                 others = [seq for seq in range(first, first + n) if seq not in seqs]
@@ -90,6 +91,6 @@ class StepBatch:
             if rows.table.name != "deleted_steps":
                 kept.append(rows.where([number in numbers for number in rows.numbers]))
         if deleted:
-            table = next(each for each in step_tables(True) if each.name == "deleted_steps")
+            table = next(each for each in step_tables(CHUNKS) if each.name == "deleted_steps")
             kept.insert(2, TableRows(table, {"seq": list(deleted)}))
         self.tables = kept

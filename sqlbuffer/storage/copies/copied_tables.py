@@ -28,6 +28,7 @@ from sqlbuffer.storage.chunks.tables import (
     step_ids,
 )
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.schema.column_types import BooleanList, IntegerList, RealList
 from sqlbuffer.storage.schema.overlays import OVERLAYS
 
@@ -130,9 +131,9 @@ def _form(column: Column[Any]) -> str:
 
 
 @lru_cache(maxsize=2)
-def step_tables(has_chunks: bool) -> tuple[CopiedTable, ...]:
+def step_tables(steps: StepLayout) -> tuple[CopiedTable, ...]:
     """Return the tables with the steps of a buffer, in the order in which they are written."""
-    if not has_chunks:
+    if steps is ROWS:
         return (_described(experiences, "seq"),)
     return (
         _described(chunk_data, "first_seq"),

@@ -32,6 +32,7 @@ from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.rollout_stats.late_changes import add_up
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)
@@ -305,8 +306,7 @@ class CopyTarget:
 
         def look() -> tuple[int, str] | None:
             with translated(self.buffer.url), reading(self.buffer.engine) as connection:
-                has_chunks = self.buffer.info.has_chunks
-                return newest_mark(connection, self._id, up_to, has_chunks=has_chunks)
+                return newest_mark(connection, self._id, up_to, layout_of(self.buffer.info))
 
         return self.buffer.with_retries(look)
 

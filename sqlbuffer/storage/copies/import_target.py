@@ -34,6 +34,7 @@ from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.episodes import keys
 from sqlbuffer.storage.holds.hold import Hold
 from sqlbuffer.storage.migrations.schema_presence import with_schema
+from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS
 
 _insert_chunks = by_database(
     sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
@@ -152,7 +153,7 @@ class ImportTarget:
         self.buffer.write(work)
 
     def _write(self, connection: Connection, steps: RestoredSteps) -> None:
-        tables = {table.name: table for table in (*step_tables(True), *overlay_tables())}
+        tables = {table.name: table for table in (*step_tables(CHUNKS), *overlay_tables())}
         uses = steps.overlays.get("queue_items")
         batch = StepBatch(steps.begin, steps.end, steps.n_steps, steps.n_steps)
         batch.tables = [
@@ -202,7 +203,7 @@ class ImportTarget:
             found.append((first_seq, time, chunk))
         if len(ids) > len(given["seq"]):
             batch.tables = [rows for rows in batch.tables if rows.table.name != "step_ids"]
-            table = next(table for table in step_tables(True) if table.name == "step_ids")
+            table = next(table for table in step_tables(CHUNKS) if table.name == "step_ids")
             batch.tables.append(TableRows(table, {"seq": list(ids), "id": list(ids.values())}))
         return found
 
@@ -235,4 +236,4 @@ class ImportTarget:
         ]
         own["episode_id"] = keys.episode_ids(connection, self._id, found, {})
         own["session_id"] = keys.session_ids(connection, self._id, found)
-        return TableRows(step_tables(False)[0], own)
+        return TableRows(step_tables(ROWS)[0], own)

@@ -32,13 +32,14 @@ from sqlbuffer.storage.dialects.binary_copy import (
     time_field,
     uuid_fields,
 )
+from sqlbuffer.storage.rows.layouts import StepLayout
 
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields")
 _N_BYTES = " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _PAYLOADS)
 _SIZES = {
-    False: f"SELECT seq, 1, {_N_BYTES} + coalesce(octet_length(arrays), 0) + "
+    "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(octet_length(arrays), 0) + "
     "coalesce(payload_bytes, 0) FROM experiences",
-    True: "SELECT first_seq, n_steps, octet_length(records) + "
+    "first_seq": "SELECT first_seq, n_steps, octet_length(records) + "
     "coalesce(octet_length(payload_arrays), 0) + coalesce(pg_column_size(payloads), 0) "
     "FROM chunk_data",
 }
@@ -60,15 +61,15 @@ def few_pages(connection: Connection) -> AbstractContextManager[None]:
 
 
 def sizes(
-    connection: Connection, buffer_id: int, low: int, high: int, limit: int, *, has_chunks: bool
+    connection: Connection, buffer_id: int, low: int, high: int, limit: int, steps: StepLayout
 ) -> list[tuple[int, int, int]]:
     """Return the first rows or chunks with low < number <= high.
 
     Each has its number, its number of steps, and its approximate size in bytes.
     """
-    number = "first_seq" if has_chunks else "seq"
+    number = steps.number
     statement = (
-        f"{_SIZES[has_chunks]} WHERE buffer_id = %s AND {number} > %s AND {number} <= %s "
+        f"{_SIZES[number]} WHERE buffer_id = %s AND {number} > %s AND {number} <= %s "
         f"ORDER BY {number} LIMIT %s"
     )
     return list(driver_of(connection).execute(statement, (buffer_id, low, high, limit)))

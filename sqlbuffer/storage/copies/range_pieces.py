@@ -21,7 +21,7 @@ def range_pieces(
         ends: list[int] = []
         for i in range(1, n_ranges):
             end = low + (high - low) * i // n_ranges
-            chunk = source.chunk_at(connection, end) if source.buffer.info.has_chunks else None
+            chunk = source.chunk_at(connection, end)
             if chunk is not None and chunk[1] > end:
                 end = chunk[1]
             if low < end < high and end not in ends:

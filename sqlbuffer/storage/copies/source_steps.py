@@ -34,6 +34,7 @@ from sqlbuffer.storage.database.transactions import reading, snapshot
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.holds.hold import HOLD_S, Hold
 from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
 from sqlbuffer.storage.watermarks.last_number import is_standby, last_number
 
@@ -48,7 +49,7 @@ STANDBY_PAUSE_S = 0.1
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
 )  # fmt: skip
-_FLAGS = sorted({table.flag for has in (False, True) for table in step_tables(has) if table.flag})
+_FLAGS = sorted({table.flag for own in (ROWS, CHUNKS) for table in step_tables(own) if table.flag})
 
 T = TypeVar("T")
 _COUNT = text(
@@ -77,8 +78,8 @@ class CopySource:
     def __init__(self, store: OpenBuffer, node: Node) -> None:
         self.store, self.buffer, self._node = store, store.reading, node
         self.hold: Hold | None = None
-        self._id, self._has_chunks = store.info.id, store.info.has_chunks
-        self._step_bytes = store.layout.size_bytes if self._has_chunks else 0  # not compressed
+        self._id, self._steps = store.info.id, layout_of(store.info)
+        self._step_bytes = store.layout.size_bytes  # not compressed
 
     @property
     def dialect(self) -> str:
@@ -144,15 +145,13 @@ class CopySource:
         window = self.buffer.window_in(connection)
         high = window.high if settled is None else min(settled, window.high)
         low, cursor = min(window.low, high), min(window.low, high)
-        if self._has_chunks:
-            # Chunks are copied whole: the first one may begin below the window. A snapshot may be
-            # in the middle of the numbers of one write.
-            low_chunk = self.chunk_at(connection, low)
-            high_chunk = self.chunk_at(connection, high)
-            if low_chunk is not None and low_chunk[1] > low:
-                cursor = low_chunk[0] - 1
-            if high_chunk is not None:
-                high = max(high, high_chunk[1])
+        # Chunks are copied whole: the first one may begin below the window. A snapshot may be in
+        # the middle of the numbers of one write.
+        low_chunk, high_chunk = self.chunk_at(connection, low), self.chunk_at(connection, high)
+        if low_chunk is not None and low_chunk[1] > low:
+            cursor = low_chunk[0] - 1
+        if high_chunk is not None:
+            high = max(high, high_chunk[1])
         own = buffers.c
         found = connection.execute(
             select(*(own[name] for name in BUFFER_COLUMNS), sessions.c.key.label("session"))
@@ -200,7 +199,7 @@ class CopySource:
 
     def newest(self, connection: Connection, up_to: int) -> tuple[int, str] | None:
         """Return the number of the newest chunk or row up to a number; see `newest_mark`."""
-        return newest_mark(connection, self._id, up_to, has_chunks=self._has_chunks)
+        return newest_mark(connection, self._id, up_to, self._steps)
 
     def check_same(self, number: int, mark: str) -> None:
         """Raise an error if the source has a different step under the number of a copied one.
@@ -245,14 +244,13 @@ class CopySource:
             kept = page if all(is_kept) else page.where(is_kept)
             for i, number in enumerate(kept.numbers):
                 if number in begun_later:
-                    _reopen(kept, i, begun_later[number] if self._has_chunks else None)
+                    _reopen(kept, i, begun_later[number] if self._steps is CHUNKS else None)
             if len(kept):
                 yield kept
 
     def _later_episodes(self, connection: Connection, high: int) -> dict[int, int]:
         """Return the first step above a number of each episode that has any."""
-        table, number = (chunks, "first_seq") if self._has_chunks else (experiences, "seq")
-        own = table.c
+        own, number = self._steps.table.c, self._steps.number
         later = and_(own.buffer_id == self._id, own[number] > high, own.episode_id.is_not(None))
         first = func.min(own.t).label("first")
         found = connection.execute(
@@ -311,8 +309,8 @@ class CopySource:
         """Return the result of `batch`, in a transaction."""
         begin, low = copied.cursor, max(copied.cursor, copied.low)
         self._check_there(connection, low, copied.high)
-        most = MOST_CHUNKS if self._has_chunks else MOST_ROWS
-        found = sizes(connection, self._id, begin, copied.high, most, has_chunks=self._has_chunks)
+        most = MOST_CHUNKS if self._steps is CHUNKS else MOST_ROWS
+        found = sizes(connection, self._id, begin, copied.high, most, self._steps)
         n_bytes = np.cumsum([max(size, n * self._step_bytes) for _, n, size in found])
         n_taken = min(int(np.searchsorted(n_bytes, BATCH_BYTES)) + 1, len(found))
         is_last = n_taken == len(found) < most
@@ -320,7 +318,7 @@ class CopySource:
         end = copied.high if last is None else last[0] + last[1] - 1
         batch = StepBatch(begin, end)
         flags = self._flags(connection)
-        for table in (*step_tables(self._has_chunks), *overlay_tables()):
+        for table in (*step_tables(self._steps), *overlay_tables()):
             if table.flag is None:
                 batch.tables.append(read_rows(connection, table, self._id, begin, end))
             elif flags[table.flag]:
@@ -330,13 +328,13 @@ class CopySource:
             matching = resolve_labels(self._node, bool(flags["has_labels"]))
             where = and_(in_window(self._id, low, matching), experiences.c.seq <= end)
             seqs = connection.scalars(select(experiences.c.seq).where(where))
-            batch.keep(set(seqs), has_chunks=self._has_chunks)
+            batch.keep(set(seqs))
         return batch
 
     def _n_steps(self, batch: StepBatch, low: int) -> int:
         """Return the number of steps of a batch above a number."""
         by_name = {rows.table.name: rows for rows in batch.tables}
-        if not self._has_chunks:
+        if "experiences" in by_name:
             return len(by_name["experiences"])
         own = by_name["chunks"]
         spans = zip(own.numbers, own.values["n_steps"], strict=True)
@@ -376,13 +374,12 @@ class CopySource:
 
 
 def newest_mark(
-    connection: Connection, buffer_id: int, up_to: int, *, has_chunks: bool
+    connection: Connection, buffer_id: int, up_to: int, steps: StepLayout
 ) -> tuple[int, str] | None:
     """Return the number of the newest chunk or row up to a number, and a mark unique to it."""
-    table, name = (chunks, "first_seq") if has_chunks else (experiences, "seq")
-    own = table.c
+    own, name = steps.table.c, steps.number
     statement = (
-        select(own[name], own.id if has_chunks else own.inserted_at)
+        select(own[name], own[steps.mark])
         .where(own.buffer_id == buffer_id, own[name] <= up_to)
         .order_by(own[name].desc())
         .limit(1)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from sqlbuffer.storage.copies.copied_tables import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.sqlite import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -19,9 +20,9 @@ _OF_KEY = f"key > (:id << {NUMBER_BITS}) + :low AND key <= (:id << {NUMBER_BITS}
 _PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
 _N_BYTES = " + ".join(f"coalesce(length({name}), 0)" for name in _PAYLOADS)
 _SIZES = {
-    False: f"SELECT seq, 1, {_N_BYTES} + coalesce(payload_bytes, 0) FROM experiences",
-    True: "SELECT first_seq, n_steps, length(records) + coalesce(length(payload_arrays), 0) + "
-    "coalesce(length(payloads), 0) FROM chunk_data",
+    "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(payload_bytes, 0) FROM experiences",
+    "first_seq": "SELECT first_seq, n_steps, length(records) "
+    "+ coalesce(length(payload_arrays), 0) + coalesce(length(payloads), 0) FROM chunk_data",
 }
 _EPISODE_IDS = """
 SELECT e.id FROM json_each(?) j
@@ -37,13 +38,13 @@ def few_pages(connection: Connection) -> AbstractContextManager[None]:
 
 
 def sizes(
-    connection: Connection, buffer_id: int, low: int, high: int, limit: int, *, has_chunks: bool
+    connection: Connection, buffer_id: int, low: int, high: int, limit: int, steps: StepLayout
 ) -> list[tuple[int, int, int]]:
     """Return the first rows or chunks with low < number <= high.
 
     Each has its number, its number of steps, and its approximate size in bytes.
     """
-    statement = f"{_SIZES[has_chunks]} WHERE {_OF_KEY} ORDER BY key LIMIT :limit"
+    statement = f"{_SIZES[steps.number]} WHERE {_OF_KEY} ORDER BY key LIMIT :limit"
     parameters = {"id": buffer_id, "low": low, "high": high, "limit": limit}
     return list(driver_of(connection).execute(statement, parameters))
 

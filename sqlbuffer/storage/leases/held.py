@@ -44,6 +44,7 @@ from sqlbuffer.storage.leases.retirement import drop
 from sqlbuffer.storage.leases.row_choice import choose_rows
 from sqlbuffer.storage.leases.tables import leases
 from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.column_types import KeyList
@@ -234,8 +235,7 @@ class Claim:
         buffer, columns = self._leases.buffer, self._leases.reading
         candidates = Candidates(connection, buffer.info.id, 0, now.high, EVERYTHING, columns)
         candidates.has_labels = bool(now.has_labels)
-        if buffer.info.has_chunks:
-            candidates.chunks = buffer.layout
+        candidates.steps = layout_of(buffer.info)
         return {row[0]: row for row in candidates.rows(seqs)}
 
 

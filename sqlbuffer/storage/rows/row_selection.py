@@ -10,8 +10,6 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_relations import steps_at
-from sqlbuffer.storage.chunks.step_statements import over
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_LIMITS,
     Eligibility,
@@ -20,6 +18,7 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
 )
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -47,7 +46,7 @@ class RowSelection:
         limits: Eligibility = NO_LIMITS,
         *,
         has_labels: bool = False,
-        has_chunks: bool = False,
+        steps: StepLayout = ROWS,
     ) -> Any:
         """Return the select of the parameters `seqs` and `buffer_id`.
 
@@ -57,15 +56,15 @@ class RowSelection:
             node: The condition.
             limits: Limits that rows must meet.
             has_labels: Read values that were given late.
-            has_chunks: Read steps of chunks.
+            steps: How the steps are stored.
         """
-        return self._built(node, limits.kind, has_labels, has_chunks)
+        return self._built(node, limits.kind, has_labels, steps)
 
     @cached_property
-    def _built(self) -> Callable[[Node, EligibilityKind, bool, bool], Any]:
+    def _built(self) -> Callable[[Node, EligibilityKind, bool, StepLayout], Any]:
         return remembered(self._build)
 
-    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool, has_chunks: bool) -> Any:
+    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool, steps: StepLayout) -> Any:
         buffer_id = bindparam(BUFFER_ID, type_=Integer())
         seqs = bindparam(SEQS, type_=SeqList())
         wanted = compile_condition(node) & has_number(experiences.c.seq, buffer_id, seqs)
@@ -75,5 +74,4 @@ class RowSelection:
             wanted = wanted & self.is_key
         columns = late_values.with_late(self.columns) if has_labels else self.columns
         rows: Any = late_values.joined() if has_labels else experiences
-        statement = select(*columns).select_from(rows).where(wanted)
-        return over(statement, steps_at(buffer_id, seqs)) if has_chunks else statement
+        return steps.selected(select(*columns).select_from(rows).where(wanted), buffer_id, seqs)

@@ -15,6 +15,7 @@ from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -77,8 +78,7 @@ class CandidateSource:
                 )
             found.has_labels = bool(now.has_labels)
             found.newest_single, found.has_deleted = now.newest_single, bool(now.has_deleted)
-            if buffer.info.has_chunks:
-                found.chunks, found.may_replace = buffer.layout, buffer.info.layout is not None
+            found.steps, found.may_replace = layout_of(buffer.info), buffer.info.layout is not None
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found

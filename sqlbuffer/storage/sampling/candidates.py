@@ -27,6 +27,7 @@ from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS, RowSelection
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
 from sqlbuffer.storage.sampling.slice_reading import (
@@ -92,7 +93,7 @@ class Candidates:
         self.may_replace = False  # a layout of compat may have replaced values of steps
         self.has_deleted = False  # steps of chunks may have been deleted
         self.newest_single: int | None = None  # first number of a chunk without an episode
-        self.chunks: Layout | None = None  # None if each step is a row
+        self.steps = ROWS
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading: RowSelection | SliceReading
@@ -233,7 +234,7 @@ class Candidates:
         if ranges:
             self._ranges.update(ranges)
             slices, marks = read_ranges(
-                self.connection, self.buffer_id, ranges, reach, self._wanted, self.chunks
+                self.connection, self.buffer_id, ranges, reach, self._wanted, self.steps
             )
             self._slices += slices
             self._marks.add(marks)
@@ -246,8 +247,8 @@ class Candidates:
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
         """Return steps alone, with their bytes."""
-        connection, chunks, reach = self.connection, self.chunks, Reach(is_alone=True)
-        rows, _ = read_keys(connection, self.buffer_id, seqs, reach, Wanted(), chunks)
+        reach = Reach(is_alone=True)
+        rows, _ = read_keys(self.connection, self.buffer_id, seqs, reach, Wanted(), self.steps)
         return keys_of(rows, reach)
 
     @property
@@ -265,13 +266,11 @@ class Candidates:
         if self.node != EVERYTHING or self.limits.max_use is not None:
             # By a statement of its own, so that only the bytes of keys are read.
             chooses = RowSelection((experiences.c.seq,), is_key=self.reading.is_key)
-            statement = chooses.statement(
-                self.node, self.limits, has_chunks=self.chunks is not None
-            )
+            statement = chooses.statement(self.node, self.limits, steps=self.steps)
             parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
             seqs = [seq for (seq,) in fetch(self.connection, statement, parameters)]
         rows, marks = read_keys(
-            self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.chunks
+            self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.steps
         )
         self._marks.add(marks)
         barred = marks.barred_by(self.limits.of_steps)
@@ -283,7 +282,7 @@ class Candidates:
             return
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
         statement = self.reading.statement(
-            self.node, self.limits, has_labels=self.has_labels, has_chunks=self.chunks is not None
+            self.node, self.limits, has_labels=self.has_labels, steps=self.steps
         )
         self._payloads.update(
             (row[0], row) for row in fetch(self.connection, statement, parameters)

@@ -11,11 +11,11 @@ from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, lit
 from sqlbuffer.checks import checked_count
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.first_step_left import first_step_left
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates, check_pick
@@ -23,7 +23,6 @@ from sqlbuffer.storage.sampling.slice_reading import SliceReading
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
 from sqlbuffer.storage.schema.number_keys import is_numbered
-from sqlbuffer.storage.schema.planner import unindexed
 
 # If a window has at most this many numbers, ranking the keys of its episodes costs less than a
 # second probe.
@@ -67,7 +66,7 @@ class EpisodePopulation(Candidates):
         self._picked: set[int] = set()
         self._priorities = rows._priorities
         self.has_labels, self.has_deleted = rows.has_labels, rows.has_deleted
-        self.chunks, self.may_replace = rows.chunks, rows.may_replace
+        self.steps, self.may_replace = rows.steps, rows.may_replace
 
     @cached_property
     def picks_first(self) -> bool:
@@ -95,8 +94,7 @@ class EpisodePopulation(Candidates):
     @property
     def _keys(self) -> Any:
         own = (literal(n, BigInteger()) for n in (self.buffer_id, self.window_low, self.low))
-        has_chunks = self.chunks is not None
-        return _EpisodeKeys(self._partial, self.node, self.limits, has_chunks, *own).table
+        return _EpisodeKeys(self._partial, self.node, self.limits, self.steps, *own).table
 
     def keys(self) -> NDArray[np.int64]:
         """Return the key of each episode in ascending order; reads all keys."""
@@ -164,8 +162,7 @@ class EpisodePopulation(Candidates):
         parameters |= {ELIGIBLE_LOW: self.low}
         # Values of a condition or of limits are in the statement, so it is not kept.
         make = _picking if self.has_condition else _kept_picking
-        has_chunks = self.chunks is not None
-        statement = make(self.node, self.limits, self._partial, picks, n, has_chunks)
+        statement = make(self.node, self.limits, self._partial, picks, n, self.steps)
         rows = fetch(self.connection, statement, parameters)
         picked = {key: (rank, n) for key, rank, n in rows}
         self._picked.update(picked)
@@ -184,7 +181,7 @@ class _EpisodeKeys:
         include_partial: See `EpisodePopulation`.
         node: Condition on their first steps.
         limits: Limits on their first steps.
-        has_chunks: Their steps are in chunks.
+        steps: How their steps are stored.
         buffer_id: The buffer, an expression.
         low: The lower end of the window.
         eligible_low: Number up to which no step is eligible.
@@ -195,19 +192,21 @@ class _EpisodeKeys:
         include_partial: bool,
         node: Node,
         limits: Eligibility,
-        has_chunks: bool,
+        steps: StepLayout,
         buffer_id: Any,
         low: Any,
         eligible_low: Any,
     ) -> None:
         self._partial, self._node, self._limits = include_partial, node, limits
-        self._has_chunks = has_chunks
+        self._steps = steps
         self._buffer_id, self._low, self._eligible_low = buffer_id, low, eligible_low
 
     @property
     def table(self) -> Any:
         """The table of the keys, with the column `key`."""
-        first = self._first_left() if self._partial else episodes.c.first_seq
+        first: Any = episodes.c.first_seq
+        if self._partial:
+            first = self._steps.first_left(self._buffer_id, episodes.c.id, self._low)
         keys = select(first.label("key")).where(
             episodes.c.buffer_id == self._buffer_id, *self._eligible()
         )
@@ -228,22 +227,6 @@ class _EpisodeKeys:
         if self._partial:
             return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
         return [own.status == "complete", has_steps, own.first_seq > self._eligible_low]
-
-    def _first_left(self) -> Any:
-        if self._has_chunks:
-            return first_step_left(self._buffer_id, episodes.c.id, self._low)
-        step = experiences.alias("step")
-        return (
-            select(step.c.seq)
-            .where(
-                step.c.buffer_id == self._buffer_id,
-                step.c.episode_id == episodes.c.id,
-                unindexed(step.c.seq) > self._low,
-            )
-            .order_by(step.c.t)
-            .limit(1)
-            .scalar_subquery()
-        )
 
     def _matching_keys(self, keys: Any) -> Any:
         """Return the keys whose row matches; each is looked up separately.
@@ -267,10 +250,10 @@ def _picking(
     include_partial: bool,
     picks: Callable[[Any, int], Select[Any]],
     n: int,
-    has_chunks: bool,
+    steps: StepLayout,
 ) -> Any:
     """Return the select of the picked keys."""
-    return picks(_EpisodeKeys(include_partial, node, limits, has_chunks, *_OWN).table, n)
+    return picks(_EpisodeKeys(include_partial, node, limits, steps, *_OWN).table, n)
 
 
 _kept_picking = remembered(_picking)

@@ -7,13 +7,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.storage.chunks import postgresql as chunk_postgresql
-from sqlbuffer.storage.chunks import sqlite as chunk_sqlite
 from sqlbuffer.storage.chunks.slices import Reach, Slice, SliceColumns, keys_of
-from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
-from sqlbuffer.storage.rows import row_slices
+from sqlbuffer.storage.rows.layouts import StepLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,19 +27,13 @@ class SliceReading:
     complete: Any = None
 
 
-_read_chunk_keys = by_database(sqlite=chunk_sqlite.read_keys, postgresql=chunk_postgresql.read_keys)
-_read_chunk_ranges = by_database(
-    sqlite=chunk_sqlite.read_ranges, postgresql=chunk_postgresql.read_ranges
-)
-
-
 def read_keys(
     connection: Connection,
     buffer_id: int,
     seqs: Sequence[int],
     reach: Reach,
     wanted: Wanted,
-    chunks: Layout | None,
+    steps: StepLayout,
 ) -> tuple[list[tuple[Any, ...]], Marks]:
     """Return the steps that are there and can be keys, as `keys_of` takes them, and their marks.
 
@@ -53,18 +43,17 @@ def read_keys(
         seqs: Numbers of steps.
         reach: Which steps to read around each.
         wanted: Marks to read.
-        chunks: Layout of the bytes of chunks; None if each step is a row.
+        steps: How the steps are stored.
     """
     if not seqs:
         return [], Marks()
-    read = row_slices.read_keys if chunks is None else _read_chunk_keys
-    rows = read(connection, buffer_id, seqs, reach, wanted.versions)
+    rows = steps.read_keys(connection, buffer_id, seqs, reach, wanted.versions)
     if not any(wanted):
         return rows, Marks()
     rows, versions = _without_versions(rows, wanted)
     keys = keys_of(rows, reach)
     runs = keys.slice_seq, keys.n, keys.place
-    marks = read_marks(connection, buffer_id, *runs, wanted, chunks is not None)
+    marks = read_marks(connection, buffer_id, *runs, wanted, steps.has_chunks)
     marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
     return rows, marks
 
@@ -75,21 +64,20 @@ def read_ranges(
     ranges: Sequence[tuple[int, int, int]],
     reach: Reach,
     wanted: Wanted,
-    chunks: Layout | None,
+    steps: StepLayout,
 ) -> tuple[list[Slice], Marks]:
     """Return slices with the steps of ranges of episodes, (episode, first t, last t).
 
     The other arguments are those of `read_keys`.
     """
-    read = row_slices.read_ranges if chunks is None else _read_chunk_ranges
-    rows = read(connection, buffer_id, ranges, reach, wanted.versions)
+    rows = steps.read_ranges(connection, buffer_id, ranges, reach, wanted.versions)
     rows, versions = _without_versions(rows, wanted)
     slices = list(map(Slice._make, rows))
     if not slices or not any(wanted):
         return slices, Marks()
     columns = SliceColumns(*zip(*slices, strict=True))
     runs = columns.seq, columns.n, columns.place
-    marks = read_marks(connection, buffer_id, *runs, wanted, chunks is not None)
+    marks = read_marks(connection, buffer_id, *runs, wanted, steps.has_chunks)
     marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
     return slices, marks
 
