@@ -44,7 +44,7 @@ class Given:
         reals = {name: _one(name, value) for name, value in self.reals.items() if value is not None}
         fields = {}
         for name, value in self.fields.items():
-            if np.ndim(value):
+            if _is_list(name, value):
                 raise _takes_one(name, np.shape(value))
             fields[name] = self._field(name, [value])[0]
         extra = None if self.extra is None else _tree(self.extra, "extra")
@@ -65,10 +65,11 @@ class Given:
             return [None] * n
         columns = {}
         for name, value in self.fields.items():
-            values = self._field(name, value if np.ndim(value) else [value])
-            if np.ndim(value) and len(values) != n:
+            is_list = _is_list(name, value)
+            values = self._field(name, value if is_list else [value])
+            if is_list and len(values) != n:
                 raise FieldError(f"{name}: expected {n} numbers or one, got {len(values)}")
-            columns[name] = values if np.ndim(value) else values * n
+            columns[name] = values if is_list else values * n
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _field(self, name: str, values: Any) -> list[Any]:
@@ -85,12 +86,24 @@ class Given:
                 f"field {name!r}: only a number of up to 64 bits or a boolean can be annotated; "
                 f"this is {spec}"
             )
-        cast = spec.cast_rows(values)
+        try:
+            cast = spec.cast_rows(values)
+        except FieldError as error:  # there is no `casting` here
+            text = str(error).removesuffix(", or allow it with casting='unsafe'")
+            raise FieldError(text) from None
         if cast.dtype.kind == "f":
             _check_finite(name, cast)
             cast = cast.astype(np.float64)
         listed: list[Any] = cast.tolist()
         return listed
+
+
+def _is_list(name: str, value: Any) -> bool:
+    """Return True for a value for each row, and False for one for all."""
+    try:
+        return np.ndim(value) > 0
+    except ValueError:
+        raise FieldError(f"{name}: expected numbers in one dimension, got {shown(value)}") from None
 
 
 def _is_scalar(spec: FieldSpec) -> bool:

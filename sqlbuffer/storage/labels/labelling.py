@@ -159,7 +159,10 @@ class Labelling:
         # All rows, in ascending order, before reading values that other transactions may change.
         before: dict[int, tuple[Label, str | None]] = {}
         for chunk in _chunks(seqs):
-            before |= locked_labels(connection, self.buffer.info.id, chunk)
+            labels = locked_labels(connection, self.buffer.info.id, chunk)
+            for seq, reward, advantage, value, extra, fields in labels:
+                tree = None if fields is None else orjson.loads(fields)
+                before[seq] = Label(reward, advantage, value, None, tree), extra
         highest, version = self._highest_version(connection, seqs), annotation.version
         if version is None:
             version = _after(highest)

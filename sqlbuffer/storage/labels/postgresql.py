@@ -4,7 +4,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
@@ -18,7 +17,7 @@ from sqlbuffer.storage.dialects.binary_copy import (
     jsonb_field,
     rows_of,
 )
-from sqlbuffer.storage.labels.label import Label, LabelColumns
+from sqlbuffer.storage.labels.label import LabelColumns
 
 # A transaction that labels rows holds (this, key of a block) as advisory locks. It takes those of
 # lower numbers first, so two transactions do not wait for each other.
@@ -52,7 +51,7 @@ _LABEL = (
 
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
-) -> dict[int, tuple[Label, str | None]]:
+) -> list[tuple[Any, ...]]:
     """Return the labels of rows; see `sqlite.locked_labels`.
 
     Until the transaction ends, the rows stay, and no other transaction labels them: two of them
@@ -64,11 +63,10 @@ def locked_labels(
     keys = [(buffer_id * 1_000_003 + block) % 2**31 for block in blocks]
     driver.execute(_LOCK, (LABELS_LOCK, number_array(keys)))
     # One by one: without statistics the server would rather read all labels of the buffer.
-    rows = driver.execute(_LABELLED, (buffer_id, number_array(seqs), buffer_id)).fetchall()
-    return {
-        seq: (Label(reward, adv, v, None, fields and orjson.loads(fields)), extra)
-        for seq, reward, adv, v, extra, fields in rows
-    }
+    labels: list[tuple[Any, ...]] = driver.execute(
+        _LABELLED, (buffer_id, number_array(seqs), buffer_id)
+    ).fetchall()
+    return labels
 
 
 def write_labels(

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-import orjson
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.labels.label import Label, LabelColumns
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.labels.label import LabelColumns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _LABEL = (
@@ -22,22 +23,18 @@ _NOTE_LABEL = (
 )
 _LABELLED = (
     "SELECT seq, reward_t, adv_t, v_t, extra, fields FROM labels "
-    f"WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
+    f"WHERE key IN (SELECT :id << {NUMBER_BITS} | value FROM json_each(:seqs))"
 )
 
 
 def locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
-) -> dict[int, tuple[Label, str | None]]:
-    """Return the labels of the given rows that have any: each without extra, and its extra.
+) -> list[tuple[Any, ...]]:
+    """Return (seq, reward, advantage, value, extra, fields) of the given rows that have labels.
 
     The transaction is the only one that writes, so it needs no lock.
     """
-    rows = connection.exec_driver_sql(_LABELLED, (buffer_id, json.dumps(list(seqs))))
-    return {
-        seq: (Label(reward, adv, v, None, fields and orjson.loads(fields)), extra)
-        for seq, reward, adv, v, extra, fields in rows
-    }
+    return fetch(connection, _LABELLED, {"id": buffer_id, "seqs": json.dumps(list(seqs))})
 
 
 def write_labels(

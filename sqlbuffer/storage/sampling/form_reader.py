@@ -81,7 +81,8 @@ class FormReader:
     def __init__(self, form: Form, layout: Layout, observation: Layout) -> None:
         self.form, self._layout, self._observation = form, layout, observation
         # Of large steps only those are read whose fields the batch has.
-        skips = layout.size_bytes >= LARGE_STEP and getattr(form, "needs_ends_alone", False)
+        skips = isinstance(form, TransitionForm) and form.needs_ends_alone
+        skips = skips and layout.size_bytes >= LARGE_STEP
         reach = replace(_reach_of(form), has_values=needs_values(form), has_bytes=not skips)
         self.columns = SliceReading(reach, _is_key(form))
         self.is_of_steps = isinstance(form, StepForm)
