@@ -9,6 +9,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange import export_jsonl, export_parquet, import_parquet, insert_jsonl
 from sqlbuffer.storage.database import readonly
+from tests.conftest import KINDS
 
 FIELDS = {
     "obs": ("float32", (2,)),
@@ -21,22 +22,22 @@ FIELDS = {
 }
 
 
-def fill(buffer, n=6, compressed=False):
-    buffer.store_episode(
-        {
-            "obs": np.arange(2 * n, dtype=np.float32).reshape(n, 2),
-            "weight": np.ones(n, np.float32),
-            "token": np.arange(n),
-            "big": np.arange(n, dtype=np.uint64),
-            "is_good": np.zeros(n, bool),
-            "text": ["a"] * n,
-            "images": [np.arange(i, dtype=np.uint8) for i in range(n)],
-            "reward": np.zeros(n),
-            "terminated": np.arange(n) == n - 1,
-        },
-        episode_id="e",
-        final={"obs": np.zeros(2, np.float32)},
-    )
+def columns_of(n):
+    return {
+        "obs": np.arange(2 * n, dtype=np.float32).reshape(n, 2),
+        "weight": np.ones(n, np.float32),
+        "token": np.arange(n),
+        "big": np.arange(n, dtype=np.uint64),
+        "is_good": np.zeros(n, bool),
+        "text": ["a"] * n,
+        "images": [np.arange(i, dtype=np.uint8) for i in range(n)],
+        "reward": np.zeros(n),
+        "terminated": np.arange(n) == n - 1,
+    }
+
+
+def fill(buffer, n=6):
+    buffer.store_episode(columns_of(n), episode_id="e", final={"obs": np.zeros(2, np.float32)})
 
 
 @pytest.fixture(params=[None, "zstd"])
@@ -130,9 +131,10 @@ def test_a_field_can_be_annotated_by_a_condition(buffer):
     assert [row.fields["weight"] for row in buffer] == [1, 1, 1, 1, 3, 3]
 
 
-def test_copies_and_exports_have_late_fields(buffer, make_database_url, tmp_path):
+@pytest.mark.parametrize("there", KINDS)
+def test_copies_and_exports_have_late_fields(buffer, make_database_url, tmp_path, there):
     buffer.annotate([2], weight=0.5, is_good=True)
-    url = make_database_url("sqlite", schema=True)
+    url = make_database_url(there, schema=True)
     with ReplayBuffer(url, "c", create=True, config=buffer.config) as other:
         buffer.copy_to(other)
         assert [row.fields["weight"] for row in other] == [1, 0.5, 1, 1, 1, 1]
@@ -147,6 +149,25 @@ def test_copies_and_exports_have_late_fields(buffer, make_database_url, tmp_path
         for each in (restored, lines):
             assert [row.fields["weight"] for row in each] == [1, 0.5, 1, 1, 1, 1]
             assert [row.fields["is_good"] for row in each][1]
+
+
+def test_a_full_buffer_keeps_the_late_fields_of_what_is_left(schema_url):
+    with ReplayBuffer(
+        schema_url, "full", create=True, fields=FIELDS, observation_fields=["obs"], max_capacity=8
+    ) as buffer:
+        fill(buffer, 6)
+        buffer.annotate([1, 5], weight=0.5)
+        buffer.store_episode(
+            {name: list(column)[:4] for name, column in columns_of(6).items()}, episode_id="f"
+        )
+        assert [row.seq for row in buffer] == [3, 4, 5, 6, 7, 8, 9, 10]
+        late = [1, 1, 0.5, 1, 1, 1, 1, 1]
+        assert [row.fields["weight"] for row in buffer] == late
+        assert buffer.annotate([1, 2], weight=9.0) == 0
+        with buffer.mirror(refresh_s=3_600) as mirror:
+            for source in (buffer, mirror):
+                (steps,) = source.loader("step", 8, epochs=1, shuffle=False)
+                assert in_order(steps, "weight") == late
 
 
 @pytest.mark.parametrize(
