@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -28,6 +29,8 @@ class Proxy:
         bytes_left: The same for the bytes of the server's answers.
         is_brief: New connections are not refused in such an outage.
         n_cut: How many were cut at a commit.
+        slow: Messages of clients with these bytes wait for half a second.
+        n_slow: How many of them have passed.
     """
 
     def __init__(self, url: str) -> None:
@@ -49,6 +52,8 @@ class Proxy:
         self.bytes_left: int | None = None
         self.is_brief = False
         self.n_cut = 0
+        self.slow: bytes | None = None
+        self.n_slow = 0
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
@@ -105,7 +110,10 @@ class Proxy:
                     state["cut"] = cut is not None
                     if cut == "before":
                         break
+                is_slow = self.slow is not None and self.slow in data
+                time.sleep(0.5 if is_slow else 0)
                 server.sendall(data)
+                self.n_slow += is_slow
             else:
                 self._end(client, server)
                 return

@@ -5,13 +5,16 @@ transaction then travel in one message to the server, and hold for this transact
 pgbouncer in transaction mode a `SET` of the session would reach other clients.
 """
 
+import selectors
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 from sqlalchemy import Connection, Engine, event
 
 # The execution option of a connection that holds its `Begin`.
@@ -31,6 +34,9 @@ _NO_JIT = "SET LOCAL jit = off"
 
 # Timeout for cancelling a query on Ctrl-C.
 CANCEL_TIMEOUT_S = 5.0
+_CANCEL_AGAIN_S = 0.2
+# Such a result comes again and again; the server ends the COPY when the connection closes.
+_COPIES = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
 
 # A server may wait for more than its own disk: `full` does not lower that.
 _SYNCHRONOUS_COMMIT = {
@@ -164,11 +170,37 @@ def invalidated_when_lost(connection: Connection) -> Iterator[None]:
             raise
         is_asked = driver.info.transaction_status == TransactionStatus.ACTIVE
         if is_asked:
-            with suppress(psycopg.Error):
-                driver.cancel_safe(timeout=CANCEL_TIMEOUT_S)
+            _cancel(driver)
         if is_asked or driver.closed:
             connection.invalidate()
         raise
+
+
+def _cancel(driver: psycopg.Connection[Any]) -> None:
+    """Cancel what the server does for a connection, and wait for its end.
+
+    A server ignores a cancel that overtakes the statement, so it is sent until the server answers.
+    """
+    deadline = time.monotonic() + CANCEL_TIMEOUT_S
+    with suppress(psycopg.Error):
+        while (rest := deadline - time.monotonic()) > 0:
+            driver.cancel_safe(timeout=rest)
+            if _is_answered(driver.pgconn, min(rest, _CANCEL_AGAIN_S)):
+                return
+
+
+def _is_answered(pgconn: PGconn, timeout: float) -> bool:
+    """Whether the server ends its answer to the current statement within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        selector.register(pgconn.socket, selectors.EVENT_READ)
+        while (rest := deadline - time.monotonic()) > 0 and selector.select(rest):
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None or result.status in _COPIES:
+                    return True
+    return False
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +12,7 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import readonly
 from tests.support import sql
 from tests.support.processes import wait_until
+from tests.support.proxy import proxied
 
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
 ASLEEP = (
@@ -23,6 +25,16 @@ def test_an_interrupt_between_a_question_and_its_answer_ends_both(postgres_url):
         readonly.query(postgres_url, "SELECT pg_sleep(600)")
     wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
     assert readonly.query(postgres_url, "SELECT 7").rows == [(7,)]
+
+
+def test_an_interrupt_ends_a_question_that_is_on_its_way_to_the_server(postgres_url):
+    with proxied(postgres_url) as proxy:
+        proxy.slow = b"FETCH"
+        with pytest.raises(KeyboardInterrupt), interrupted_when_asked():
+            readonly.query(proxy.url, "SELECT pg_sleep(600)")
+        wait_until(lambda: proxy.n_slow, "the question at the server")
+        time.sleep(0.2)
+        wait_until(lambda: not sql.run(postgres_url, ASLEEP), "the end of the query")
 
 
 @contextmanager
