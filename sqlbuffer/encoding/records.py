@@ -224,6 +224,7 @@ def encode_messages(messages: Any, path: str, encoder: Encoder) -> str | None:
 
 # In rows that are read, this column has the fields that were given late.
 _LATE = 1 + Record._fields.index("fields")
+_MOST_AT_ONCE, _BYTES_AT_ONCE = 64, 2**18
 Rebuild = Callable[[Any], Any]
 new: Callable[[Any], Any] = object.__new__  # nothing is validated again
 
@@ -236,6 +237,10 @@ class Decoder:
         action: Function that rebuilds each action.
         layout: Layout of `arrays` and of the typed fields.
         fields: Fields to read; all by default.
+
+    Attributes:
+        n_at_once: Number of rows to make in one call, where a page of rows is streamed: expanded it
+            may be many times as large.
     """
 
     def __init__(
@@ -249,6 +254,8 @@ class Decoder:
         self._fields = tuple(layout.specs if fields is None else fields)
         self._expands = layout.compression is not None
         self._rebuilds = state is not None or action is not None
+        size = 0 if layout.has_tails else layout.size_bytes
+        self.n_at_once = max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
         """Return the rows of tuples (seq, *Record), which end with the block of bytes and the place

@@ -1,7 +1,6 @@
 """Read rows as they are."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 from sqlbuffer.arguments import checked_task_ids
 from sqlbuffer.checks import MAX_INTEGER, checked_count
@@ -26,8 +25,13 @@ class RowReader:
         """Stream the rows that match."""
         payloads, decoder = self._decoding.of(fields)
         pages = self._queries.pages(node, payloads)
-        # One by one: a page of compressed rows may be many times as large expanded.
-        return chain.from_iterable(map(decoder.row, page) for page in pages)
+        n = decoder.n_at_once
+        return (
+            row
+            for page in pages
+            for start in range(0, len(page), n)
+            for row in decoder.rows(page[start : start + n])
+        )
 
     def page(
         self, node: Node, page: int, page_size: int, fields: Sequence[str] | None

@@ -28,6 +28,7 @@ class Wanted(NamedTuple):
         deleted: Deleted steps.
         replaced: Values that were replaced in place.
         values: Advantages and values that were stored with the steps.
+        extra: The JSON that was given late in place of `extra`.
     """
 
     labels: bool = False
@@ -36,6 +37,7 @@ class Wanted(NamedTuple):
     deleted: bool = False
     replaced: bool = False
     values: bool = False
+    extra: bool = False
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Marks:
         replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
             replaced in place.
         values: (seq, None, adv_t, v_t, None) of steps that were stored with such values.
+        extras: (seq, JSON) of steps whose `extra` was given late.
     """
 
     deleted: list[int] = field(default_factory=list)
@@ -59,6 +62,7 @@ class Marks:
     versions: list[tuple[Any, ...]] = field(default_factory=list)
     replaced: list[tuple[Any, ...]] = field(default_factory=list)
     values: list[tuple[Any, ...]] = field(default_factory=list)
+    extras: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, more: "Marks") -> None:
         """Add the marks of other steps."""
@@ -68,6 +72,7 @@ class Marks:
         self.versions += more.versions
         self.replaced += more.replaced
         self.values += more.values
+        self.extras += more.extras
 
     def barred_by(self, limits: Eligibility) -> set[int]:
         """Return the numbers of the steps that may not be sampled."""
@@ -117,6 +122,16 @@ _REPLACED = {
 FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
 CROSS JOIN LATERAL (SELECT * FROM replaced_steps y
     WHERE y.buffer_id = %(id)s::integer AND y.seq >= r.first AND y.seq < r.beyond OFFSET 0) x""",
+}
+_EXTRAS = {
+    "sqlite": f"""SELECT x.seq, x.extra FROM json_each(:runs) r CROSS JOIN labels x
+    ON x.key >= (:id << {NUMBER_BITS}) + {_FIRST}
+    AND x.key < (:id << {NUMBER_BITS}) + {_FIRST} + {_N} WHERE x.extra NOT NULL""",
+    "postgresql": """SELECT x.seq, x.extra::text
+FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
+CROSS JOIN LATERAL (SELECT * FROM labels y
+    WHERE y.buffer_id = %(id)s::integer AND y.seq >= r.first AND y.seq < r.beyond OFFSET 0) x
+WHERE x.extra IS NOT NULL""",
 }
 _VALUES = {
     "sqlite": f"""SELECT c.first_seq, c.n_steps, c.adv_t, c.v_t
@@ -179,6 +194,8 @@ def read_marks(
         marks = _pg_marks(connection, given, wanted)
     if wanted.replaced:
         marks.replaced = fetch(connection, _REPLACED[dialect], given)
+    if wanted.extra:
+        marks.extras = fetch(connection, _EXTRAS[dialect], given)
     if wanted.values and has_chunks:
         marks.values = _values_of(fetch(connection, _VALUES[dialect], given))
     elif wanted.values:  # NaN, which columns of SQLite cannot hold, is none in batches too

@@ -7,15 +7,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Decoder, Record
-from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.browsing.step_keys import StepKey
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS
 
 STEPS_AT_ONCE = 8
 # Pages of large steps have fewer steps.
@@ -87,16 +83,14 @@ class _StepReader:
         self._decoder = Decoder(
             layout=self._payloads.typed_layout, fields=None if wanted is None else wanted.typed
         )
-        self._statement = self._payloads.reading.statement(
-            EVERYTHING,
-            has_labels=buffer.window_in(connection).has_labels,
-            steps=layout_of(info),
-        )
+        self._has_labels = buffer.window_in(connection).has_labels
 
     def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:
         """Return some steps, and how many bytes were read for them."""
-        given = {BUFFER_ID: self._buffer.info.id, SEQS: [key.seq for key in keys]}
-        found = fetch(self._connection, self._statement, given)
+        found = self._payloads.reading.by_number(
+            self._connection, self._buffer.info.id, [key.seq for key in keys],
+            has_labels=self._has_labels, has_deleted=True,
+        )  # fmt: skip
         rows, troubles = self._completed(found)
         whole = {row[0]: row for row in rows}
         steps = [

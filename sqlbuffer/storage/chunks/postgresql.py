@@ -14,7 +14,8 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Reach
+from sqlbuffer.storage.chunks.slices import Parts, Reach
+from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
 from sqlbuffer.storage.dialects.arrays import id_array, number_array
 from sqlbuffer.storage.dialects.binary_copy import (
@@ -154,6 +155,53 @@ SELECT s.* {versions}
 FROM sqlbuffer_ranges_v1(%(id)s::integer, %(episodes)s::bigint[], %(firsts)s::integer[],
     %(lasts)s::integer[], %(bytes)s) s
 """
+_SIZE = "(octet_length(d.records) / a.n_steps)"
+_OF_ALL = ", ".join(
+    f"a.{name}[a.place + 1 : a.place + a.n]"
+    for name in ("adv_t", "v_t", "terminated", "truncated", "initial_priority")
+)
+_RUNS = f"""
+SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id::text, a.task_id, a.task_name,
+    a.agent_id, a.pre_agent, a.step, a.steps[a.place + 1 : a.place + a.n], a.t, a.first_time,
+    a.last_time, a.times[a.place + 1 : a.place + a.n],
+    (SELECT e.key FROM episodes e WHERE e.id = a.episode_id),
+    (SELECT s.key FROM sessions s WHERE s.id = a.session_id),
+    a.model_version, substr(d.rewards, a.place * 8 + 1, a.n * 8), {_OF_ALL},
+    CASE WHEN (SELECT has_step_ids FROM buffers WHERE id = %(id)s::integer) THEN (
+        SELECT json_object_agg(i.seq, i.id)::text FROM step_ids i
+        WHERE i.buffer_id = %(id)s::integer
+        AND i.seq >= a.first_seq + a.place AND i.seq < a.first_seq + a.place + a.n) END,
+    CASE WHEN %(payloads)s AND d.payloads IS NOT NULL THEN
+        CASE WHEN a.n = 1 THEN jsonb_build_array(d.payloads -> a.place) ELSE d.payloads END::text
+    END,
+    CASE WHEN NOT %(arrays)s OR d.payload_arrays IS NULL THEN NULL
+    WHEN a.n > 1 THEN d.payload_arrays
+    ELSE substr(d.payload_arrays, (d.payloads -> a.place -> 'arrays' ->> 0)::integer + 1,
+        (d.payloads -> a.place -> 'arrays' ->> 1)::integer) END,
+    d.block_steps, d.offsets,
+    CASE WHEN NOT %(bytes)s THEN NULL
+    WHEN d.offsets IS NULL THEN substr(d.records, a.place * {_SIZE} + 1, a.n * {_SIZE})
+    ELSE substr(d.records, d.offsets[a.place / d.block_steps + 1]::integer + 1,
+        (d.offsets[(a.place + a.n - 1) / d.block_steps + 2]
+         - d.offsets[a.place / d.block_steps + 1])::integer) END
+FROM (
+    SELECT c.*, greatest(0, r.first - c.first_seq)::integer AS place,
+        (least(c.first_seq + c.n_steps, r.beyond) - greatest(c.first_seq, r.first))::integer AS n
+    FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
+    CROSS JOIN LATERAL (SELECT coalesce(
+        (SELECT k.first_seq FROM chunks k {pg_chunk_of("k", "%(id)s::integer", "r.first")}), r.first
+    ) AS low OFFSET 0) b
+    CROSS JOIN LATERAL (
+        SELECT * FROM chunks x WHERE x.buffer_id >= %(id)s::integer
+        AND x.buffer_id <= %(id)s::integer AND x.first_seq >= b.low AND x.first_seq < r.beyond
+        ORDER BY x.buffer_id, x.first_seq OFFSET 0
+    ) c
+    WHERE c.first_seq + c.n_steps > r.first OFFSET 0
+) a CROSS JOIN LATERAL (
+    SELECT * FROM chunk_data
+    WHERE chunk_data.buffer_id = %(id)s::integer AND chunk_data.first_seq = a.first_seq OFFSET 0
+) d
+"""
 # By whether limits need the model version and the session, the last two columns.
 _KEYS, _STEPS, _RANGES = (
     {
@@ -196,6 +244,18 @@ def read_ranges(
         "bytes": reach.has_bytes,
     }  # fmt: skip
     return fetch(connection, _RANGES[has_versions], given)
+
+
+def read_runs(
+    connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]], parts: Parts
+) -> list[tuple[Any, ...]]:
+    """Return slices with all values of the steps of runs of numbers; see `sqlite.read_runs`."""
+    given = {
+        "id": buffer_id, "firsts": number_array([first for first, _ in runs]),
+        "ends": number_array([first + n for first, n in runs]),
+        "bytes": parts.fields, "payloads": parts.payloads, "arrays": parts.arrays,
+    }  # fmt: skip
+    return fetch(connection, _RUNS, given)
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

@@ -42,6 +42,20 @@ class Reach:
     is_alone: bool = False
 
 
+class Parts(NamedTuple):
+    """What is read of whole steps in addition to their columns.
+
+    Attributes:
+        fields: The typed fields.
+        payloads: The JSON.
+        arrays: The arrays to which the JSON refers.
+    """
+
+    fields: bool
+    payloads: bool
+    arrays: bool
+
+
 class Slice(NamedTuple):
     """Consecutive steps of a chunk.
 
@@ -198,21 +212,28 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
 
 def _rows_of(layout: Layout, one: Slice) -> list[Any]:
     if one.offsets is None:
-        view = memoryview(one.records)
-        size = len(view) // one.n
-        return [view[start : start + size] for start in range(0, one.n * size, size)] or [
-            None
-        ] * one.n
+        return records_in(one.n, one.records)
     places = range(one.place, one.place + one.n)
     in_block = [place % one.block_steps for place in places]
     seqs = range(one.seq, one.seq + one.n)
-    return expanded_rows(layout, _blocks(one, places), in_block, seqs)
+    blocks = blocks_of(one.place, one.n, one.block_steps, one.offsets, one.records)
+    return expanded_rows(layout, blocks, in_block, seqs)
 
 
-def _blocks(one: Slice, places: Sequence[int]) -> list[Any]:
-    """Return the block of each place; places in the same block get the same object."""
-    ends, size = listed(one.offsets), one.block_steps
-    before = ends[one.place // size]
-    numbers = range(places[0] // size, places[-1] // size + 1)
-    blocks = {i: one.records[ends[i] - before : ends[i + 1] - before] for i in numbers}
-    return [blocks[place // size] for place in places]
+def blocks_of(place: int, n: int, block_steps: int, offsets: Any, records: Any) -> list[Any]:
+    """Return the block of each step of a slice with offsets; see `Slice`.
+
+    Steps in the same block get the same object.
+    """
+    ends, size = listed(offsets), block_steps
+    before = ends[place // size]
+    numbers = range(place // size, (place + n - 1) // size + 1)
+    blocks = {i: records[ends[i] - before : ends[i + 1] - before] for i in numbers}
+    return [blocks[at // size] for at in range(place, place + n)]
+
+
+def records_in(n: int, records: Any) -> list[Any]:
+    """Return the record of each step of a slice without offsets; None if they have no fields."""
+    view = memoryview(records)
+    size = len(view) // n
+    return [view[start : start + size] for start in range(0, n * size, size)] or [None] * n

@@ -14,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Reach
+from sqlbuffer.storage.chunks.slices import Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -157,17 +157,25 @@ def _slice_of(place: str, n: str) -> str:
 
     The place and n are written out wherever they are used: a subquery for them costs more.
     """
-    start, end = (
+    return f"""c.first_seq + {place}, c.episode_id, c.t + {place}, {place}, {n},
+    {_bytes_of(place, n, *_ends_of(place, n))}"""
+
+
+def _ends_of(place: str, n: str) -> list[str]:
+    """Return SQL for where the blocks of n steps from a place on begin and end."""
+    return [
         f"json_extract(c.offsets, '$[' || ({at} / c.block_steps + {more}) || ']')"
         for at, more in ((place, 0), (f"({place} + {n} - 1)", 1))
-    )
-    return f"""c.first_seq + {place}, c.episode_id, c.t + {place}, {place}, {n},
-    {_bytes_of(place, n, start, end)}"""
+    ]
 
 
 def _bytes_of(place: str, n: str, start: str, end: str) -> str:
     return f"""substr(c.rewards, {place} * 8 + 1, {n} * 8), substr(c.ends, {place} + 1, {n}),
-    c.block_steps, c.offsets,
+    {_blocks_of(place, n, start, end)}"""
+
+
+def _blocks_of(place: str, n: str, start: str, end: str) -> str:
+    return f"""c.block_steps, c.offsets,
     CASE WHEN NOT :bytes THEN NULL
     WHEN c.offsets IS NULL THEN substr(c.records, {place} * {_SIZE} + 1, {n} * {_SIZE})
     ELSE substr(c.records, {start} + 1, {end} - {start}) END"""
@@ -229,6 +237,35 @@ FROM (
 CROSS JOIN chunk_data c ON c.key = a.key
 WHERE a.n > 0
 """
+_RUNS = f"""
+SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id, a.task_id, a.task_name, a.agent_id,
+    a.pre_agent, a.step, a.steps, a.t, a.first_time, a.last_time, a.times,
+    (SELECT e.key FROM episodes e WHERE e.id = a.episode_id),
+    (SELECT s.key FROM sessions s WHERE s.id = a.session_id),
+    a.model_version, substr(c.rewards, a.place * 8 + 1, a.n * 8), a.adv_t, a.v_t, a.terminated,
+    a.truncated, a.initial_priority,
+    CASE WHEN (SELECT has_step_ids FROM buffers WHERE id = :id) THEN (
+        SELECT json_group_object(i.seq, i.id) FROM step_ids i WHERE i.buffer_id = :id
+        AND i.seq >= a.first_seq + a.place AND i.seq < a.first_seq + a.place + a.n) END,
+    CASE WHEN NOT :payloads OR c.payloads IS NULL THEN NULL
+    WHEN a.n > 1 THEN c.payloads
+    ELSE '[' || coalesce(json_extract(c.payloads, '$[' || a.place || ']'), 'null') || ']' END,
+    CASE WHEN NOT :arrays OR c.payload_arrays IS NULL THEN NULL WHEN a.n > 1 THEN c.payload_arrays
+    ELSE substr(c.payload_arrays, json_extract(c.payloads, '$[' || a.place || '].arrays[0]') + 1,
+        json_extract(c.payloads, '$[' || a.place || '].arrays[1]')) END,
+    {_blocks_of("a.place", "a.n", *_ends_of("a.place", "a.n"))}
+FROM (
+    SELECT c.*, max(0, r.first - c.first_seq) AS place,
+        min(c.first_seq + c.n_steps, r.beyond) - max(c.first_seq, r.first) AS n
+    FROM (SELECT value >> 9 AS first, (value >> 9) + (value & 511) AS beyond
+          FROM json_each(:runs)) r
+    CROSS JOIN chunks c ON c.key < (:id << {NUMBER_BITS}) + r.beyond AND c.key >= coalesce((
+        SELECT max(k.key) FROM chunks k
+        WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | r.first)),
+        :id << {NUMBER_BITS})
+    WHERE c.first_seq + c.n_steps > r.first LIMIT -1 OFFSET 0
+) a CROSS JOIN chunk_data c ON c.key = a.key
+"""
 # By whether limits need the model version and the session, the last two columns.
 _KEYS, _STEPS, _RANGES = (
     {needed: text.format(versions=f", {_VERSION}" if needed else "") for needed in (False, True)}
@@ -276,6 +313,27 @@ def read_ranges(
     """
     given = {"id": buffer_id, "ranges": json.dumps(ranges), "bytes": reach.has_bytes}
     return fetch(connection, _RANGES[has_versions], given)
+
+
+def read_runs(
+    connection: Connection,
+    buffer_id: int,
+    runs: Sequence[tuple[int, int]],
+    parts: Parts,
+) -> list[tuple[Any, ...]]:
+    """Return slices with all values of the steps of runs of numbers, as `step_rows` takes them.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        runs: First number of each run, and its number of steps, at most 256.
+        parts: Which of their bytes and JSON to read.
+    """
+    given = {
+        "id": buffer_id, "runs": json.dumps([first << 9 | n for first, n in runs]),
+        "bytes": parts.fields, "payloads": parts.payloads, "arrays": parts.arrays,
+    }  # fmt: skip
+    return fetch(connection, _RUNS, given)
 
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:

@@ -26,7 +26,6 @@ from sqlalchemy.sql.elements import BooleanClauseList, Grouping
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_bytes import chunk_column
 from sqlbuffer.storage.chunks.step_lookup import may_have_id, may_have_ids, may_have_seqs
 from sqlbuffer.storage.chunks.step_relations import chunk_steps, steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
@@ -141,8 +140,6 @@ class _Rewriting:
         if isinstance(element, Column):
             table = self._table(element.table)
             return None if table is None else table.c[element.name]
-        if isinstance(element, chunk_column):
-            return self._of_chunks(element)
         if isinstance(element, has_number) and self._steps is not chunk_steps:
             return true()
         if isinstance(element, is_numbered):
@@ -154,11 +151,6 @@ class _Rewriting:
         if isinstance(element, Select):
             return self._ordered(element)
         return None
-
-    def _of_chunks(self, element: chunk_column) -> Any:
-        (column,) = element.clauses
-        table = self._table(column.table)
-        return None if table is None else table.c[element.name]
 
     def _table(self, source: Any) -> Any:
         if source is experiences:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Text, cast, column, func, select
+from sqlalchemy import Select, Text, cast, column, func, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement, Null
 from sqlalchemy.sql.functions import FunctionElement
@@ -101,6 +101,11 @@ def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
     `fields` has the late fields only: the others are in the bytes of the row.
     """
     return tuple(map(_late_column, columns))
+
+
+def with_labels(rows: Select[Any]) -> Select[Any]:
+    """Return a select of columns of `experiences` with late values in place of the rows' own."""
+    return rows.with_only_columns(*with_late(tuple(rows.selected_columns))).select_from(joined())
 
 
 def joined(rows: Any = experiences) -> Any:

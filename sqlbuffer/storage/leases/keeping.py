@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ from sqlbuffer.storage.buffers.buffer_window import select_sampled_window
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.server_clock import is_past
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
@@ -51,7 +50,7 @@ class LeaseKeeping:
     ) -> None:
         self.buffer, self.restrictions = source.buffer, source.restrictions
         self.source, self.sessions = source, sessions
-        self.reading = RowSelection(source.whole_rows.columns)
+        self.reading = replace(source.whole_rows.reading, complete=None)
         self.remove_expired = remove_expired
         self.ledger = Ledger()
 

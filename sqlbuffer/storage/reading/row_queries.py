@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import fetch, snapshot
+from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
@@ -156,10 +156,8 @@ class RowQueries:
             where = statements.in_window(self.buffer.info.id, low, matching)
             found: list[Row] = []
             for high in self._ends(node, low, end, limit):
-                page = statements.rows(
-                    where & (seq <= high), payloads.columns, has_labels=window.has_labels
-                )
-                found = fetch(connection, page.order_by(seq).limit(limit))
+                page = statements.seqs(where & (seq <= high)).order_by(seq).limit(limit)
+                found = payloads.matching(connection, page, has_labels=window.has_labels)
                 if len(found) == limit:
                     break
             rows = payloads.complete(connection, found, PAGE_BYTES)
@@ -214,18 +212,19 @@ class RowQueries:
     ) -> dict[str, list[Row]]:
         """Return the rows of tasks, without tasks that have a row which the limits exclude."""
         payloads = payloads or self._source.whole_rows
-        columns: tuple[Any, ...] = payloads.columns
-        if limits:
-            columns = (*columns, limits.is_ineligible(experiences).label("ineligible"))
         found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
         wanted = [task_id for task_id in found if is_storable_text(task_id)]
         window = self.buffer.window_in(connection)
         for start in range(0, len(wanted), TASKS_AT_ONCE):
             chosen = wanted[start : start + TASKS_AT_ONCE]
             where = statements.of_tasks(self.buffer.info.id, window.low, chosen)
-            select_rows = statements.rows(where, columns, has_labels=window.has_labels)
-            rows = fetch(connection, select_rows)
-            for row in payloads.complete(connection, _free(rows) if limits else rows):
+            rows = payloads.matching(
+                connection,
+                statements.seqs(where),
+                has_labels=window.has_labels,
+                excludes=limits.is_ineligible(experiences) if limits else None,
+            )
+            for row in payloads.complete(connection, rows):
                 found[row[TASK_ID]].append(row)
         for of_task in found.values():
             of_task.sort(key=task_order)
@@ -259,12 +258,6 @@ class RowQueries:
         statement = explain(self.buffer.as_run(self.statement(node)))
         plan = self.buffer.read(lambda connection: connection.execute(statement).all())
         return "\n".join(str(row[-1]) for row in plan)
-
-
-def _free(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of tasks whose last column marks no row as excluded."""
-    ineligible = {row[TASK_ID] for row in rows if row[-1]}
-    return [row[:-1] for row in rows if row[TASK_ID] not in ineligible]
 
 
 def _next_limit(page: Sequence[Row]) -> int:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from orjson import loads
-from sqlalchemy import Connection, null
+from sqlalchemy import Connection, Select, null
+from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.codec.array_bytes import ALIGNMENT
 from sqlbuffer.codec.plain_json import dumps
@@ -30,12 +31,17 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.chunks import step_bytes
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.step_rows import read_rows
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.marks import Wanted
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.step_parts import StepParts
+from sqlbuffer.storage.rows.stored_rows import TASK_ID
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -163,8 +169,9 @@ class Payloads:
         may_replace: The bytes of stored steps may have been replaced.
 
     Attributes:
-        columns: Columns to select: `statements.ROW_COLUMNS`; for steps with typed fields also the
-            block of bytes and their place in it.
+        columns: Columns to select of rows: `statements.ROW_COLUMNS`, with null for those left out.
+        reading: Reads rows by their numbers. Those of steps with typed fields end with the block
+            of bytes, and their place in it.
     """
 
     def __init__(
@@ -178,30 +185,87 @@ class Payloads:
         may_replace: bool = False,
     ) -> None:
         self._buffer_id, self._layout = buffer_id, layout
-        self._has_chunks = has_chunks
+        self._has_chunks, self._may_replace = has_chunks, may_replace
         self._step_parts: StepParts | None = None
         is_part = wanted is not None and 0 < len(wanted.typed) < len(layout.specs)
         if is_part and has_chunks and not may_replace and layout.compression is None:
             self._step_parts = StepParts(layout, wanted.typed if wanted else ())
         self._wanted, self._only = wanted, only
-        own = map(self._column, ("seq", *Record._fields), statements.ROW_COLUMNS)
         has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
-        has_fields = has_fields and self._step_parts is None
-        self.columns = (*own, *step_bytes.COLUMNS) if has_fields else tuple(own)
-        self.reading = RowSelection(self.columns, complete=self.complete)
+        self._has_fields = has_fields and self._step_parts is None
+        self._names = frozenset(self._wanted_names())
+        self.columns = (
+            statements.ROW_COLUMNS[0],
+            *(
+                column if column.name in self._names else null().label(column.name)
+                for column in statements.ROW_COLUMNS[1:]
+            ),
+        )
+        self.reading = RowSelection(
+            self.columns, complete=self.complete, read=self._read_steps if has_chunks else None
+        )
 
-    def _column(self, name: str, column: Any) -> Any:
+    def _wanted_names(self) -> set[str]:
+        """Return the columns of a `Record` that are read."""
         # Those that were given late are read in place of `fields`, whose values are in the bytes.
-        is_left_out = self._only is not None and name not in {"seq", *self._only}
-        if is_left_out or name == "fields":
-            return null().label(name)
+        names = {*Record._fields} - {"fields"}
+        if self._only is not None:
+            names &= self._only
         if self._wanted is None:
-            return column
+            return names
         # `extra` also has numbers that their columns cannot hold.
         unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
         if not self._has_chunks or not self._wanted.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
-        return null().label(name) if name in unwanted else column
+        return names - unwanted
+
+    def _read_steps(
+        self,
+        connection: Connection,
+        seqs: Sequence[int],
+        has_labels: bool,
+        has_deleted: bool,
+    ) -> list[Row]:
+        """Return steps of chunks by their numbers; see `RowSelection.read`."""
+        wanted = Wanted(
+            labels=has_labels, extra=has_labels, deleted=has_deleted, replaced=self._may_replace
+        )
+        return read_rows(connection, self._buffer_id, seqs, self._names, wanted, self._has_fields)
+
+    def matching(
+        self,
+        connection: Connection,
+        keys: Select[Any],
+        *,
+        has_labels: bool,
+        excludes: ColumnElement[bool] | None = None,
+    ) -> list[Row]:
+        """Return the rows that a select of `seq` finds, without their parts.
+
+        They are in the order of the select, or for steps of chunks in that of their numbers.
+
+        Args:
+            connection: The transaction.
+            keys: The select.
+            has_labels: Read values that were given late.
+            excludes: Condition for a row by which its whole task is left out.
+        """
+        reads_steps = self.reading.read is not None
+        if reads_steps and excludes is not None:
+            keys = keys.with_only_columns(experiences.c.seq, experiences.c.task_id)
+        elif not reads_steps:
+            keys = keys.with_only_columns(*self.columns)
+            keys = late_values.with_labels(keys) if has_labels else keys
+        if excludes is not None:
+            keys = keys.add_columns(excludes.label("is_excluded"))
+        rows = fetch(connection, keys)
+        if excludes is not None:
+            task = 1 if reads_steps else TASK_ID
+            excluded = {row[task] for row in rows if row[-1]}
+            rows = [row[:-1] for row in rows if row[task] not in excluded]
+        if self.reading.read is None:
+            return rows
+        return self.reading.read(connection, [row[0] for row in rows], has_labels, False)
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them.

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, Integer, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_LIMITS,
     Eligibility,
@@ -34,11 +35,14 @@ class RowSelection:
         columns: The columns of its row, `seq` first.
         is_key: Further condition for a row to be a key.
         complete: Function that adds the bytes in other tables to the chosen rows.
+        read: Function that reads steps of chunks by their numbers, in place of `columns`:
+            `read(connection, seqs, has_labels, has_deleted)`.
     """
 
     columns: Sequence[Any]
     is_key: ColumnElement[bool] | None = None
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
+    read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
 
     def statement(
         self,
@@ -59,6 +63,29 @@ class RowSelection:
             steps: How the steps are stored.
         """
         return self._built(node, limits.kind, has_labels, steps)
+
+    def by_number(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        *,
+        has_labels: bool,
+        has_deleted: bool,
+    ) -> list[Any]:
+        """Return the rows, or the steps of chunks, that have some numbers and are there.
+
+        Args:
+            connection: The transaction.
+            buffer_id: The buffer.
+            seqs: The numbers.
+            has_labels: Read values that were given late.
+            has_deleted: Steps of chunks may have been deleted.
+        """
+        if self.read is not None:
+            return self.read(connection, seqs, has_labels, has_deleted)
+        statement = self.statement(EVERYTHING, has_labels=has_labels)
+        return fetch(connection, statement, {BUFFER_ID: buffer_id, SEQS: seqs})
 
     @cached_property
     def _built(self) -> Callable[[Node, EligibilityKind, bool, StepLayout], Any]:

@@ -264,11 +264,7 @@ class Candidates:
         """Read the slices of keys that match and may be sampled."""
         assert isinstance(self.reading, SliceReading)
         if self.node != EVERYTHING or self.limits.max_use is not None:
-            # By a statement of its own, so that only the bytes of keys are read.
-            chooses = RowSelection((experiences.c.seq,), is_key=self.reading.is_key)
-            statement = chooses.statement(self.node, self.limits, steps=self.steps)
-            parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
-            seqs = [seq for (seq,) in fetch(self.connection, statement, parameters)]
+            seqs = self._matching_among(seqs)
         rows, marks = read_keys(
             self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.steps
         )
@@ -276,17 +272,28 @@ class Candidates:
         barred = marks.barred_by(self.limits.of_steps)
         self._payloads.update((row[0], row) for row in rows if row[0] not in barred)
 
+    def _matching_among(self, seqs: Sequence[int]) -> list[int]:
+        """Return those of some numbers that match, without reading their bytes."""
+        chooses = RowSelection((experiences.c.seq,), is_key=self.reading.is_key)
+        return [seq for (seq,) in self._selected(chooses, seqs)]
+
+    def _selected(self, reading: RowSelection, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
+        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
+        statement = reading.statement(
+            self.node, self.limits, has_labels=self.has_labels, steps=self.steps
+        )
+        return fetch(self.connection, statement, parameters)
+
     def _read(self, seqs: Sequence[int]) -> None:
         if isinstance(self.reading, SliceReading):
             self._read_keys(seqs)
             return
-        parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
-        statement = self.reading.statement(
-            self.node, self.limits, has_labels=self.has_labels, steps=self.steps
-        )
-        self._payloads.update(
-            (row[0], row) for row in fetch(self.connection, statement, parameters)
-        )
+        if self.reading.read is None:
+            rows = self._selected(self.reading, seqs)
+        else:
+            seqs = self._matching_among(seqs) if self.is_filtered else seqs
+            rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
+        self._payloads.update((row[0], row) for row in rows)
 
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys.

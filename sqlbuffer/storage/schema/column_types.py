@@ -1,5 +1,6 @@
 """Types of parameters and columns that differ between the two databases."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -47,7 +48,13 @@ class SeqList(TypeDecorator[Any]):
 
 def listed(found: Any) -> Sequence[Any]:
     """Return a list from the database (JSON on SQLite); empty for None."""
-    values: Sequence[Any] = orjson.loads(found) if isinstance(found, str) else found or ()
+    if not isinstance(found, str):
+        return found or ()
+    values: Sequence[Any]
+    try:
+        values = orjson.loads(found)
+    except orjson.JSONDecodeError:  # +-9e999, which stands for infinities
+        values = json.loads(found)
     return values
 
 
