@@ -321,7 +321,7 @@ def read_runs(
     runs: Sequence[tuple[int, int]],
     parts: Parts,
 ) -> list[tuple[Any, ...]]:
-    """Return slices with all values of the steps of runs of numbers, as `step_rows` takes them.
+    """Return slices with all values of the steps of runs of numbers, for `rows.step_rows`.
 
     Args:
         connection: The transaction.

@@ -32,7 +32,6 @@ from sqlbuffer.query.selected_fields import (
     references,
 )
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_rows import read_rows
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.labels import late_values
@@ -41,6 +40,7 @@ from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.step_parts import StepParts
+from sqlbuffer.storage.rows.step_rows import read_rows
 from sqlbuffer.storage.rows.stored_rows import TASK_ID
 
 PART_BYTES = 2**20
