@@ -30,6 +30,7 @@ from sqlbuffer.storage.leases.claim_request import (
 )
 from sqlbuffer.storage.leases.held import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")
@@ -278,6 +279,7 @@ class Leasing:
             min_group_size or 1,
             group_timeout_s,
             on_partial == "drop",
+            layout_of(self._store.info),
         )
         return Lease(self._store, self._decoder, wanted, checked_seconds(timeout_s, "timeout_s"))
 

@@ -13,7 +13,6 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
-from sqlbuffer.storage.chunks.step_statements import over_chunks
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -33,6 +32,7 @@ from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.reading.standby_reads import StandbyReads
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.row_retention import Retention
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
@@ -69,10 +69,7 @@ class BufferStore(OpenBuffer):
         made_engine: bool = False,
         options: Connection = DEFAULT_CONNECTION,
     ) -> None:
-        super().__init__(
-            url, info, engine, made_engine=made_engine, options=options,
-            rewrite=over_chunks if info.has_chunks else None,
-        )  # fmt: skip
+        super().__init__(url, info, engine, made_engine=made_engine, options=options)
         self.priorities = PriorityKeeping(self)
         self.source = CandidateSource(
             self, self.priorities.of if info.config.priorities.enabled else None
@@ -88,7 +85,7 @@ class BufferStore(OpenBuffer):
         self.leases = LeaseKeeping(self.source, sessions, self.expiry.run_if_due)
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
         self.chunk_writer = ChunkWriter(self, self.pacer)
-        self.labels = Labelling(self)
+        self.labels = Labelling(self, layout_of(info).at)
         self.retention = Retention(self)
         self.sessions = Sessions(self)
         self.agreements = RankAgreements(self)

@@ -28,14 +28,12 @@ from sqlbuffer.storage.browsing.rollout_query import (
 )
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.buffer_window import windows
-from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_relations import chunk_steps
-from sqlbuffer.storage.chunks.step_statements import over
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rollout_stats.tables import group_stats, rollout_stats
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
@@ -243,12 +241,11 @@ def _with_steps(
     """Return the rollouts with a matching step in the window."""
     if query.condition is None:
         return found
-    table: Any = chunk_steps if info.has_chunks else experiences
+    table = steps_of(info)
     has_labels = select(windows.c.has_labels).where(windows.c.buffer_id == info.id)
     is_labelled = bool(connection.execute(has_labels).scalar_one_or_none())
-    is_match = matching(info.id, resolve_labels(query.condition, is_labelled))
     step = select(1).where(
-        over(is_match, chunk_steps) if info.has_chunks else is_match,
+        matching(info.id, resolve_labels(query.condition, is_labelled), table),
         # Or SQLite would read the whole window for each episode.
         unindexed(table.c.seq) > _low_of(info.id),
     )

@@ -82,9 +82,7 @@ def select_window(buffer_id: int) -> Select[Any]:
     return select(windows).where(windows.c.buffer_id == buffer_id)
 
 
-def select_sampled_window(
-    buffer_id: int, evict_by: str, *, has_chunks: bool = False
-) -> Select[Any]:
+def select_sampled_window(buffer_id: int, evict_by: str, steps: Any) -> Select[Any]:
     """Select the window of a buffer with the columns of `SampledWindow`.
 
     If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
@@ -92,11 +90,12 @@ def select_sampled_window(
     Args:
         buffer_id: The buffer.
         evict_by: Unit of eviction.
-        has_chunks: Its steps are in chunks; `newest_single` and `has_deleted` are read.
+        steps: The table of its steps. Of those in chunks, `newest_single` and `has_deleted` are
+            read.
     """
     single: ColumnElement[Any] = null()
     has_deleted: ColumnElement[Any] = null()
-    if has_chunks:
+    if steps is not experiences:
         of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
         single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
         flag = select(_buffers.c.has_deleted).where(_buffers.c.id == buffer_id)
@@ -104,7 +103,7 @@ def select_sampled_window(
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
         # Only the rows show where the oldest row is.
-        own = experiences.c
+        own = steps.c
         oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
         low = func.coalesce(oldest.scalar_subquery(), low)
     others = (

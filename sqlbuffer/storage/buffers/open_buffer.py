@@ -22,12 +22,10 @@ from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.stored_config import read_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import (
-    Rewrite,
     begin_epoch,
     close_idle,
     engine_for,
     is_memory,
-    rewriting,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
@@ -53,7 +51,6 @@ class OpenBuffer:
         engine: An engine of this buffer alone; if omitted, this process's engine of the URL.
         made_engine: The library made that engine, not the user.
         options: Options of the opener.
-        rewrite: Function that replaces each statement before it runs.
 
     Attributes:
         layout: Byte layout of its steps.
@@ -72,12 +69,9 @@ class OpenBuffer:
         *,
         made_engine: bool = False,
         options: opener.Connection = opener.DEFAULT_CONNECTION,
-        rewrite: Rewrite | None = None,
     ) -> None:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine
-        self._rewrite = rewrite
-        self._rewriting: tuple[Engine, Engine] | None = None
         fields, compression = info.config.fields, info.config.payloads.compression
         self.layout = Layout(fields.specs, compression, CHUNK_BYTES[url.get_backend_name()])
         self.observation_layout = Layout(
@@ -108,13 +102,7 @@ class OpenBuffer:
     @property
     def engine(self) -> Engine:
         """This process's engine; after a fork it is another one."""
-        engine = self._engine if self._engine is not None else engine_for(self.url)
-        if self._rewrite is None:
-            return engine
-        known = self._rewriting
-        if known is None or known[0] is not engine:
-            known = self._rewriting = (engine, rewriting(engine, self._rewrite))
-        return known[1]
+        return self._engine if self._engine is not None else engine_for(self.url)
 
     @property
     def origin(self) -> str:
@@ -126,14 +114,9 @@ class OpenBuffer:
         """The URL without its password."""
         return shown_url(self.url)
 
-    def as_run(self, statement: Select[Any]) -> Select[Any]:
-        """Return the statement that runs here in place of the given one."""
-        return statement if self._rewrite is None else self._rewrite(statement)
-
     def text_of(self, statement: Select[Any]) -> str:
         """Return a statement as it runs here, with its values written out."""
-        runs = self.as_run(statement)
-        compiled = runs.compile(self.engine, compile_kwargs={"literal_binds": True})
+        compiled = statement.compile(self.engine, compile_kwargs={"literal_binds": True})
         # A driver with %s placeholders has every other % doubled.
         return str(compiled) % () if compiled.dialect.paramstyle == "pyformat" else str(compiled)
 

@@ -1,13 +1,34 @@
 """The steps of chunks as tables with the columns of `experiences`."""
 
+import operator
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, LargeBinary, column, table
+from sqlalchemy import (
+    BigInteger,
+    ColumnClause,
+    Integer,
+    LargeBinary,
+    Text,
+    and_,
+    column,
+    literal,
+    select,
+    table,
+)
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
+from sqlbuffer.storage.chunks.step_lookup import (
+    may_have_id,
+    may_have_ids,
+    may_have_seqs,
+    pg_chunk_of,
+)
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
 # In addition to the columns of `experiences`: the chunk, the place in it, and the block of bytes
@@ -23,6 +44,128 @@ _TYPES: dict[str, Any] = {**{c.name: c.type for c in experiences.columns}, **_OW
 # All steps of all chunks, also those that have left the window. A statement bounds `first_seq` as
 # well as `seq`: no index knows `seq`.
 chunk_steps = table("chunk_steps", *(column(name, type_) for name, type_ in _TYPES.items()))
+
+
+class _Number(BigInteger):
+    """The type of `seq` of the steps of a buffer: comparisons also bound `first_seq`."""
+
+    # SQLAlchemy makes types of results without a buffer.
+    def __init__(self, buffer_id: int = 0) -> None:
+        super().__init__()
+        self.buffer_id = buffer_id
+
+    class Comparator(BigInteger.Comparator[int]):
+        """Compares numbers of steps."""
+
+        def operate(self, op: Any, *other: Any, **kwargs: Any) -> Any:
+            """Return a comparison, with the bound on the first number of chunks that follows."""
+            compared: Any = super().operate(op, *other, **kwargs)
+            bound = _BOUNDS.get(op)
+            if bound is None or not _is_of_steps(self.expr):
+                return compared
+            return bound(compared, self.expr.table.c, compared.right)
+
+    comparator_factory = Comparator
+
+    def among(self, number: Any, is_listed: Any, numbers: Any) -> Any:
+        """Return the condition for a number to be in a list, bounding its chunks."""
+        if not _is_of_steps(number):
+            return is_listed
+        of_buffer = literal(self.buffer_id, Integer())
+        may_have = may_have_seqs(number.table.c.first_seq, of_buffer, numbers)
+        return Grouping(and_(is_listed, may_have))
+
+
+class _Id(Text):
+    """The type of `id` of the steps of a buffer: comparisons look its chunk up."""
+
+    def __init__(self, buffer_id: int = 0) -> None:
+        super().__init__()
+        self.buffer_id = buffer_id
+
+    class Comparator(Text.Comparator[str]):
+        """Compares ids of steps."""
+
+        def operate(self, op: Any, *other: Any, **kwargs: Any) -> Any:
+            """Return a comparison, with the condition on the chunk that follows."""
+            compared: Any = super().operate(op, *other, **kwargs)
+            if op is not operator.eq or not _is_of_steps(self.expr):
+                return compared
+            type_: Any = self.expr.type
+            of_buffer = literal(type_.buffer_id, Integer())
+            first = self.expr.table.c.first_seq
+            return and_(compared, may_have_id(first, of_buffer, compared.right))
+
+    comparator_factory = Comparator
+
+    def among(self, id_: Any, is_listed: Any, ids: Any) -> Any:
+        """Return the condition for an id to be in a list, bounding its chunk."""
+        if not _is_of_steps(id_):
+            return is_listed
+        of_buffer = literal(self.buffer_id, Integer())
+        may_have = may_have_ids(id_.table.c.first_seq, of_buffer, ids)
+        return Grouping(and_(is_listed, may_have))
+
+
+def _is_of_steps(expression: Any) -> bool:
+    """Return True for a column of the steps themselves, and not of a select of them."""
+    table = getattr(expression, "table", None)
+    return table is not None and getattr(table, "element", table).name == chunk_steps.name
+
+
+def _is_one(is_equal: Any, step: Any, number: Any) -> Any:
+    """Return the condition for a step to have a number.
+
+    Whichever side of a join is read first, the other one is looked up: steps by their chunk and
+    place, rows of another table by their number. Bounds alone leave SQLite only the lower one.
+    """
+    first = step.first_seq
+    is_in_chunk = and_(first <= number, first > number - MOST_STEPS)
+    is_there = and_(step.place == number - first, is_in_chunk)
+    return and_(is_equal, is_there) if isinstance(number, ColumnClause) else is_there
+
+
+_BOUNDS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    operator.eq: _is_one,
+    operator.gt: lambda is_it, step, bound: and_(is_it, step.first_seq > bound - (MOST_STEPS - 1)),
+    operator.ge: lambda is_it, step, bound: and_(is_it, step.first_seq >= bound - (MOST_STEPS - 1)),
+    operator.lt: lambda is_it, step, bound: and_(is_it, step.first_seq < bound),
+    operator.le: lambda is_it, step, bound: and_(is_it, step.first_seq <= bound),
+}
+
+
+@lru_cache(maxsize=256)
+def steps_of_chunks(buffer_id: int) -> Any:
+    """Return `chunk_steps` for statements over one buffer, whose conditions bound the chunks.
+
+    It has the steps of all buffers: a statement names the buffer as well.
+    """
+    types = {**_TYPES, "seq": _Number(buffer_id), "id": _Id(buffer_id)}
+    return table(chunk_steps.name, *(column(name, type_) for name, type_ in types.items()))
+
+
+def is_numbered_step(step: Any, buffer_id: Any, number: Any) -> Any:
+    """Return the condition for a step of a table of steps to have a number of a buffer.
+
+    Args:
+        step: The columns of `chunk_steps`, or of an alias of it.
+        buffer_id: The buffer.
+        number: The number.
+    """
+    before = chunks.alias("before")
+    first = (
+        select(before.c.first_seq)
+        .where(before.c.buffer_id == buffer_id, before.c.first_seq <= number)
+        .order_by(before.c.first_seq.desc())
+        .limit(1)
+        .correlate_except(before)
+        .scalar_subquery()
+    )
+    return and_(
+        step.buffer_id == buffer_id,
+        step.first_seq == first,
+        step.place == number - step.first_seq,
+    )
 
 
 class chunk_steps_at(FunctionElement[Any]):

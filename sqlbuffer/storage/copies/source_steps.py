@@ -13,7 +13,7 @@ from sqlbuffer.errors import CopyError, StorageBusyError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import settled_seq
-from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
+from sqlbuffer.storage.buffers.tables import buffers, sessions
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.copies import postgresql, sqlite
 from sqlbuffer.storage.copies.copied_parts import (
@@ -326,8 +326,9 @@ class CopySource:
         batch.n_steps = batch.n_read = self._n_steps(batch, low)
         if self._node != EVERYTHING:
             matching = resolve_labels(self._node, bool(flags["has_labels"]))
-            where = and_(in_window(self._id, low, matching), experiences.c.seq <= end)
-            seqs = connection.scalars(select(experiences.c.seq).where(where))
+            steps = self._steps.of(self._id)
+            where = and_(in_window(self._id, low, matching, steps), steps.c.seq <= end)
+            seqs = connection.scalars(select(steps.c.seq).where(where))
             batch.keep(set(seqs))
         return batch
 

@@ -4,7 +4,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,11 +49,6 @@ _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _adopted: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 _adopted_sqlite: WeakSet[Engine] = WeakSet()
-# The engines whose pools are shared by engines with rewritten statements.
-_owners: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
-
-# Returns the statement to run in place of another one.
-Rewrite = Callable[[Any], Any]
 
 
 class _BinaryCursor(psycopg.Cursor[Any]):
@@ -144,36 +139,12 @@ def server_epoch(engine: Engine) -> int:
 
     State of the server that was remembered under another number is no longer valid.
     """
-    return _epochs.setdefault(pool_owner(engine), next(_numbers))
+    return _epochs.setdefault(engine, next(_numbers))
 
 
 def begin_epoch(engine: Engine) -> None:
     """Note that a connection was lost."""
-    _epochs[pool_owner(engine)] = next(_numbers)
-
-
-def rewriting(engine: Engine, rewrite: Rewrite) -> Engine:
-    """Return an engine over the same pool that rewrites its statements before they run.
-
-    Args:
-        engine: The engine.
-        rewrite: Function from a statement to the one that runs instead; both SQLAlchemy's.
-    """
-    found = engine.execution_options()
-
-    def before_execute(
-        conn: Any, clauseelement: Any, multiparams: Any, params: Any, execution_options: Any
-    ) -> Any:
-        return rewrite(clauseelement), multiparams, params
-
-    event.listen(found, "before_execute", before_execute, retval=True)
-    _owners[found] = engine
-    return found
-
-
-def pool_owner(engine: Engine) -> Engine:
-    """Return the engine that owns the pool of an engine with rewritten statements."""
-    return _owners.get(engine, engine)
+    _epochs[engine] = next(_numbers)
 
 
 def close_idle(url: URL) -> None:

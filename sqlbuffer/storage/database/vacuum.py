@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.storage.database.engine import pool_owner
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.process_end import at_process_end
@@ -246,7 +245,6 @@ _cleaners: "WeakKeyDictionary[Engine, Cleaner]" = WeakKeyDictionary()
 
 def cleaner_for(engine: Engine) -> Cleaner:
     """Return this process's cleaner of the engine's database."""
-    engine = pool_owner(engine)
     found = _cleaners.get(engine)
     if found is None or found.pid != os.getpid():
         found = _cleaners[engine] = Cleaner()

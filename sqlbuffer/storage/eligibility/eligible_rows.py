@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Integer, and_, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.exclusions import not_in_quarantine, not_used_up
 from sqlbuffer.storage.eligibility.tables import quarantine, uses
 
@@ -90,8 +89,12 @@ class Eligibility:
         }
         return {name: value for name, value in given.items() if value is not None}
 
-    def hold(self, over: Any = experiences) -> ColumnElement[bool]:
-        """Return the expression for a row that may be sampled; not for `NO_LIMITS`."""
+    def hold(self, over: Any) -> ColumnElement[bool]:
+        """Return the expression for a step that may be sampled; not for `NO_LIMITS`.
+
+        Args:
+            over: A table of steps, or an alias of one.
+        """
         return _hold(self.kind, over, _values(self))
 
     def excludes(self, version: int | None, session: int | None) -> bool:
@@ -111,18 +114,25 @@ NO_LIMITS = Eligibility()
 
 
 def hold_by_parameters(
-    kind: EligibilityKind, buffer_id: Any, seqs: Any
+    kind: EligibilityKind, steps: Any, buffer_id: Any, seqs: Any
 ) -> list[ColumnElement[bool]]:
-    """Return the condition of `Eligibility.hold` for some numbers, with limits as parameters."""
+    """Return the condition of `Eligibility.hold` for some numbers, with limits as parameters.
+
+    Args:
+        kind: The limits that are set.
+        steps: A table of steps that has those of the numbers alone.
+        buffer_id: The buffer.
+        seqs: The numbers, a `SeqList`.
+    """
     held: list[Any] = []
     if kind.versions:
-        held.append(_hold(EligibilityKind(versions=True), experiences, _PARAMETERS))
+        held.append(_hold(EligibilityKind(versions=True), steps, _PARAMETERS))
     if kind.sessions:
-        held.append(_hold(EligibilityKind(sessions=True), experiences, _PARAMETERS))
+        held.append(_hold(EligibilityKind(sessions=True), steps, _PARAMETERS))
     if kind.uses:
-        held.append(not_used_up(experiences.c.seq, buffer_id, seqs, _PARAMETERS[MAX_USE]))
+        held.append(not_used_up(steps.c.seq, buffer_id, seqs, _PARAMETERS[MAX_USE]))
     if kind.quarantine:
-        held.append(not_in_quarantine(experiences.c.seq, buffer_id, seqs))
+        held.append(not_in_quarantine(steps.c.seq, buffer_id, seqs))
     return held
 
 
@@ -134,7 +144,7 @@ def oldest_version(clock: int | None, max_staleness: int | None) -> int | None:
 
 
 def is_used_up(over: Any, max_use: Any) -> ColumnElement[bool]:
-    """Return the expression for a row of `experiences` or its alias that reached `max_use`."""
+    """Return the expression for a step of a table or its alias that reached `max_use`."""
     used_up = select(1).where(
         uses.c.buffer_id == over.c.buffer_id, uses.c.seq == over.c.seq, uses.c.n_uses >= max_use
     )

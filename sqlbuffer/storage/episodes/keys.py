@@ -10,6 +10,7 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.schema.column_types import KeyList
 from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.list_parameters import one_of as listed
 
 EpisodeKey = tuple[str, str]  # the user's id and the task
 
@@ -127,4 +128,4 @@ def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str])
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:
     """Return the expression that is true if a text column is one of the keys."""
-    return is_one_of(column, bindparam(None, list(keys), KeyList(), unique=True))
+    return listed(column, bindparam(None, list(keys), KeyList(), unique=True))

@@ -5,13 +5,13 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    select,
 )
 
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.engine import server_epoch
-from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -69,7 +69,9 @@ class ItemCount:
             if place < n:
                 start = max(block * BLOCK, window.low + 1)
                 where = (own.seq >= start) & (own.seq < (block + 1) * BLOCK)
-                rows = statements.seqs((own.buffer_id == self._store.info.id) & where)
+                rows = select(experiences.c.seq).where(
+                    (own.buffer_id == self._store.info.id) & where
+                )
                 found = rows.order_by(own.seq).offset(place).limit(1)
                 return int(connection.execute(found).scalar_one())
             place -= n

@@ -31,6 +31,7 @@ from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchan
 from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
 from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.priority_statements import UPDATED, arrays
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 
 Integers = NDArray[np.int64]
@@ -254,7 +255,9 @@ class Feed:
         self._database = _DATABASES[buffer.url.get_backend_name()]
         self._selected = None
         if node != EVERYTHING:
-            self._selected = SelectedSteps(buffer.info.id, node, self._database)
+            self._selected = SelectedSteps(
+                buffer.info.id, node, layout_of(buffer.info), self._database
+            )
         is_file = self._database is sqlite and not is_memory(buffer.url)
         self._path = sqlite_path(buffer.url) if is_file else None
         self._mark: FileMark | None = None

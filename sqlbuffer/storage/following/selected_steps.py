@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from sqlalchemy import Connection, Integer, bindparam, literal
+from sqlalchemy import Connection, Integer, bindparam, literal, select
 
 from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.following.buffer_state import BufferState, ChunkSpan
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.number_keys import has_number
 
 # Maximum number of steps that one statement looks up.
 _AT_ONCE = 10_000
@@ -61,17 +60,19 @@ class SelectedSteps:
     Args:
         buffer_id: The buffer.
         node: The condition.
+        steps: How its steps are stored.
         database: Module of the database in this folder.
     """
 
-    def __init__(self, buffer_id: int, node: Node, database: Any) -> None:
+    def __init__(self, buffer_id: int, node: Node, steps: StepLayout, database: Any) -> None:
         self._buffer_id, self._node, self._database = buffer_id, node, database
+        self._steps, self._table = steps, steps.of(buffer_id)
 
     def at_start(self, connection: Connection, now: BufferState) -> Selection:
         """Return the steps to take of a whole buffer."""
         node = resolve_labels(self._node, bool(now.has_labels))
-        where = statements.in_window(self._buffer_id, now.low, node)
-        found = connection.execute(statements.seqs(where)).scalars().all()
+        where = statements.in_window(self._buffer_id, now.low, node, self._table)
+        found = connection.execute(select(self._table.c.seq).where(where)).scalars().all()
         matching = np.sort(np.array(found, np.int64))
         new = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
         hits = _with_any(new, matching)
@@ -138,17 +139,19 @@ class SelectedSteps:
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
         """Return the given steps that match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
-        where, found = statements.matching(self._buffer_id, node), set[int]()
+        found = set[int]()
         if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
             # A lookup of each step would read the values of its whole chunk again.
             first = max(listed[0], now.low + 1)
-            query = statements.seqs(where & (experiences.c.seq >= first))
-            found.update(connection.execute(query).scalars())
+            seq = self._table.c.seq
+            where = statements.matching(self._buffer_id, node, self._table) & (seq >= first)
+            found.update(connection.execute(select(seq).where(where)).scalars())
             return found.intersection(listed)
         for i in range(0, len(listed), _AT_ONCE):
             wanted = bindparam(None, listed[i : i + _AT_ONCE], SeqList(), unique=True)
-            is_one = has_number(experiences.c.seq, literal(self._buffer_id, Integer()), wanted)
-            found.update(connection.execute(statements.seqs(where & is_one)).scalars())
+            table, is_one = self._steps.at(literal(self._buffer_id, Integer()), wanted)
+            where = statements.matching(self._buffer_id, node, table) & is_one
+            found.update(connection.execute(select(table.c.seq).where(where)).scalars())
         return {seq for seq in found if seq > now.low}
 
 

@@ -15,7 +15,6 @@ from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.chunks.step_relations import steps_at
-from sqlbuffer.storage.database.engine import pool_owner
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.tables import uses
@@ -73,7 +72,7 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
     queries.store_waiting()
     number = queries.buffer.info.id
     # Its statements already read both layouts.
-    engine = pool_owner(queries.buffer.engine)
+    engine = queries.buffer.engine
     with translated(queries.buffer.url):
         counts = eviction_counts(engine, [number])
         settled = counts[number].settled if counts else None

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Engine, func, select
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_count import n_steps
-from sqlbuffer.storage.database.engine import pool_owner
 from sqlbuffer.storage.watermarks.watermark import Watermark
 
 
@@ -53,7 +52,6 @@ _counts: WeakKeyDictionary[Engine, dict[int, EvictionCount]] = WeakKeyDictionary
 
 def eviction_counts(engine: Engine, ids: Collection[int]) -> dict[int, EvictionCount]:
     """Read which numbers of buffers are settled; call this before the snapshot is opened."""
-    engine = pool_owner(engine)
     known = _counts.setdefault(engine, {})
     for number in ids:
         count = known.setdefault(number, EvictionCount(Watermark(number)))

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, func, select, true
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.buffer_info import why_empty
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo, why_empty
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 
 
@@ -54,22 +54,23 @@ def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnR
     with translated(buffer.url), snapshot(buffer.engine) as connection:
         now = source.sampled_window(connection)
         matching = resolve_labels(node, bool(now.has_labels))
-        where = statements.in_window(buffer.info.id, now.low, matching)
+        steps = steps_of(buffer.info)
+        where = statements.in_window(buffer.info.id, now.low, matching, steps)
         limits = source.restrictions.limits(now)
 
         def count(cause: ColumnElement[bool]) -> int:
-            query = select(func.count()).select_from(experiences).where(where, cause)
+            query = select(func.count()).select_from(steps).where(where, cause)
             return int(connection.execute(query).scalar_one())
 
         if not count(true()):
-            return UndrawnRows(_why_none(connection, buffer.info.id, now.low, node), 0, 0, 0, 0, 0)
+            return UndrawnRows(_why_none(connection, buffer.info, now.low, node), 0, 0, 0, 0, 0)
 
         def barred(limit: Eligibility) -> int:
-            return count(limit.is_ineligible(experiences)) if limit else 0
+            return count(limit.is_ineligible(steps)) if limit else 0
 
         return UndrawnRows(
             "",
-            count(experiences.c.episode_id.is_(None)) if of_episodes else 0,
+            count(steps.c.episode_id.is_(None)) if of_episodes else 0,
             barred(Eligibility(quarantine=limits.quarantine)),
             barred(Eligibility(oldest_version=limits.oldest_version)),
             barred(Eligibility(session=limits.session)),
@@ -77,11 +78,12 @@ def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnR
         )
 
 
-def _why_none(connection: Connection, buffer_id: int, low: int, node: Node) -> str:
+def _why_none(connection: Connection, info: BufferInfo, low: int, node: Node) -> str:
     """Return why no row matches, as text behind the name of the buffer."""
-    held = statements.in_window(buffer_id, low, EVERYTHING)
-    counted = select(func.count()).select_from(experiences).where(held)
+    steps = steps_of(info)
+    held = statements.in_window(info.id, low, EVERYTHING, steps)
+    counted = select(func.count()).select_from(steps).where(held)
     n_rows = 0 if node == EVERYTHING else int(connection.execute(counted).scalar_one())
     if not n_rows:
-        return why_empty(connection, buffer_id)
+        return why_empty(connection, info.id)
     return f"has {n_rows:,} rows, and none of them matches the condition"

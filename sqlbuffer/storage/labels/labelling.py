@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Select,
     Text,
@@ -24,7 +26,7 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
@@ -36,13 +38,13 @@ from sqlbuffer.storage.rollout_stats.late_changes import Rollout, change_returns
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.json_values import json_kind
 from sqlbuffer.storage.schema.list_parameters import is_number_of
-from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.planner import unindexed
 
 ROWS_AT_ONCE = 5_000
 
 # Selects the numbers of rows of a window, in ascending order.
 SelectSeqs = Callable[[BufferWindow], Select[Any]]
+StepsAt = Callable[[Any, Any], tuple[Any, Any]]
 
 locked_labels = by_database(sqlite=sqlite.locked_labels, postgresql=postgresql.locked_labels)
 write_labels = by_database(sqlite=sqlite.write_labels, postgresql=postgresql.write_labels)
@@ -51,21 +53,26 @@ _UNLABELLED: tuple[Label, str | None] = (Label(), None)
 _NO_VERSION = -INT64_MAX - 2
 _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
-_its_own, _given = experiences.c, label_history.c
-# The payload is only read if needed: rows with tags are rare.
-_is_tagged = json_kind(_its_own.extra, stored_path=("$reals",)).is_not(None)
-_HELD = select(
-    _its_own.seq,
-    _its_own.task_id,
-    _its_own.episode_id,
-    _its_own.reward_t,
-    case(
-        (_is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type), _its_own.extra)
-    ).cast(Text),
-).where(
-    has_number(_its_own.seq, _OF, _SEQS),
-    unindexed(_its_own.seq) > bindparam("low", type_=_its_own.seq.type),
-)
+_given = label_history.c
+
+
+@lru_cache
+def _held(steps_at: StepsAt) -> Select[Any]:
+    """Select the steps of some numbers that are there, with what labels change of them."""
+    table, is_one = steps_at(_OF, _SEQS)
+    own = table.c
+    # The payload is only read if needed: rows with tags are rare.
+    is_tagged = json_kind(own.extra, stored_path=("$reals",)).is_not(None)
+    with_extra = is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type)
+    return select(
+        own.seq,
+        own.task_id,
+        own.episode_id,
+        own.reward_t,
+        case((with_extra, own.extra)).cast(Text),
+    ).where(is_one, unindexed(own.seq) > bindparam("low", type_=BigInteger()))
+
+
 _HISTORY = select(
     _given.seq,
     _given.version,
@@ -135,10 +142,11 @@ class Labelling:
 
     Args:
         buffer: The buffer.
+        steps_at: Returns a table of its steps with some numbers; see `StepLayout.at`.
     """
 
-    def __init__(self, buffer: OpenBuffer) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: OpenBuffer, steps_at: StepsAt) -> None:
+        self.buffer, self._steps_at = buffer, steps_at
 
     def annotate(self, annotation: Annotation) -> Annotated:
         """Write an annotation in one transaction."""
@@ -182,9 +190,8 @@ class Labelling:
         """Return True if any of the rows exists."""
         for chunk in _chunks(seqs):
             wanted = bindparam(None, chunk, SeqList())
-            is_one = has_number(_its_own.seq, literal(self.buffer.info.id), wanted)
-            above = unindexed(experiences.c.seq) > low
-            own = select(experiences.c.seq).where(is_one & above).limit(1)
+            table, is_one = self._steps_at(literal(self.buffer.info.id), wanted)
+            own = select(table.c.seq).where(is_one, unindexed(table.c.seq) > low).limit(1)
             if connection.execute(own).first() is not None:
                 return True
         return False
@@ -230,14 +237,15 @@ class Labelling:
         Returns:
             Those of the rows that still exist.
         """
-        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
+        parameters: dict[str, Any] = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
         is_new = merged is not None
         if merged is None:
             said, merged = self._with_history(connection, version, said)
         # The newest version is merged into the present extra, others into the row's own.
         has_extra = any(label.extra is not None for label in merged.values())
         seqs, extras = list[int](), list[str | None]()
-        held = fetch(connection, _HELD, {**parameters, "low": low, "with_extra": has_extra})
+        parameters |= {"low": low, "with_extra": has_extra}
+        held = fetch(connection, _held(self._steps_at), parameters)
         for seq, task, episode, reward, extra in held:
             label, (present, late_extra) = merged[seq], before.get(seq, _UNLABELLED)
             is_merged = is_new and late_extra is not None

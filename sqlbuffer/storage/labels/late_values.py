@@ -1,7 +1,7 @@
 """Values of rows, with labels in place of those that they replace."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Select, Text, cast, column, func, select
@@ -10,7 +10,6 @@ from sqlalchemy.sql.elements import ColumnElement, Null
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.query.condition_tree import Group, Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.labels.tables import labels
 from sqlbuffer.storage.schema.compiled_clauses import processed
 from sqlbuffer.storage.schema.metadata import JSON
@@ -45,10 +44,11 @@ def _sqlite_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
     return "labels"
 
 
-_own = experiences.c
-_late = late_labels(_own.buffer_id, _own.seq).table_valued(
-    *(column(name, labels.c[name].type) for name in ("buffer_id", "seq", *LATE)), name="late"
-)
+@lru_cache(maxsize=64)
+def _late_of(steps: Any) -> Any:
+    """Return the labels to the right of a join with a table of steps."""
+    columns = (column(name, labels.c[name].type) for name in ("buffer_id", "seq", *LATE))
+    return late_labels(steps.c.buffer_id, steps.c.seq).table_valued(*columns, name="late")
 
 
 def resolve_labels(node: Node, has_labels: bool) -> Node:
@@ -82,7 +82,7 @@ def _sqlite_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> s
 
 
 def value_of(name: str, table: Any) -> ColumnElement[Any]:
-    """Return a value of one row of `experiences` or an alias of it; looked up row by row."""
+    """Return a value of one step of a table of steps or an alias of it; looked up one by one."""
     late = (
         select(labels.c[name])
         .where(is_numbered(labels.c.seq, table.c.buffer_id, table.c.seq))
@@ -95,35 +95,32 @@ def value_of(name: str, table: Any) -> ColumnElement[Any]:
     return value
 
 
-def with_late(columns: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the columns of a select from `joined`, with late values in place of the row's own.
+def with_labels(rows: Select[Any], steps: Any) -> Select[Any]:
+    """Return a select of columns of steps with late values in place of the steps' own.
 
-    `fields` has the late fields only: the others are in the bytes of the row.
+    `fields` has the late fields only: the others are in the bytes of the step.
+
+    Args:
+        rows: The select.
+        steps: The table that it reads: `experiences`, or that of steps in chunks.
     """
-    return tuple(map(_late_column, columns))
+    columns = [_late_column(column, steps) for column in rows.selected_columns]
+    late = _late_of(steps).c
+    is_its = is_numbered(late.seq, steps.c.buffer_id, steps.c.seq)
+    return rows.with_only_columns(*columns).select_from(steps.outerjoin(_late_of(steps), is_its))
 
 
-def with_labels(rows: Select[Any]) -> Select[Any]:
-    """Return a select of columns of `experiences` with late values in place of the rows' own."""
-    return rows.with_only_columns(*with_late(tuple(rows.selected_columns))).select_from(joined())
-
-
-def joined(rows: Any = experiences) -> Any:
-    """Return the table of rows with the values that were given late, with one lookup a row."""
-    return rows.outerjoin(_late, is_numbered(_late.c.seq, _own.buffer_id, _own.seq))
-
-
-def _late_column(column: Any) -> Any:
+def _late_column(column: Any, steps: Any) -> Any:
+    late = _late_of(steps).c
     if column.name == "fields":
-        return cast(_late.c.fields, Text).label("fields")
-    return _value(column.name) if column.name in LATE and not _is_left_out(column) else column
+        return cast(late.fields, Text).label("fields")
+    if column.name not in LATE or _is_left_out(column):
+        return column
+    name = column.name
+    value = func.coalesce(late[name], steps.c[name], type_=steps.c[name].type)
+    return (cast(value, Text) if name == "extra" else value).label(name)
 
 
 def _is_left_out(column: Any) -> bool:
     """Return True if a column is not read, and so has a null in its place."""
     return isinstance(getattr(column, "element", None), Null)
-
-
-def _value(name: str) -> Any:
-    value = func.coalesce(_late.c[name], _own[name], type_=_own[name].type)
-    return (cast(value, Text) if name == "extra" else value).label(name)

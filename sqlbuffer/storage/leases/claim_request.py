@@ -8,14 +8,13 @@ from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import is_number_of
-from sqlbuffer.storage.schema.number_keys import is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.schema.server_clock import is_past
 
@@ -76,6 +75,7 @@ class ClaimRequest:
         min_group_size: Smallest number of rollouts in a complete group.
         group_timeout_s: Seconds to wait for a group after its newest row; None for no limit.
         drops: Delete groups that are incomplete by then.
+        steps: How the steps of the buffer are stored.
     """
 
     n: int
@@ -86,6 +86,7 @@ class ClaimRequest:
     min_group_size: int = 1
     group_timeout_s: float | None = None
     drops: bool = False
+    steps: StepLayout = ROWS
 
 
 @dataclass(frozen=True)
@@ -117,22 +118,26 @@ def allowed(limits: Eligibility) -> ColumnElement[bool]:
     return and_(is_free, limits.hold(items)) if limits else is_free
 
 
-def matches(node: Node) -> ColumnElement[bool]:
-    """Return the expression for a row that matches a condition."""
-    row = is_numbered(experiences.c.seq, items.c.buffer_id, items.c.seq)
+def matches(node: Node, steps: StepLayout) -> ColumnElement[bool]:
+    """Return the expression for a row of the queue whose step matches a condition."""
+    table = steps.of(None)
+    row = steps.is_numbered(table.c, items.c.buffer_id, items.c.seq)
     # Labels are always resolved: rows may get late values during the wait.
-    found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True)))
+    found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True), table))
     # PostgreSQL would make a join of it, over all rows of the buffer.
     return found.correlate(items).offset(0).exists()
 
 
-def claimable(limits: Eligibility, node: Node, within: Any = held) -> ColumnElement[bool]:
+def claimable(
+    limits: Eligibility, node: Node, steps: StepLayout, within: Any = held
+) -> ColumnElement[bool]:
     """Return the expression for a row that may be claimed alone.
 
     Args:
         limits: Limits that exclude rows.
         node: Condition of the request.
+        steps: How the steps are stored.
         within: `held` or `held_unindexed`.
     """
     found: ColumnElement[bool] = within & allowed(limits)
-    return found if node == EVERYTHING else found & matches(node)
+    return found if node == EVERYTHING else found & matches(node, steps)

@@ -174,7 +174,7 @@ def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
     key = _key(wanted)
     match: Any = literal(1, BigInteger())
     if wanted.node != EVERYTHING:
-        match = case((matches(wanted.node), 1), else_=0)
+        match = case((matches(wanted.node, wanted.steps), 1), else_=0)
     is_kept = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))

@@ -233,9 +233,11 @@ class Claim:
 
     def _read(self, connection: Connection, now: SampledWindow, seqs: list[int]) -> dict[int, Row]:
         buffer, columns = self._leases.buffer, self._leases.reading
-        candidates = Candidates(connection, buffer.info.id, 0, now.high, EVERYTHING, columns)
+        candidates = Candidates(
+            connection, buffer.info.id, 0, now.high, EVERYTHING, columns,
+            steps=layout_of(buffer.info),
+        )  # fmt: skip
         candidates.has_labels, candidates.has_deleted = bool(now.has_labels), bool(now.has_deleted)
-        candidates.steps = layout_of(buffer.info)
         return {row[0]: row for row in candidates.rows(seqs)}
 
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.storage.buffers.buffer_window import select_sampled_window
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.dialects.connections import claiming
 from sqlbuffer.storage.leases.tables import queue_items
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.server_clock import is_past
 from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
@@ -58,7 +58,7 @@ class LeaseKeeping:
     def _window_and_first(self) -> str:
         info, queue = self.buffer.info, queue_items.c
         first = select(func.min(queue.seq)).where(queue.buffer_id == info.id)
-        window = select_sampled_window(info.id, info.config.retention.evict_by)
+        window = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
         return self.buffer.text_of(window.add_columns(first.scalar_subquery()))
 
     @contextmanager
@@ -73,10 +73,10 @@ class LeaseKeeping:
             yield connection
 
 
-def not_leased(buffer_id: int) -> Any:
-    """Return the expression for a row of `experiences` without a lease."""
+def not_leased(buffer_id: int, steps: Any) -> Any:
+    """Return the expression for a step of a table of steps without a lease."""
     own = queue_items.c
     held = select(1).where(
-        own.buffer_id == buffer_id, own.seq == experiences.c.seq, ~is_past(own.leased_until)
+        own.buffer_id == buffer_id, own.seq == steps.c.seq, ~is_past(own.leased_until)
     )
-    return ~held.correlate(experiences).offset(0).exists()
+    return ~held.correlate(steps).offset(0).exists()

@@ -24,6 +24,7 @@ from sqlbuffer.storage.leases.claim_request import (
     in_seqs,
 )
 from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.statement_cache import remembered
 
 # In a window this narrow all rows are put into a random order: about a millisecond.
@@ -40,7 +41,7 @@ def choose_rows(connection: Connection, scope: Scope, wanted: ClaimRequest) -> l
     probed = _probed(connection, scope, wanted) if wanted.order == "random" else None
     if probed is not None:
         return probed
-    statement = _first_rows(scope.limits, wanted.node, wanted.order)
+    statement = _first_rows(scope.limits, wanted.node, wanted.steps, wanted.order)
     return _scalars(connection, statement, scope.parameters(**{COUNT: wanted.n}))
 
 
@@ -62,7 +63,7 @@ def _probed(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[
     span = scope.high - low
     if span <= max(SMALL_SPAN, 4 * n):
         return None
-    statement = _among(scope.limits, wanted.node)
+    statement = _among(scope.limits, wanted.node, wanted.steps)
     rng = np.random.default_rng()
     drawn: set[int] = set()
     found: list[int] = []
@@ -81,17 +82,17 @@ def _probed(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[
 
 
 @remembered
-def _first_rows(limits: Eligibility, node: Node, order: Order) -> Select[Any]:
+def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order) -> Select[Any]:
     by = (func.random(),) if order == "random" else ORDERS[order]
     count = bindparam(COUNT, type_=BigInteger())
     within = held if order in ("random", "fifo") else held_unindexed
-    found = select(items.c.seq).where(claimable(limits, node, within)).order_by(*by).limit(count)
-    return found.with_for_update(skip_locked=True)
+    found = select(items.c.seq).where(claimable(limits, node, steps, within))
+    return found.order_by(*by).limit(count).with_for_update(skip_locked=True)
 
 
 @remembered
-def _among(limits: Eligibility, node: Node) -> Select[Any]:
-    found = select(items.c.seq).where(claimable(limits, node, held_by_key), in_seqs)
+def _among(limits: Eligibility, node: Node, steps: StepLayout) -> Select[Any]:
+    found = select(items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
     return found.with_for_update(skip_locked=True)
 
 

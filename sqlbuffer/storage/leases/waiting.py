@@ -31,6 +31,7 @@ from sqlbuffer.storage.leases.groups import groups, states_of_groups
 from sqlbuffer.storage.leases.held import Claim, HeldRows
 from sqlbuffer.storage.leases.keeping import LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.waits import begin_wait
 
@@ -170,7 +171,7 @@ def _look(
 
     Without limits, select the window alone.
     """
-    window = select_sampled_window(buffer_id, evict_by).subquery("w").c
+    window = select_sampled_window(buffer_id, evict_by, wanted.steps.of(buffer_id)).subquery("w").c
     enough = literal(False) if limits is None else _is_enough(limits, wanted)
     return select(enough, *window)
 
@@ -178,7 +179,8 @@ def _look(
 def _is_enough(limits: Eligibility, wanted: ClaimRequest) -> Any:
     if wanted.group_by is None:
         count = bindparam(COUNT, type_=BigInteger())
-        some = select(literal(1)).select_from(items).where(claimable(limits, wanted.node))
+        can_claim = claimable(limits, wanted.node, wanted.steps)
+        some = select(literal(1)).select_from(items).where(can_claim)
         found = select(func.count()).select_from(some.limit(count).subquery())
         return found.scalar_subquery() >= count
     own = groups(limits, wanted, named=False).subquery("g").c
@@ -192,7 +194,7 @@ def missing(leases: LeaseKeeping, wanted: ClaimRequest, timeout_s: float) -> str
     """Return a message for people that names what is missing."""
     info = leases.buffer.info
     with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
-        window = select_sampled_window(info.id, info.config.retention.evict_by)
+        window = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
         now = SampledWindow(*connection.execute(window).one())
         limits = leases.restrictions.limits_of_leases(now)
         scope = Scope(info.id, now.low, None, limits)
@@ -221,7 +223,7 @@ def _rows_by_state(connection: Connection, scope: Scope, wanted: ClaimRequest) -
     if wanted.group_by == "episode_id":
         tests["in no episode"] = items.c.episode_id.is_(None)
     if wanted.node != EVERYTHING and wanted.group_by is None:
-        tests["unmatched"] = ~matches(wanted.node)
+        tests["unmatched"] = ~matches(wanted.node, wanted.steps)
     for name, limit in (
         ("in quarantine", Eligibility(quarantine=limits.quarantine)),
         ("stale", Eligibility(oldest_version=limits.oldest_version)),

@@ -171,7 +171,7 @@ class Priorities:
     def _of_numbers(self) -> Any:
         if not self._candidates.is_filtered:
             return statements.ROWS_OF_NUMBERS
-        return statements.matching_numbers(self._candidates.matching)
+        return statements.matching_numbers(self._candidates)
 
     def all(self, candidates: Candidates) -> tuple[Integers, Reals]:
         """Return every matching number, in order, and the priorities.
@@ -182,7 +182,7 @@ class Priorities:
         if candidates.picks_keys:
             keys = candidates.keys()
             return keys, self.of(keys)
-        seqs, priorities = self._arrays(statements.initial(candidates.in_window), {})
+        seqs, priorities = self._arrays(statements.initial(candidates), {})
         updated, values = self._arrays(
             statements.UPDATED, {BUFFER_ID: self._info.id, LOW: candidates.low}
         )

@@ -19,17 +19,18 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
+from sqlbuffer.storage.rows.statements import in_order
+from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
     "first", "last", "size", "high", "blocks", "n", "skipped",
@@ -210,16 +211,22 @@ def _number(name: str) -> Any:
     return bindparam(name, type_=BigInteger())
 
 
-_own = experiences.c
 _buffer_id = bindparam(BUFFER_ID, type_=Integer())
-_updated = (
-    select(priorities.c.priority)
-    .where(priorities.c.buffer_id == _own.buffer_id, priorities.c.seq == _own.seq)
-    .correlate(experiences)
-    .scalar_subquery()
-)
-_initial = func.coalesce(_own.initial_priority, literal_column("1.0"), type_=Double())
-PRIORITY = func.coalesce(_updated, _initial, type_=Double())
+
+
+def _initial(steps: Any) -> Any:
+    return func.coalesce(steps.c.initial_priority, literal_column("1.0"), type_=Double())
+
+
+def _priority(steps: Any) -> Any:
+    updated = (
+        select(priorities.c.priority)
+        .where(priorities.c.buffer_id == steps.c.buffer_id, priorities.c.seq == steps.c.seq)
+        .correlate(steps)
+        .scalar_subquery()
+    )
+    return func.coalesce(updated, _initial(steps), type_=Double())
+
 
 _blocks = priority_blocks.c
 _those_between = (
@@ -266,16 +273,18 @@ UPDATED = _all_packed(
 )
 
 
-def matching_numbers(matching: ColumnElement[bool]) -> Select[Any]:
-    """Select (seq, priority) of the matching rows among the parameter `seqs`."""
-    is_one = has_number(_own.seq, _buffer_id, bindparam(SEQS, type_=SeqList()))
-    return _all_packed(select(_own.seq, PRIORITY.label("priority")).where(matching & is_one))
+def matching_numbers(candidates: Candidates) -> Select[Any]:
+    """Select (seq, priority) of the candidates among the parameter `seqs`."""
+    steps, is_one = candidates.steps.at(_buffer_id, bindparam(SEQS, type_=SeqList()))
+    chosen = select(steps.c.seq, _priority(steps).label("priority"))
+    return _all_packed(chosen.where(candidates.matching_in(steps), is_one))
 
 
-def initial(where: ColumnElement[bool]) -> Select[Any]:
-    """Select (seq, initial priority) of rows, in order."""
-    chosen = select(_own.seq, _initial.label("priority")).where(where)
-    return _all_packed(chosen.order_by(_own.seq))
+def initial(candidates: Candidates) -> Select[Any]:
+    """Select (seq, initial priority) of candidates, in order."""
+    steps = candidates.table_of_steps
+    chosen = select(steps.c.seq, _initial(steps).label("priority")).where(candidates.in_window)
+    return _all_packed(chosen.order_by(*in_order(EVERYTHING, steps)))
 
 
 def arrays(

@@ -12,7 +12,6 @@ from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.settling import settled_seq
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.step_count import n_steps
 from sqlbuffer.storage.database.engine import (
     server_epoch,
@@ -20,8 +19,9 @@ from sqlbuffer.storage.database.engine import (
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.seq_runs import SeqRuns
 from sqlbuffer.storage.rows.stored_rows import (
@@ -52,6 +52,7 @@ class RowQueries:
 
     def __init__(self, buffer: OpenBuffer, source: CandidateSource, own_writes: OwnWrites) -> None:
         self.buffer, self._source, self.own_writes = buffer, source, own_writes
+        self._steps = steps_of(buffer.info)
         self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
 
     def count(self, node: Node) -> int:
@@ -70,12 +71,9 @@ class RowQueries:
                 if counts_all:
                     return self._count_all(connection, window, settled)
                 matching = resolve_labels(node, window.has_labels)
-                where = statements.in_window(self.buffer.info.id, window.low, matching)
-                return int(
-                    connection.execute(
-                        select(func.count()).select_from(experiences).where(where)
-                    ).scalar_one()
-                )
+                where = statements.in_window(self.buffer.info.id, window.low, matching, self._steps)
+                counted = select(func.count()).select_from(self._steps).where(where)
+                return int(connection.execute(counted).scalar_one())
 
     def store_waiting(self) -> None:
         """Store the waiting steps of this process."""
@@ -116,8 +114,10 @@ class RowQueries:
                 if settled is None or settled >= high:
                     return high, high, SeqRuns()
                 low = max(settled, self.buffer.window_in(connection).low)
-                recent = statements.in_window(self.buffer.info.id, low, EVERYTHING)
-                return settled, high, SeqRuns(connection.execute(statements.runs(recent)).all())
+                steps = self._steps
+                recent = statements.in_window(self.buffer.info.id, low, EVERYTHING, steps)
+                runs = connection.execute(statements.runs(recent, steps)).all()
+                return settled, high, SeqRuns(runs)
 
     def _pages(
         self,
@@ -145,7 +145,8 @@ class RowQueries:
         Fewer are returned if the rows are large. Also return True if there are no more.
         """
         payloads = payloads or self._source.whole_rows
-        seq = statements.seq_for(node)
+        steps = self._steps
+        seq, in_order = statements.seq_for(node, steps), statements.in_order(node, steps)
         with (
             translated(self.buffer.url),
             snapshot(self.buffer.engine, in_order=True) as connection,
@@ -153,11 +154,13 @@ class RowQueries:
             window = self.buffer.window_in(connection)
             matching = resolve_labels(node, window.has_labels)
             low = max(cursor, window.low)
-            where = statements.in_window(self.buffer.info.id, low, matching)
+            where = statements.in_window(self.buffer.info.id, low, matching, steps)
             found: list[Row] = []
             for high in self._ends(node, low, end, limit):
-                page = statements.seqs(where & (seq <= high)).order_by(seq).limit(limit)
-                found = payloads.matching(connection, page, has_labels=window.has_labels)
+                page = select(steps.c.seq).where(where, seq <= high).order_by(*in_order)
+                found = payloads.matching(
+                    connection, page.limit(limit), steps, has_labels=window.has_labels
+                )
                 if len(found) == limit:
                     break
             rows = payloads.complete(connection, found, PAGE_BYTES)
@@ -217,12 +220,14 @@ class RowQueries:
         window = self.buffer.window_in(connection)
         for start in range(0, len(wanted), TASKS_AT_ONCE):
             chosen = wanted[start : start + TASKS_AT_ONCE]
-            where = statements.of_tasks(self.buffer.info.id, window.low, chosen)
+            steps = self._steps
+            where = statements.of_tasks(self.buffer.info.id, window.low, chosen, steps)
             rows = payloads.matching(
                 connection,
-                statements.seqs(where),
+                select(steps.c.seq).where(where),
+                steps,
                 has_labels=window.has_labels,
-                excludes=limits.is_ineligible(experiences) if limits else None,
+                excludes=limits.is_ineligible(steps) if limits else None,
             )
             for row in payloads.complete(connection, rows):
                 found[row[TASK_ID]].append(row)
@@ -234,18 +239,21 @@ class RowQueries:
         """Return the select of all rows that match."""
         window = self.buffer.window()
         matching = resolve_labels(node, window.has_labels)
-        where = statements.in_window(self.buffer.info.id, window.low, matching)
-        return statements.rows(where, has_labels=window.has_labels).order_by(
-            statements.seq_for(node)
-        )
+        steps = self._steps
+        where = statements.in_window(self.buffer.info.id, window.low, matching, steps)
+        rows = select(*statements.row_columns(steps)).where(where)
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        return rows.order_by(*statements.in_order(node, steps))
 
     def select_seqs(self, node: Node) -> Callable[[BufferWindow], Select[Any]]:
         """Return a function that selects the numbers of matching rows, in ascending order."""
 
         def select_in(window: BufferWindow) -> Select[Any]:
             resolved = resolve_labels(node, window.has_labels)
-            found = statements.seqs(statements.in_window(self.buffer.info.id, window.low, resolved))
-            return found.order_by(statements.seq_for(resolved))
+            steps = self._steps
+            where = statements.in_window(self.buffer.info.id, window.low, resolved, steps)
+            found = select(steps.c.seq).where(where)
+            return found.order_by(*statements.in_order(resolved, steps))
 
         return select_in
 
@@ -255,7 +263,7 @@ class RowQueries:
 
     def explain(self, node: Node) -> str:
         """Return the database's plan of that select."""
-        statement = explain(self.buffer.as_run(self.statement(node)))
+        statement = explain(self.statement(node))
         plan = self.buffer.read(lambda connection: connection.execute(statement).all())
         return "\n".join(str(row[-1]) for row in plan)
 

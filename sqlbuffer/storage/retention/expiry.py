@@ -16,10 +16,11 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.transactions import snapshot
@@ -31,6 +32,7 @@ from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.tables import tasks
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.column_types import IntegerList
@@ -189,18 +191,18 @@ class Expiry:
         limits = self._source.restrictions.limits(now).lasting
         if not limits:
             return []
-        info, own = self._buffer.info, experiences.c
-        cause = _cause(limits)
+        info, steps = self._buffer.info, steps_of(self._buffer.info)
+        own, cause = steps.c, _cause(limits, steps)
         may_leave: list[Any] = []
         if now.has_quarantine:
             may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
         if info.config.leases.enabled:
-            may_leave.append(not_leased(info.id))
+            may_leave.append(not_leased(info.id, steps))
         statement = (
             select(own.seq, own.episode_id, own.t, own.task_id, cause)
             .where(own.buffer_id == info.id, own.seq > start, own.seq <= end)
             .where(cause.is_not(None), *may_leave)
-            .order_by(own.seq)
+            .order_by(*statements.in_order(EVERYTHING, steps))
         )
         found = [_Row(*row) for row in connection.execute(statement)]
         return self._that_leave(connection, now.low, limits, found)
@@ -226,7 +228,7 @@ class Expiry:
     ) -> set[str]:
         """Return the tasks that have no row that may be sampled."""
         number = self._buffer.info.id
-        free: Any = experiences.alias("free")
+        free: Any = steps_of(self._buffer.info).alias("free")
         has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
         named = (tasks.c.buffer_id == number) & keys.one_of(tasks.c.task_id, ids)
         return set(connection.execute(select(tasks.c.task_id).where(named, has_none)).scalars())
@@ -238,7 +240,7 @@ class Expiry:
         if not ids:
             return set()
         number, states = self._buffer.info.id, statements.episode_states.c
-        free: Any = experiences.alias("free")
+        free: Any = steps_of(self._buffer.info).alias("free")
         found = select(1).where(
             free.c.buffer_id == number,
             free.c.episode_id == states.id,
@@ -273,13 +275,14 @@ class Expiry:
 
         It stays below numbers where a row can still appear.
         """
-        buffer, own = self._buffer, experiences.c
+        buffer, steps = self._buffer, steps_of(self._buffer.info)
+        own = steps.c
         if buffer.info.config.retention.evict_by != "row":
             return
         first = connection.execute(
             select(own.seq)
             .where(own.buffer_id == buffer.info.id, own.seq > now.low)
-            .order_by(own.seq)
+            .order_by(*statements.in_order(EVERYTHING, steps))
             .limit(1)
         ).scalar_one_or_none()
         low = min(now.high if first is None else first - 1, settled)
@@ -287,14 +290,14 @@ class Expiry:
         connection.execute(later.values(low_seq=low))
 
 
-def _cause(limits: Eligibility) -> ColumnElement[Any]:
+def _cause(limits: Eligibility, steps: Any) -> ColumnElement[Any]:
     """Return the expression for the reason why a row may not be sampled; null if it may."""
-    own, causes = experiences.c, []
+    own, causes = steps.c, []
     if limits.oldest_version is not None:
         oldest = bindparam(None, limits.oldest_version, BigInteger(), unique=True)
         causes.append((own.model_version < oldest, EXPIRED))
     if limits.max_use is not None:
-        causes.append((is_used_up(experiences, limits.max_use), USED_UP))
+        causes.append((is_used_up(steps, limits.max_use), USED_UP))
     if limits.session is not None:
         causes.append((own.session_id != limits.session, OTHER_SESSION))
     return case(*causes)

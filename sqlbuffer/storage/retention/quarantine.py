@@ -17,14 +17,15 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
-from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.changes.change_log import log_change
 from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
 from sqlbuffer.storage.eligibility.tables import quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import layout_of, steps_of
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.number_keys import has_number
 from sqlbuffer.storage.schema.planner import unindexed
 
 # A checked condition, or numbers of rows.
@@ -33,7 +34,7 @@ Rows = Node | Sequence[int]
 
 def put(
     connection: Connection,
-    buffer_id: int,
+    info: BufferInfo,
     low: int,
     rows: Rows,
     reason: str | None,
@@ -43,17 +44,19 @@ def put(
 
     Args:
         connection: Transaction that holds the row of the buffer.
-        buffer_id: The buffer.
+        info: The buffer.
         low: Lower end of its window.
         rows: Condition or numbers of the rows.
         reason: Reason, stored with each row.
         origin: The opener that does it; see `OpenBuffer.origin`.
     """
+    buffer_id = info.id
     _forget(connection, buffer_id, low)
-    is_new = ~is_in_quarantine(experiences.c.buffer_id, experiences.c.seq)
-    chosen = select(
-        experiences.c.buffer_id, experiences.c.seq, literal(reason, Text()).label("reason")
-    ).where(these(buffer_id, low, rows), is_new)
+    steps, are_these = _these(info, low, rows)
+    is_new = ~is_in_quarantine(steps.c.buffer_id, steps.c.seq)
+    chosen = select(steps.c.buffer_id, steps.c.seq, literal(reason, Text()).label("reason")).where(
+        are_these, is_new
+    )
     made = insert(quarantine).from_select(["buffer_id", "seq", "reason"], chosen)
     new = connection.execute(made.returning(quarantine.c.seq)).scalars().all()
     if new:
@@ -62,10 +65,12 @@ def put(
     return len(new)
 
 
-def release(connection: Connection, buffer_id: int, low: int, rows: Rows, origin: str) -> int:
+def release(connection: Connection, info: BufferInfo, low: int, rows: Rows, origin: str) -> int:
     """Take rows out of quarantine; return how many were in it. The arguments are those of `put`."""
+    buffer_id = info.id
     _forget(connection, buffer_id, low)
-    named = select(experiences.c.seq).where(these(buffer_id, low, rows))
+    steps, are_these = _these(info, low, rows)
+    named = select(steps.c.seq).where(are_these)
     own = (quarantine.c.buffer_id == buffer_id) & quarantine.c.seq.in_(named)
     found = connection.execute(delete(quarantine).where(own).returning(quarantine.c.seq))
     released = found.scalars().all()
@@ -75,14 +80,15 @@ def release(connection: Connection, buffer_id: int, low: int, rows: Rows, origin
     return len(released)
 
 
-def these(buffer_id: int, low: int, rows: Rows) -> ColumnElement[bool]:
-    """Return the expression for rows of a buffer above `low`."""
+def _these(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
+    """Return a table of steps, and the condition for rows of a buffer above `low`."""
     if isinstance(rows, (Leaf, Group)):
-        return statements.in_window(buffer_id, low, resolve_labels(rows, True))
+        steps = steps_of(info)
+        return steps, statements.in_window(info.id, low, resolve_labels(rows, True), steps)
     wanted = bindparam(None, rows, SeqList(), unique=True)
+    steps, is_one = layout_of(info).at(literal(info.id, Integer()), wanted)
     # PostgreSQL would read all rows above an indexed bound, and search for each in the list.
-    seq = experiences.c.seq
-    return has_number(seq, literal(buffer_id, Integer()), wanted) & (unindexed(seq) > low)
+    return steps, is_one & (unindexed(steps.c.seq) > low)
 
 
 def _own(buffer_id: int, *conditions: Any) -> Any:

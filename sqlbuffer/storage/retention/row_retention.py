@@ -16,13 +16,14 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.holds.hold import held_low
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.leases.keeping import not_leased
 from sqlbuffer.storage.retention import quarantine
 from sqlbuffer.storage.retention.eviction import evict
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rollout_stats.late_changes import Rollout, forget, remove_steps
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import remove_where
 
 
@@ -45,17 +46,19 @@ class Retention:
             window = self.buffer.note_deletion(connection)
             # No row newer than the stored window is read: its lower end follows from the newest
             # row.
+            steps = steps_of(self.buffer.info)
             matching = statements.in_window(
-                self.buffer.info.id, window.low, resolve_labels(node, window.has_labels)
+                self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
             )
-            seq = statements.seq_for(node)
+            seq = statements.seq_for(node, steps)
             removed = self._rollouts(connection, matching & (seq <= window.high), window)
             n_removed = remove_where(
                 connection,
                 self.buffer.info.id,
                 matching,
                 seq <= window.high,
-                seq=seq,
+                steps=steps,
+                node=node,
                 origin=self.buffer.origin,
             )
             if n_removed:
@@ -69,9 +72,11 @@ class Retention:
         self, connection: Connection, matching: ColumnElement[bool], window: BufferWindow
     ) -> dict[Rollout, tuple[int, float | None]]:
         """Return for each rollout how many rows match, and the sum of their rewards."""
-        columns = (experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t)
-        found = statements.rows(matching, columns, has_labels=window.has_labels).subquery().c
-        task_id, episode_id, reward = found
+        steps = steps_of(self.buffer.info)
+        of = steps.c
+        rows = select(of.task_id, of.episode_id, of.reward_t).where(matching)
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        task_id, episode_id, reward = rows.subquery().c
         # Grouped by the column itself, SQLite would read all steps in the order of the index of
         # tasks.
         rollout = func.coalesce(task_id, ""), func.coalesce(episode_id, 0)
@@ -89,9 +94,10 @@ class Retention:
             layout.lock(connection, self.buffer.info.id)
             window = self.buffer.note_deletion(connection)
             id_, origin = self.buffer.info.id, self.buffer.origin
-            remove_where(connection, id_, experiences.c.seq <= window.low)
-            inside = experiences.c.seq <= window.high
-            n_removed = remove_where(connection, id_, inside, origin=origin)
+            steps = steps_of(self.buffer.info)
+            remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
+            inside = steps.c.seq <= window.high
+            n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
             forget(connection, id_)
             connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
             layout.after_clear(connection, id_)
@@ -117,7 +123,7 @@ class Retention:
         def work(connection: Connection) -> int:
             self.buffer.lock(connection)
             low, origin = self.buffer.window_in(connection).low, self.buffer.origin
-            return quarantine.put(connection, self.buffer.info.id, low, rows, reason, origin)
+            return quarantine.put(connection, self.buffer.info, low, rows, reason, origin)
 
         return self.buffer.write(work)
 
@@ -127,7 +133,7 @@ class Retention:
         def work(connection: Connection) -> int:
             self.buffer.lock(connection)
             low, origin = self.buffer.window_in(connection).low, self.buffer.origin
-            return quarantine.release(connection, self.buffer.info.id, low, rows, origin)
+            return quarantine.release(connection, self.buffer.info, low, rows, origin)
 
         return self.buffer.write(work)
 
@@ -147,7 +153,7 @@ class Retention:
                 low = low if held is None else min(low, held)
                 left = experiences.c.seq <= low
                 if self.buffer.info.config.leases.enabled:
-                    left = left & not_leased(self.buffer.info.id)
+                    left = left & not_leased(self.buffer.info.id, experiences)
                 remove_where(connection, self.buffer.info.id, left)
             self.buffer.window_in(connection)  # so that this process knows the new limits
 

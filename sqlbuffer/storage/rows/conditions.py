@@ -29,7 +29,7 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.condition_tree import Group, Leaf, Node
 from sqlbuffer.query.number_bounds import integer_bound, is_number, real_bound
 from sqlbuffer.query.paths import Field
-from sqlbuffer.storage.buffers.tables import experiences, sessions
+from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
@@ -45,10 +45,10 @@ from sqlbuffer.storage.schema.json_values import (
     position_of,
     user_extra,
 )
-from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.list_parameters import one_of
 from sqlbuffer.storage.schema.metadata import KEY
 
-Table = Any  # experiences, the view v_experiences, or an alias of either
+Table = Any  # experiences, steps of chunks, the view v_experiences, or an alias of one
 # Columns that the view shows under another name.
 _SHOWN_AS = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value"}
 MAX_CHAIN = 100
@@ -63,12 +63,13 @@ _ORDER: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
 }
 
 
-def compile_condition(node: Node, table: Table = experiences) -> ColumnElement[bool]:
+def compile_condition(node: Node, table: Table) -> ColumnElement[bool]:
     """Return the SQL expression of a checked condition.
 
     Args:
         node: The condition.
-        table: The table of experiences, the view of them, or an alias of either.
+        table: The table of experiences, that of a buffer's steps in chunks, the view of both, or an
+            alias of one.
 
     Raises:
         ConditionError: The condition is so deep and wide that SQLite would refuse it.
@@ -245,11 +246,11 @@ def _is_one_of(
 ) -> ColumnElement[bool]:
     if kind == "texts":
         text = column if field.kind == "text" else json_text(column, field.path)
-        return is_one_of(text, bindparam(None, members, KeyList(), unique=True))
+        return one_of(text, bindparam(None, members, KeyList(), unique=True))
     if field.kind == "int":
-        return is_one_of(column, bindparam(None, members, IntegerList(), unique=True))
+        return one_of(column, bindparam(None, members, IntegerList(), unique=True))
     number = json_number(column, field.path)
-    return is_one_of(number, bindparam(None, members, NumberList(), unique=True))
+    return one_of(number, bindparam(None, members, NumberList(), unique=True))
 
 
 def _part_of(field: Field, whole: str, column: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -4,17 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Table, select
+from sqlalchemy import Table, select, true
 
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.first_step_left import first_step_left
-from sqlbuffer.storage.chunks.step_relations import steps_at
-from sqlbuffer.storage.chunks.step_statements import over
+from sqlbuffer.storage.chunks.step_relations import (
+    chunk_steps,
+    is_numbered_step,
+    steps_at,
+    steps_of_chunks,
+)
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.rows import row_slices
+from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 
 
@@ -28,8 +33,13 @@ class StepLayout:
         mark: Name of a column whose value no other row, or chunk, of that number has.
         read_keys: Reads steps with those around them; see `chunks.sqlite.read_keys`.
         read_ranges: Reads ranges of episodes; see `chunks.sqlite.read_ranges`.
-        selected: Returns a select over `experiences` for the steps with some numbers:
-            `selected(statement, buffer_id, seqs)`.
+        of: Returns the table of the steps of a buffer, for statements without their bytes. It has
+            the columns of `experiences`, and its conditions use the indexes of rows or of chunks.
+            For None they do not: each step is then found by `is_numbered`.
+        at: Returns such a table for steps with some numbers, and the condition for a step of it:
+            `at(buffer_id, seqs)`, with a `SeqList`.
+        is_numbered: Returns the condition for a step of `of` or an alias of it to have one number:
+            `is_numbered(columns, buffer_id, number)`.
         first_left: Returns the expression for the number of the first step of an episode above a
             number: `first_left(buffer_id, episode_id, low)`.
         has_chunks: Steps are in chunks.
@@ -40,7 +50,9 @@ class StepLayout:
     mark: str
     read_keys: Callable[..., list[tuple[Any, ...]]]
     read_ranges: Callable[..., list[tuple[Any, ...]]]
-    selected: Callable[[Any, Any, Any], Any]
+    of: Callable[[int | None], Any]
+    at: Callable[[Any, Any], tuple[Any, Any]]
+    is_numbered: Callable[[Any, Any, Any], Any]
     first_left: Callable[[Any, Any, Any], Any]
     has_chunks: bool
 
@@ -48,6 +60,11 @@ class StepLayout:
 def layout_of(info: BufferInfo) -> StepLayout:
     """Return how the steps of a buffer are stored."""
     return CHUNKS if info.has_chunks else ROWS
+
+
+def steps_of(info: BufferInfo) -> Any:
+    """Return the table of the steps of a buffer; see `StepLayout.of`."""
+    return layout_of(info).of(info.id)
 
 
 def _first_row_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
@@ -71,7 +88,9 @@ ROWS = StepLayout(
     "inserted_at",
     row_slices.read_keys,
     row_slices.read_ranges,
-    lambda statement, buffer_id, seqs: statement,
+    lambda buffer_id: experiences,
+    lambda buffer_id, seqs: (experiences, has_number(experiences.c.seq, buffer_id, seqs)),
+    lambda row, buffer_id, number: is_numbered(row.seq, buffer_id, number),
     _first_row_left,
     has_chunks=False,
 )
@@ -81,7 +100,9 @@ CHUNKS = StepLayout(
     "id",
     by_database(sqlite=sqlite.read_keys, postgresql=postgresql.read_keys),
     by_database(sqlite=sqlite.read_ranges, postgresql=postgresql.read_ranges),
-    lambda statement, buffer_id, seqs: over(statement, steps_at(buffer_id, seqs)),
+    lambda buffer_id: chunk_steps if buffer_id is None else steps_of_chunks(buffer_id),
+    lambda buffer_id, seqs: (steps_at(buffer_id, seqs), true()),
+    is_numbered_step,
     first_step_left,
     has_chunks=True,
 )

@@ -31,7 +31,6 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.labels import late_values
@@ -236,6 +235,7 @@ class Payloads:
         self,
         connection: Connection,
         keys: Select[Any],
+        steps: Any,
         *,
         has_labels: bool,
         excludes: ColumnElement[bool] | None = None,
@@ -247,15 +247,16 @@ class Payloads:
         Args:
             connection: The transaction.
             keys: The select.
+            steps: The table of steps that it reads.
             has_labels: Read values that were given late.
             excludes: Condition for a row by which its whole task is left out.
         """
         reads_steps = self.reading.read is not None
         if reads_steps and excludes is not None:
-            keys = keys.with_only_columns(experiences.c.seq, experiences.c.task_id)
+            keys = keys.add_columns(steps.c.task_id)
         elif not reads_steps:
             keys = keys.with_only_columns(*self.columns)
-            keys = late_values.with_labels(keys) if has_labels else keys
+            keys = late_values.with_labels(keys, steps) if has_labels else keys
         if excludes is not None:
             keys = keys.add_columns(excludes.label("is_excluded"))
         rows = fetch(connection, keys)

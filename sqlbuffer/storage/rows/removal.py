@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
+from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
@@ -27,7 +28,8 @@ def remove_where(
     connection: Connection,
     buffer_id: int,
     *conditions: Any,
-    seq: Any = experiences.c.seq,
+    steps: Any = experiences,
+    node: Node = EVERYTHING,
     origin: str | None = None,
 ) -> int:
     """Delete the rows of a buffer that match, with their rows in the narrow tables.
@@ -36,7 +38,8 @@ def remove_where(
         connection: The transaction.
         buffer_id: The buffer.
         conditions: Conditions that rows must match; none for all rows.
-        seq: Column of the order; see `statements.seq_for`.
+        steps: The table of steps that they are over.
+        node: The condition among them that decides on the order; see `statements.in_order`.
         origin: The opener that deletes them; see `OpenBuffer.origin`.
 
     Returns:
@@ -44,9 +47,9 @@ def remove_where(
     """
     removed = 0
     matching = (
-        statements.seqs(experiences.c.buffer_id == buffer_id)
-        .where(*conditions)
-        .order_by(seq)
+        select(steps.c.seq)
+        .where(steps.c.buffer_id == buffer_id, *conditions)
+        .order_by(*statements.in_order(node, steps))
         .limit(ROWS_AT_ONCE)
     )
     while seqs := list(connection.execute(matching).scalars()):

@@ -17,12 +17,14 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
     EligibilityKind,
     hold_by_parameters,
 )
-from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.labels.late_values import with_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statement_cache import remembered
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.number_keys import has_number
+
+# Returns the condition for a step of a table of steps to be a key of a form.
+IsKey = Callable[[Any], ColumnElement[bool]]
 
 BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
 
@@ -33,26 +35,19 @@ class RowSelection:
 
     Attributes:
         columns: The columns of its row, `seq` first.
-        is_key: Further condition for a row to be a key.
         complete: Function that adds the bytes in other tables to the chosen rows.
         read: Function that reads steps of chunks by their numbers, in place of `columns`:
             `read(connection, seqs, has_labels, has_deleted)`.
     """
 
     columns: Sequence[Any]
-    is_key: ColumnElement[bool] | None = None
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
     read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
 
     def statement(
-        self,
-        node: Node,
-        limits: Eligibility = NO_LIMITS,
-        *,
-        has_labels: bool = False,
-        steps: StepLayout = ROWS,
+        self, node: Node, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
     ) -> Any:
-        """Return the select of the parameters `seqs` and `buffer_id`.
+        """Return the select of rows by the parameters `seqs` and `buffer_id`.
 
         The limits' own parameters must be given too.
 
@@ -60,9 +55,8 @@ class RowSelection:
             node: The condition.
             limits: Limits that rows must meet.
             has_labels: Read values that were given late.
-            steps: How the steps are stored.
         """
-        return self._built(node, limits.kind, has_labels, steps)
+        return self._built(node, limits.kind, has_labels)
 
     def by_number(
         self,
@@ -88,17 +82,45 @@ class RowSelection:
         return fetch(connection, statement, {BUFFER_ID: buffer_id, SEQS: seqs})
 
     @cached_property
-    def _built(self) -> Callable[[Node, EligibilityKind, bool, StepLayout], Any]:
+    def _built(self) -> Callable[[Node, EligibilityKind, bool], Any]:
         return remembered(self._build)
 
-    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool, steps: StepLayout) -> Any:
-        buffer_id = bindparam(BUFFER_ID, type_=Integer())
-        seqs = bindparam(SEQS, type_=SeqList())
-        wanted = compile_condition(node) & has_number(experiences.c.seq, buffer_id, seqs)
-        for held in hold_by_parameters(kind, buffer_id, seqs):
-            wanted = wanted & held
-        if self.is_key is not None:
-            wanted = wanted & self.is_key
-        columns = late_values.with_late(self.columns) if has_labels else self.columns
-        rows: Any = late_values.joined() if has_labels else experiences
-        return steps.selected(select(*columns).select_from(rows).where(wanted), buffer_id, seqs)
+    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool) -> Any:
+        rows = select(*self.columns).where(*_among(node, kind, *ROWS.at(_BUFFER_ID, _SEQS)))
+        return with_labels(rows, experiences) if has_labels else rows
+
+
+def matching_numbers(
+    node: Node, limits: Eligibility, is_key: IsKey | None, steps: StepLayout
+) -> Any:
+    """Return the select of `seq` of those steps among the parameter `seqs` that match.
+
+    The parameters are those of `RowSelection.statement`.
+
+    Args:
+        node: The condition.
+        limits: Limits that steps must meet.
+        is_key: Further condition.
+        steps: How the steps are stored.
+    """
+    return _matching_numbers(node, limits.kind, is_key, steps)
+
+
+@remembered
+def _matching_numbers(
+    node: Node, kind: EligibilityKind, is_key: IsKey | None, steps: StepLayout
+) -> Any:
+    table, is_one = steps.at(_BUFFER_ID, _SEQS)
+    wanted = _among(node, kind, table, is_one)
+    if is_key is not None:
+        wanted.append(is_key(table))
+    return select(table.c.seq).where(*wanted)
+
+
+_BUFFER_ID = bindparam(BUFFER_ID, type_=Integer())
+_SEQS = bindparam(SEQS, type_=SeqList())
+
+
+def _among(node: Node, kind: EligibilityKind, table: Any, is_one: Any) -> list[Any]:
+    held = hold_by_parameters(kind, table, _BUFFER_ID, _SEQS)
+    return [compile_condition(node, table), is_one, *held]

@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import (
     Select,
-    Table,
     Text,
     and_,
     cast,
@@ -21,10 +20,10 @@ from sqlbuffer.query.condition_tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema.planner import unindexed
 
+_FEW = ("id", "seq", "task_id")
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
 
 # The status of every episode, also of abandoned ones.
@@ -33,109 +32,108 @@ episode_states = table(
 )
 
 
-def _column(name: str) -> ColumnElement[Any]:
+def _column(name: str, steps: Any) -> ColumnElement[Any]:
+    of = steps.c
     if name == "episode_key":
-        return (
-            select(episodes.c.key)
-            .where(episodes.c.id == experiences.c.episode_id)
-            .scalar_subquery()
-        )
+        return select(episodes.c.key).where(episodes.c.id == of.episode_id).scalar_subquery()
     if name == "session_key":
-        return (
-            select(sessions.c.key)
-            .where(sessions.c.id == experiences.c.session_id)
-            .scalar_subquery()
-        )
+        return select(sessions.c.key).where(sessions.c.id == of.session_id).scalar_subquery()
+    own: ColumnElement[Any] = of[name]
     # As text, with any JSON loader of the driver.
-    return cast(experiences.c[name], Text) if name in _JSON_COLUMNS else experiences.c[name]
+    return cast(own, Text) if name in _JSON_COLUMNS else own
 
 
-ROW_COLUMNS = (experiences.c.seq, *(_column(name).label(name) for name in Record._fields))
+def row_columns(steps: Any) -> tuple[ColumnElement[Any], ...]:
+    """Return `seq` and the columns of a `Record`, of a table of steps."""
+    return steps.c.seq, *(_column(name, steps).label(name) for name in Record._fields)
 
 
-def seq_for(node: Node, over: Any = experiences) -> ColumnElement[int]:
-    """Return `seq` for bounds and orders: unindexed if the condition names ids or tasks.
+ROW_COLUMNS = row_columns(experiences)
+
+
+def seq_for(node: Node, steps: Any) -> ColumnElement[int]:
+    """Return `seq` for bounds: unindexed if the condition names ids, numbers or tasks.
 
     Without statistics neither planner knows how few rows a task has, and both would rather walk the
     primary key.
     """
-    seq: ColumnElement[int] = over.c.seq
+    seq: ColumnElement[int] = steps.c.seq
     return unindexed(seq) if names_few_rows(node) else seq
 
 
+def in_order(node: Node, steps: Any, *, newest: bool = False) -> list[ColumnElement[Any]]:
+    """Return what steps are ordered by for the order of their numbers; see `seq_for`.
+
+    Chunks are read in their order, instead of sorting all steps.
+    """
+    seq = seq_for(node, steps)
+    is_of_chunks = seq is steps.c.seq and "first_seq" in steps.c
+    columns = [steps.c.first_seq, seq] if is_of_chunks else [seq]
+    return [column.desc() for column in columns] if newest else columns
+
+
 def names_few_rows(node: Node) -> bool:
-    """Return True if a condition is limited to given ids or tasks."""
+    """Return True if a condition is limited to given ids, numbers or tasks."""
     if isinstance(node, Group):
         return node.kind == "all" and any(map(names_few_rows, node.parts))
-    return node.op in ("eq", "in") and not node.negated and node.field.column in ("id", "task_id")
+    return node.op in ("eq", "in") and not node.negated and node.field.column in _FEW
 
 
-def matching(buffer_id: int, node: Node, over: Any = experiences) -> ColumnElement[bool]:
-    """Return the expression for matching rows of a buffer, in the window or not."""
-    return and_(over.c.buffer_id == buffer_id, compile_condition(node, over))
+def matching(buffer_id: int, node: Node, steps: Any) -> ColumnElement[bool]:
+    """Return the expression for matching steps of a buffer, in the window or not."""
+    return and_(steps.c.buffer_id == buffer_id, compile_condition(node, steps))
 
 
-def in_window(buffer_id: int, low: int, node: Node) -> ColumnElement[bool]:
-    """Return the expression for rows of a buffer above `low` that match."""
-    return and_(matching(buffer_id, node), seq_for(node) > low)
+def in_window(buffer_id: int, low: int, node: Node, steps: Any) -> ColumnElement[bool]:
+    """Return the expression for steps of a buffer above `low` that match."""
+    return and_(matching(buffer_id, node, steps), seq_for(node, steps) > low)
 
 
-def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str]) -> ColumnElement[bool]:
-    """Return the expression for rows of a buffer above `low` that belong to one of the tasks."""
+def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str], steps: Any) -> ColumnElement[bool]:
+    """Return the expression for steps of a buffer above `low` that belong to one of the tasks."""
     return and_(
-        experiences.c.buffer_id == buffer_id,
-        one_of(experiences.c.task_id, task_ids),
-        unindexed(experiences.c.seq) > low,
+        steps.c.buffer_id == buffer_id,
+        one_of(steps.c.task_id, task_ids),
+        unindexed(steps.c.seq) > low,
     )
 
 
-def seqs(where: ColumnElement[bool]) -> Select[Any]:
-    """Select keys."""
-    return select(experiences.c.seq).where(where)
-
-
-def runs(where: ColumnElement[bool]) -> Select[Any]:
+def runs(where: ColumnElement[bool], steps: Any) -> Select[Any]:
     """Select the first and last key of each run of consecutive keys, in order."""
-    seq = experiences.c.seq
+    seq = steps.c.seq
     before_run = (seq - func.row_number().over(order_by=seq)).label("before_run")
     found = select(seq, before_run).where(where).subquery("found").c
     first = func.min(found.seq)
     return select(first, func.max(found.seq)).group_by(found.before_run).order_by(first)
 
 
-def rows(
-    where: ColumnElement[bool], columns: Sequence[Any] = ROW_COLUMNS, *, has_labels: bool = False
+def first_rows_of_tasks(
+    buffer_id: int, low: int, node: Node, given: Any, among: ColumnElement[bool], steps: Any
 ) -> Select[Any]:
-    """Select whole rows in the order of `Record`, `seq` first; or other columns.
+    """Select (seq, task_id) of the given rows that are the first matching row of their task.
 
     Args:
-        where: Condition that rows must match.
-        columns: The columns.
-        has_labels: Read values that were given late.
+        buffer_id: The buffer.
+        low: Lower end of the window.
+        node: The condition.
+        given: Table of the given rows.
+        among: Condition for a row of that table.
+        steps: Table of all steps.
     """
-    if not has_labels:
-        return select(*columns).where(where)
-    return select(*late_values.with_late(columns)).select_from(late_values.joined()).where(where)
-
-
-def first_rows_of_tasks(
-    buffer_id: int, low: int, node: Node, among: ColumnElement[bool]
-) -> Select[Any]:
-    """Select (seq, task_id) of the given rows that are the first matching row of their task."""
-    earlier: Table | Any = experiences.alias("earlier")
+    earlier: Any = steps.alias("earlier")
     is_first = ~(
         select(1)
         .where(
             matching(buffer_id, node, earlier),
-            earlier.c.task_id == experiences.c.task_id,
+            earlier.c.task_id == given.c.task_id,
             unindexed(earlier.c.seq) > low,
-            unindexed(earlier.c.seq) < experiences.c.seq,
+            unindexed(earlier.c.seq) < given.c.seq,
         )
         # Without the offset PostgreSQL would make an anti-join over all rows of the buffer.
         .offset(0)
         .exists()
     )
-    return select(experiences.c.seq, experiences.c.task_id).where(among, is_first)
+    return select(given.c.seq, given.c.task_id).where(among, is_first)
 
 
 def has_no_row(
@@ -147,7 +145,7 @@ def has_no_row(
         buffer_id: The buffer.
         low: Lower end of the window.
         task_id: The column with the task.
-        rows: An alias of `experiences`.
+        rows: An alias of the table of steps.
         which: Condition on the alias.
     """
     own = rows.c
@@ -157,6 +155,6 @@ def has_no_row(
     return ~found.offset(0).exists()
 
 
-def matching_tasks(where: ColumnElement[bool]) -> Select[Any]:
-    """Select each task with a matching row, once."""
-    return select(experiences.c.task_id).where(where).group_by(experiences.c.task_id)
+def matching_tasks(where: ColumnElement[bool], steps: Any) -> Select[Any]:
+    """Select each task with a matching step, once."""
+    return select(steps.c.task_id).where(where).group_by(steps.c.task_id)

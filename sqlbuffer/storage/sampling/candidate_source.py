@@ -15,7 +15,7 @@ from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.rows.layouts import layout_of
+from sqlbuffer.storage.rows.layouts import layout_of, steps_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import Candidates
@@ -71,14 +71,17 @@ class CandidateSource:
             now = self.window_answered(answer(connection))
             node = resolve_labels(node, bool(now.has_labels))
             if not (sampled and self.restrictions.are_any(now)):
-                found = Candidates(connection, buffer.info.id, now.low, now.high, node, columns)
+                found = Candidates(
+                    connection, buffer.info.id, now.low, now.high, node, columns,
+                    steps=layout_of(buffer.info),
+                )  # fmt: skip
             else:
                 found = self.restrictions.candidates(
                     connection, now, server_epoch(buffer.engine), node, columns
                 )
             found.has_labels = bool(now.has_labels)
             found.newest_single, found.has_deleted = now.newest_single, bool(now.has_deleted)
-            found.steps, found.may_replace = layout_of(buffer.info), buffer.info.layout is not None
+            found.may_replace = buffer.info.layout is not None
             if self._priorities_of is not None:
                 found.priorities = self._priorities_of(found)
             yield found
@@ -116,6 +119,4 @@ class CandidateSource:
 
     def _select_window(self) -> Select[Any]:
         info = self.buffer.info
-        return select_sampled_window(
-            info.id, info.config.retention.evict_by, has_chunks=info.has_chunks
-        )
+        return select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))

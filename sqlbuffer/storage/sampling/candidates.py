@@ -19,7 +19,6 @@ from sqlbuffer.checks import (
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.slices import Keys, Reach, Slice, keys_of, missing_ranges
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
@@ -27,8 +26,14 @@ from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.layouts import ROWS
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, SEQS, RowSelection
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.rows.row_selection import (
+    BUFFER_ID,
+    SEQS,
+    IsKey,
+    RowSelection,
+    matching_numbers,
+)
 from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
 from sqlbuffer.storage.sampling.slice_reading import (
     SliceReading,
@@ -37,7 +42,6 @@ from sqlbuffer.storage.sampling.slice_reading import (
 )
 from sqlbuffer.storage.sampling.slice_table import SliceTable
 from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.number_keys import has_number
 
 FEW_HOLES, MOST_PROBED = 8, 65_536
 MAX_SEQS = 2**20  # in one call
@@ -84,6 +88,7 @@ class Candidates:
         columns: "RowSelection | SliceReading | Sequence[Any]",
         limits: Eligibility = NO_LIMITS,
         eligible_low: int = 0,
+        steps: StepLayout = ROWS,
     ) -> None:
         self.low, self.high, self.limits = max(low, min(eligible_low, high)), high, limits
         self.window_low = low
@@ -93,7 +98,7 @@ class Candidates:
         self.may_replace = False  # a layout of compat may have replaced values of steps
         self.has_deleted = False  # steps of chunks may have been deleted
         self.newest_single: int | None = None  # first number of a chunk without an episode
-        self.steps = ROWS
+        self.steps, self.table_of_steps = steps, steps.of(buffer_id)
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading: RowSelection | SliceReading
@@ -129,7 +134,7 @@ class Candidates:
     @property
     def is_filtered(self) -> bool:
         """True if rows of the window may not match."""
-        return self.has_condition or self.reading.is_key is not None
+        return self.has_condition or self._is_key is not None
 
     @property
     def picks_keys(self) -> bool:
@@ -147,11 +152,21 @@ class Candidates:
 
         It does not name the buffer: SQLite would look numbers up by an index that begins with it.
         """
-        matching = compile_condition(self.node)
+        return self.matching_in(self.table_of_steps)
+
+    def matching_in(self, steps: Any) -> ColumnElement[bool]:
+        """Return the expression of `matching` for another table of steps.
+
+        :meta private:
+        """
+        matching = compile_condition(self.node, steps)
         if self.limits:
-            matching = matching & self.limits.hold()
-        is_key = self.reading.is_key
-        return matching if is_key is None else matching & is_key
+            matching = matching & self.limits.hold(steps)
+        return matching if self._is_key is None else matching & self._is_key(steps)
+
+    @property
+    def _is_key(self) -> IsKey | None:
+        return self.reading.is_key if isinstance(self.reading, SliceReading) else None
 
     @property
     def span(self) -> int:
@@ -163,15 +178,18 @@ class Candidates:
 
         A sampler can order it, limit it, and return it.
         """
-        return statements.seqs(self.in_window)
+        return select(self.table_of_steps.c.seq).where(self.in_window)
 
     @cached_property
     def _seq(self) -> ColumnElement[int]:
-        return statements.seq_for(self.node)
+        return statements.seq_for(self.node, self.table_of_steps)
+
+    def _in_order(self, *, newest: bool = False) -> list[ColumnElement[Any]]:
+        return statements.in_order(self.node, self.table_of_steps, newest=newest)
 
     @property
     def _matching(self) -> ColumnElement[bool]:
-        return and_(experiences.c.buffer_id == self.buffer_id, self.matching)
+        return and_(self.table_of_steps.c.buffer_id == self.buffer_id, self.matching)
 
     @property
     def in_window(self) -> ColumnElement[bool]:
@@ -186,14 +204,14 @@ class Candidates:
         """
         if self.newest_single is None or self.newest_single <= self.window_low - MOST_STEPS:
             return None
-        single = statements.seqs(self.in_window & experiences.c.episode_id.is_(None))
-        newest = self._scalars(single.order_by(self._seq.desc()).limit(1))
+        single = self.select().where(self.table_of_steps.c.episode_id.is_(None))
+        newest = self._scalars(single.order_by(*self._in_order(newest=True)).limit(1))
         return newest[0] if newest else None
 
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""
         self.has_read_keys = True
-        found = self.connection.execute(self.select().order_by(self._seq)).scalars()
+        found = self.connection.execute(self.select().order_by(*self._in_order())).scalars()
         return np.fromiter(found, np.int64)
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
@@ -274,14 +292,11 @@ class Candidates:
 
     def _matching_among(self, seqs: Sequence[int]) -> list[int]:
         """Return those of some numbers that match, without reading their bytes."""
-        chooses = RowSelection((experiences.c.seq,), is_key=self.reading.is_key)
-        return [seq for (seq,) in self._selected(chooses, seqs)]
+        statement = matching_numbers(self.node, self.limits, self._is_key, self.steps)
+        return [seq for (seq,) in self._selected(statement, seqs)]
 
-    def _selected(self, reading: RowSelection, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
+    def _selected(self, statement: Any, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
         parameters = {BUFFER_ID: self.buffer_id, SEQS: seqs, **self.limits.parameters}
-        statement = reading.statement(
-            self.node, self.limits, has_labels=self.has_labels, steps=self.steps
-        )
         return fetch(self.connection, statement, parameters)
 
     def _read(self, seqs: Sequence[int]) -> None:
@@ -289,7 +304,8 @@ class Candidates:
             self._read_keys(seqs)
             return
         if self.reading.read is None:
-            rows = self._selected(self.reading, seqs)
+            statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
+            rows = self._selected(statement, seqs)
         else:
             seqs = self._matching_among(seqs) if self.is_filtered else seqs
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
@@ -360,13 +376,14 @@ class Candidates:
         Without statistics PostgreSQL expects only a few rows in the buffer, and would sort all of
         them.
         """
-        order = self._seq.desc() if newest else self._seq
+        order = self._in_order(newest=newest)
         width = self.span if self.selective else 2 * (n + offset) + 64
         while True:
             low = max(self.low, self.high - width) if newest else self.low
             high = self.high if newest else min(self.high, self.low + width)
             near = self._matching & (self._seq > low) & (self._seq <= high)
-            found = self._scalars(statements.seqs(near).order_by(order).limit(n).offset(offset))
+            keys = select(self.table_of_steps.c.seq).where(near)
+            found = self._scalars(keys.order_by(*order).limit(n).offset(offset))
             if len(found) == n or width >= self.span:
                 return found
             width *= 8
@@ -377,11 +394,13 @@ class Candidates:
         Raises:
             ArgumentError: They are not a list of integers.
         """
-        among = compile_condition(self.node) & self._among(_checked_seqs(seqs))
+        wanted = bindparam(None, list(_checked_seqs(seqs)), SeqList(), unique=True)
+        given, is_one = self.steps.at(literal(self.buffer_id, Integer()), wanted)
+        among = compile_condition(self.node, given) & is_one
         if self.limits:
-            among = among & self._is_whole(experiences.c.task_id)
+            among = among & self._is_whole(given.c.task_id)
         statement = statements.first_rows_of_tasks(
-            self.buffer_id, self.window_low, self.node, among
+            self.buffer_id, self.window_low, self.node, given, among, self.table_of_steps
         )
         return dict(self.connection.execute(statement).all())
 
@@ -389,7 +408,9 @@ class Candidates:
         """Return every task with a matching row, ordered by their first ones; reads all keys."""
         if self.limits:
             return self._whole_tasks()
-        statement = statements.matching_tasks(self.in_window).order_by(func.min(experiences.c.seq))
+        steps = self.table_of_steps
+        tasks = statements.matching_tasks(self.in_window, steps)
+        statement = tasks.order_by(func.min(steps.c.seq))
         return list(self.connection.execute(statement).scalars())
 
     def random_tasks(self, n: int) -> list[str]:
@@ -401,24 +422,25 @@ class Candidates:
         n = checked_count(n, "n")
         if self.limits:
             return self._whole_tasks(n)
-        statement = statements.matching_tasks(self.in_window).order_by(func.random()).limit(n)
-        return list(self.connection.execute(statement).scalars())
+        tasks = statements.matching_tasks(self.in_window, self.table_of_steps)
+        return list(self.connection.execute(tasks.order_by(func.random()).limit(n)).scalars())
 
     def _whole_tasks(self, n: int | None = None) -> list[str]:
         """Return the tasks with a matching row and without a row that the limits exclude.
 
         Return up to n at random, or all in order.
         """
-        matching = statements.in_window(self.buffer_id, self.window_low, self.node)
-        first = func.min(experiences.c.seq).label("first_seq")
-        found = statements.matching_tasks(matching).add_columns(first).subquery("found").c
+        steps = self.table_of_steps
+        matching = statements.in_window(self.buffer_id, self.window_low, self.node, steps)
+        first = func.min(steps.c.seq).label("first_seq")
+        found = statements.matching_tasks(matching, steps).add_columns(first).subquery("found").c
         order = found.first_seq if n is None else func.random()
         statement = select(found.task_id).where(self._is_whole(found.task_id))
         return list(self.connection.execute(statement.order_by(order).limit(n)).scalars())
 
     def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
         """Return the expression that the limits exclude no row of a task."""
-        rows: Any = experiences.alias("of_task")
+        rows: Any = self.table_of_steps.alias("of_task")
         ineligible = self.limits.is_ineligible(rows)
         return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, ineligible)
 
@@ -451,10 +473,6 @@ class Candidates:
     def n_probed(self) -> int:
         """Number of looked-up numbers."""
         return len(self._probed)
-
-    def _among(self, seqs: Sequence[int]) -> ColumnElement[bool]:
-        wanted = bindparam(None, list(seqs), SeqList(), unique=True)
-        return has_number(experiences.c.seq, literal(self.buffer_id, Integer()), wanted)
 
     def _scalars(self, statement: Select[Any]) -> list[int]:
         return list(self.connection.execute(statement).scalars())

@@ -3,9 +3,9 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.rows import statements
@@ -81,6 +81,7 @@ class EligibleLow:
         self,
         connection: Connection,
         buffer_id: int,
+        steps: Any,
         low: int,
         end: int,
         limits: Eligibility,
@@ -91,6 +92,7 @@ class EligibleLow:
         Args:
             connection: Connection to read from.
             buffer_id: The buffer.
+            steps: The table of its steps.
             low: Lower end of the window.
             end: Number up to which no row can appear any more.
             limits: Limits that exclude rows.
@@ -100,9 +102,10 @@ class EligibleLow:
         if not limits:
             return
         known = max(low, self.of(limits, epoch))
-        seq: Any = experiences.c.seq
-        own = (experiences.c.buffer_id == buffer_id) & (seq > known) & (seq <= end)
-        first = statements.seqs(own & limits.hold()).order_by(seq).limit(1)
+        seq: Any = steps.c.seq
+        own = (steps.c.buffer_id == buffer_id) & (seq > known) & (seq <= end) & limits.hold(steps)
+        in_order = statements.in_order(EVERYTHING, steps)
+        first = select(seq).where(own).order_by(*in_order).limit(1)
         found = connection.execute(first).scalar_one_or_none()
         eligible_low = end if found is None else found - 1
         with self._mutex:

@@ -10,7 +10,6 @@ from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, lit
 
 from sqlbuffer.checks import checked_count
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
@@ -22,7 +21,6 @@ from sqlbuffer.storage.sampling.candidates import Candidates, check_pick
 from sqlbuffer.storage.sampling.slice_reading import SliceReading
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
-from sqlbuffer.storage.schema.number_keys import is_numbered
 
 # If a window has at most this many numbers, ranking the keys of its episodes costs less than a
 # second probe.
@@ -234,9 +232,9 @@ class _EpisodeKeys:
         An episode whose first row meets the limits may have a later one that does not: this is
         found when it is read.
         """
-        first = experiences.alias("first_step")
+        first = self._steps.of(None).alias("first_step")
         matches = select(1).where(
-            is_numbered(first.c.seq, self._buffer_id, keys.c.key),
+            self._steps.is_numbered(first.c, self._buffer_id, keys.c.key),
             compile_condition(self._node, first),
         )
         if self._limits:

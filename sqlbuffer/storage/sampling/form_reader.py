@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.batches.forms import (
     Form,
@@ -24,8 +23,8 @@ from sqlbuffer.batches.makers import Maker, Plan, maker_of
 from sqlbuffer.batches.step_table import NONE, Integers
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.slices import ALL_STEPS, Reach
+from sqlbuffer.storage.rows.row_selection import IsKey
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
 from sqlbuffer.storage.sampling.slice_reading import SliceReading
@@ -195,8 +194,8 @@ def _reach_of(form: Form) -> Reach:
     return Reach(-form.n_before, form.n_step, final_within=form.n_step)
 
 
-def _is_key(form: Form) -> Any:
-    """Return the condition for a step to be a key; None for every step."""
+def _is_key(form: Form) -> IsKey | None:
+    """Return what makes the condition for a step to be a key; None if every step is one."""
     if isinstance(form, WindowForm) and form.stride > 1:
         return _is_every(form.stride)
     if isinstance(form, TrajectoryForm):
@@ -204,18 +203,18 @@ def _is_key(form: Form) -> Any:
     return None
 
 
-# Without an index, which would keep SQLite from using that of the numbers.
-_T = unindexed(experiences.c.t)
+# Without an index, which would keep SQLite from using that of the numbers. The same form has the
+# same function, and so the same statements.
+@lru_cache
+def _is_every(stride: int) -> IsKey:
+    return lambda steps: unindexed(steps.c.t) % stride == 0
 
 
 @lru_cache
-def _is_every(stride: int) -> ColumnElement[bool]:
-    return _T % stride == 0
-
-
-@lru_cache
-def _begins(include_partial: bool) -> ColumnElement[bool]:
-    return _T >= 0 if include_partial else _T == 0
+def _begins(include_partial: bool) -> IsKey:
+    if include_partial:
+        return lambda steps: unindexed(steps.c.t) >= 0
+    return lambda steps: unindexed(steps.c.t) == 0
 
 
 def _size(missing: int, n_asked: int, n_accepted: int) -> int:

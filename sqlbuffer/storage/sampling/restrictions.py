@@ -10,9 +10,9 @@ from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, oldest_version
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import layout_of, steps_of
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.sampling.candidates import FEW_HOLES, Candidates
 from sqlbuffer.storage.sampling.eligible_low import EligibleLow
@@ -77,8 +77,9 @@ class Restrictions:
         limits = self.limits(now)
         eligible_low = self.eligible_low.of(limits, epoch)
         found = Candidates(
-            connection, self._info.id, now.low, now.high, node, columns, limits, eligible_low
-        )
+            connection, self._info.id, now.low, now.high, node, columns, limits, eligible_low,
+            layout_of(self._info),
+        )  # fmt: skip
         found.clock = now.clock
         return found
 
@@ -94,7 +95,8 @@ class Restrictions:
             epoch: Epoch of the server when this was known.
         """
         end = now.high if settled is None else min(settled, now.high)
-        self.eligible_low.look(connection, self._info.id, now.low, end, self.limits(now), epoch)
+        limits, steps = self.limits(now), steps_of(self._info)
+        self.eligible_low.look(connection, self._info.id, steps, now.low, end, limits, epoch)
 
     def limits(self, now: SampledWindow) -> Eligibility:
         """Return the current limits."""
@@ -138,8 +140,9 @@ class Restrictions:
         # limit.
         n_rows = 0
         for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
-            where = statements.in_window(self._info.id, low, EVERYTHING)
-            counted = select(func.count()).select_from(experiences).where(where)
+            steps = steps_of(self._info)
+            where = statements.in_window(self._info.id, low, EVERYTHING, steps)
+            counted = select(func.count()).select_from(steps).where(where)
             n_rows = connection.execute(counted).scalar_one()
             if n_rows >= needed:
                 break

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.storage.chunks.slices import Reach, Slice, SliceColumns, keys_of
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows.layouts import StepLayout
+from sqlbuffer.storage.rows.row_selection import IsKey
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class SliceReading:
     """
 
     reach: Reach
-    is_key: ColumnElement[bool] | None = None
+    is_key: IsKey | None = None
     complete: Any = None
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.schema.compiled_clauses import processed
@@ -32,6 +33,17 @@ def _sqlite_is_one_of(element: is_one_of, compiler: Any, **kw: Any) -> str:
     column, values = element.clauses
     listed = f"SELECT value FROM json_each({compiler.process(values, **kw)})"
     return f"{compiler.process(column, **kw)} IN ({listed})"
+
+
+def one_of(column: Any, values: Any) -> ColumnElement[bool]:
+    """Return the condition for a column to be among values.
+
+    The type of a column may add to it what finds its rows.
+    """
+    is_listed = is_one_of(column, values)
+    among = getattr(column.type, "among", None)
+    found: ColumnElement[bool] = is_listed
+    return found if among is None else among(column, is_listed, values)
 
 
 class is_number_of(is_one_of):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps.store_result import StoreResult
@@ -200,7 +200,8 @@ def _rows_of_ids(
     if not ids:
         return {}
     where = (experiences.c.buffer_id == buffer_id) & keys.one_of(experiences.c.id, ids)
-    found = payloads.held(connection, fetch(connection, statements.rows(where)))
+    rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
+    found = payloads.held(connection, rows)
     return {row[ID]: row for row in found}
 
 
@@ -215,5 +216,6 @@ def _rows_of_episode(
         & (experiences.c.episode_id == episode_id)
         & (unindexed(experiences.c.seq) > low)
     )
-    found = payloads.held(connection, fetch(connection, statements.rows(where)))
+    rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
+    found = payloads.held(connection, rows)
     return {row[T]: row for row in found}

@@ -1,18 +1,13 @@
 """A buffer keeps its layout from the day it is made."""
 
-import gc
 import sqlite3
-import weakref
 from contextlib import closing
 
 import numpy as np
-import pytest
-from sqlalchemy import make_url, select
+from sqlalchemy import make_url
 
 from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.buffers.stored_config import disagreements
-from sqlbuffer.storage.buffers.tables import buffers, experiences
-from sqlbuffer.storage.chunks.step_statements import over_chunks
 from tests.support.sql import connected
 
 FIELDS = {"obs": ("float32", (2,))}
@@ -58,15 +53,3 @@ def test_a_copy_of_a_file_goes_on_as_the_original(tmp_path, sqlite_url):
             assert len(copy) == len(original) == 49
             drawn = copy.sample_arrays(64)
             assert (drawn["obs"][:, 0] == np.where(drawn.info["seq"] > 30, 30, 0)).all()
-
-
-@pytest.mark.parametrize("table", [experiences, buffers], ids=lambda table: table.name)
-def test_statements_that_are_made_for_one_call_are_not_kept_for_ever(table):
-    statement = select(table.c[0])
-    over_chunks(statement)
-    made = weakref.ref(statement)
-    del statement
-    for n in range(200):
-        over_chunks(select(table.c[0]).limit(n))
-    gc.collect()
-    assert made() is None

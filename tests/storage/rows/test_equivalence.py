@@ -27,7 +27,7 @@ def ids_by_database(buffer, conditions):
     long.
     """
     selects = [
-        select(experiences.c.id).where(compile_condition(check(tree))).subquery()
+        select(experiences.c.id).where(compile_condition(check(tree), experiences)).subquery()
         for tree in conditions
     ]
     columns = [experiences.c.id.in_(select(found.c.id)) for found in selects]

@@ -12,7 +12,6 @@ from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.extensions.fragments.deleting import remove
 from sqlbuffer.storage.extensions.fragments.fetching import Prepared, prepared
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool, read
-from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.store import BufferStore
@@ -47,7 +46,7 @@ class FragmentReader:
         """Return the row of a fragment; None if it does not exist."""
         store = self.buffer
         with translated(store.url), snapshot(store.engine) as connection:
-            select_row = statements.rows(_IS_ID, payloads.columns)
+            select_row = select(*payloads.columns).where(_IS_ID)
             given: dict[str, Any] = {"of": store.info.id, "id": id_}
             found = fetch(connection, select_row, given)
             rows = payloads.complete(connection, found)
