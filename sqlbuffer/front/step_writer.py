@@ -2,39 +2,31 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
 from sqlbuffer.display.short_values import shown
-from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
-from sqlbuffer.encoding.columns import encode_columns
 from sqlbuffer.encoding.episode_records import (
     EpisodeEnd,
     EpisodeStart,
-    StepEncoder,
     encode_meta,
     pack_final,
 )
-from sqlbuffer.encoding.given_columns import GivenColumns
-from sqlbuffer.encoding.packed_chunk import PackedChunk
-from sqlbuffer.encoding.packed_steps import PackedStep, StepPacker, StepStream, pack_steps
+from sqlbuffer.encoding.packed_steps import StepPacker, StepStream
 from sqlbuffer.encoding.priority_values import check_kept
-from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
-from sqlbuffer.encoding.row_columns import check_declared, columns_of_rows
-from sqlbuffer.episode_writer import Encode, EpisodeWriter
+from sqlbuffer.encoding.records import encode_key, encode_step
+from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.specs import Casting, check_casting
+from sqlbuffer.front.step_encodings import Batch, encoding_of
 from sqlbuffer.front.step_numbers import StepNumbers
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
-from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.labels.label_values import checked_reward
-from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
+from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from sqlbuffer.storage.writing.write_batch import MADE_TIME, WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
@@ -50,8 +42,6 @@ _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
 MAX_STREAMS = 1_000
 _NOTHING = StoreResult(0, 0, 0)
-# Steps in the form in which they are stored.
-Batch = WriteBatch | ChunkBatch
 
 
 class _Stream(NamedTuple):
@@ -70,11 +60,10 @@ class StepWriter:
 
     def __init__(self, store: BufferStore) -> None:
         self._store = store
-        pack: Any = self._chunks if store.info.has_chunks else self._rows
-        write: Any = self._write_chunks if store.info.has_chunks else self._write_rows
-        pacer = store.pacer
+        self._encoding, pacer = encoding_of(store), store.pacer
         self._queue: WriteQueue[Any, Any] = WriteQueue(
-            pack, write, store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
+            self._encoding.waiting, partial(self._encoding.store, admitted=True),
+            store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
             lambda: pacer.is_limited, store.options.max_pending,
         )  # fmt: skip
         store.own_writes.add(self._queue)
@@ -114,30 +103,14 @@ class StepWriter:
         makes_steps: bool = False,
     ) -> Batch:
         """Return rows in the form in which they are stored; see `add_rows`."""
-        info = self._store.info
         if priority is not None:
-            check_kept(info.config.priorities.enabled)
+            check_kept(self._store.info.config.priorities.enabled)
         if not rows:
             return WriteBatch(())
         session = None if session_id is None else checked_session(session_id)
-        if info.has_chunks:
-            layout, limit = self._store.layout, row_limit(info.config)
-            columns = columns_of_rows(
-                layout, rows, model_version, priority, makes_steps=makes_steps
-            )
-            given = _in_session(columns, session)
-            packed = pack_given(layout, given, max_row_bytes=limit)
-            return ChunkBatch(packed.chunks, packed.order)
-        records = encode_rows(rows, model_version, priority)
-        check_declared(rows, self._store.layout)
-        if session is not None:
-            records = [
-                record._replace(session_key=session) if record.session_key is None else record
-                for record in records
-            ]
-        if any(row.exp_meta.execute_time is None for row in rows):
-            ignore |= MADE_TIME
-        return self._sized(WriteBatch(records, ignore))
+        return self._encoding.rows(
+            rows, model_version, session, priority, ignore, makes_steps=makes_steps
+        )
 
     def add(self, given: dict[str, Any]) -> StoreResult | None:
         """Store one step given by its fields; return None if it waits for others."""
@@ -214,10 +187,7 @@ class StepWriter:
         """Return steps given as columns in the form in which they are stored."""
         check_casting(casting)
         columns = self._checked(columns_of(arrays, keys))
-        if self._store.info.has_chunks:
-            packed = self._packed(columns, casting)
-            return ChunkBatch(packed.chunks, packed.order)
-        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
+        return self._encoding.columns(columns, casting)
 
     def encoded_episode(
         self,
@@ -252,32 +222,18 @@ class StepWriter:
         whole = None if episode_id is None else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
-        if store.info.has_chunks:
-            packed = self._packed(columns, casting, key)
-            n_steps = len(packed.order)
-            if not n_steps:
-                raise FieldError("an episode has at least one step")
-            ending = EpisodeEnd(
-                key, task, "complete", n_steps, sum_of_rewards(packed.chunks), 0, n_steps - 1,
-                final_arrays, reward,
-            )  # fmt: skip
-            return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
-        records = encode_columns(columns, casting=casting, episode=key)
-        if not records:
-            raise FieldError("an episode has at least one step")
-        rewards = [record.reward_t for record in records if record.reward_t is not None]
-        n_steps = len(records)
-        ending = EpisodeEnd(
-            key, task, "complete", n_steps, sum(rewards) if rewards else None, 0, n_steps - 1,
-            final_arrays, reward,
-        )  # fmt: skip
-        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
+
+        def end(n_steps: int, return_: float | None) -> EpisodeEnd:
+            last_t = n_steps - 1
+            return EpisodeEnd(
+                key, task, "complete", n_steps, return_, 0, last_t, final_arrays, reward
+            )
+
+        return self._encoding.episode(columns, casting, key, end, metas, whole, ignore)
 
     def store(self, batch: Batch) -> StoreResult:
         """Store steps that were encoded."""
-        if isinstance(batch, ChunkBatch):
-            return self._warned(self._store.chunk_writer.store(batch)) if batch.chunks else _NOTHING
-        return self._warned(self._store.writer.store(batch)) if batch.records else _NOTHING
+        return self._warned(self._encoding.store(batch)) if batch.n_steps else _NOTHING
 
     def episode(
         self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
@@ -292,23 +248,8 @@ class StepWriter:
         store = self._store
         if has_own_id:
             store.writer.begin_episode(beginning)
-        encode = self._encoding(beginning, casting)
+        encode = self._encoding.step_encoder(beginning, casting)
         return EpisodeWriter(encode, store.observation_layout, self._queue, beginning, casting)
-
-    def _encoding(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return what checks and encodes the steps of an episode."""
-        layout, config = self._store.layout, self._store.info.config
-        has_priorities, limit = config.priorities.enabled, row_limit(config)
-        if self._store.info.has_chunks:
-            return StepPacker(layout, beginning, casting, has_priorities, limit).encode
-        encoder = StepEncoder(beginning, has_priorities)
-
-        def encode(t: int, step: Mapping[str, Any]) -> Record:
-            record = encoder.encode(t, step)
-            check_row_sizes([record], limit, f"step {t}: ")
-            return record
-
-        return encode
 
     def beginning(
         self,
@@ -348,20 +289,6 @@ class StepWriter:
             columns["session_id"] = checked_sessions(columns["session_id"])
         return columns
 
-    def _packed(
-        self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None
-    ) -> PackedColumns:
-        store = self._store
-        limit = row_limit(store.info.config)
-        return pack_columns(
-            store.layout, columns, casting=casting, episode=episode, max_row_bytes=limit
-        )
-
-    def _sized(self, batch: WriteBatch) -> WriteBatch:
-        """Check the sizes of rows, and compress them."""
-        check_row_sizes(batch.records, row_limit(self._store.info.config))
-        return self._prepared(batch)
-
     def _warned(self, result: StoreResult) -> StoreResult:
         if result.conflicts:
             logger.warning(
@@ -371,32 +298,6 @@ class StepWriter:
                 ", ".join(result.conflicting_ids[:10]),
             )
         return result
-
-    def _rows(
-        self,
-        records: Sequence[Record],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> WriteBatch:
-        return self._prepared(WriteBatch(records, MADE_TIME, endings, metas))
-
-    def _write_rows(self, batch: WriteBatch) -> StoreResult:
-        return self._store.writer.store(batch, admitted=True)
-
-    def _chunks(
-        self,
-        steps: Sequence[PackedStep],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> ChunkBatch:
-        packed = pack_steps(self._store.layout, steps)
-        return ChunkBatch(packed.chunks, packed.order, endings, metas)
-
-    def _write_chunks(self, batch: ChunkBatch) -> StoreResult:
-        return self._store.chunk_writer.store(batch, admitted=True)
-
-    def _prepared(self, batch: WriteBatch) -> WriteBatch:
-        return replace(batch, records=prepared(batch.records, self._store.layout))
 
 
 def _hashable(key: Any, name: str) -> Any:
@@ -411,18 +312,3 @@ def _hashable(key: Any, name: str) -> Any:
     except Exception:
         raise FieldError(f"{name}: expected one value, got {shown(key)}") from None
     return key  # what it is to be, the encoder says
-
-
-def sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
-    """Return the sum of the rewards of steps; None where they have none."""
-    given = [chunk.reward for chunk in chunks if chunk.reward is not None]
-    rewards = [float(reward) for values in given for reward in values if reward is not None]
-    return sum(rewards) if rewards else None
-
-
-def _in_session(given: GivenColumns, session: str | None) -> GivenColumns:
-    """Return columns; steps without a session get this one."""
-    own = given.session_id
-    if isinstance(own, list):
-        return replace(given, session_id=[session if one is None else one for one in own])
-    return replace(given, session_id=session if own is None else own)

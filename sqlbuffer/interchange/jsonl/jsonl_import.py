@@ -14,7 +14,7 @@ from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_dict, checked_path
 from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import EpisodeExistsError, FieldError, FileImportError
-from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.front.step_encodings import Batch
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.jsonl.json_steps import declared_fields, row_of_json

@@ -17,7 +17,7 @@ from sqlbuffer.checks import checked_names, checked_path, refused
 from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
 from sqlbuffer.errors import ArgumentError, FieldError, FileImportError, InsufficientDataError
 from sqlbuffer.fields.env_fields import fields_from_env, paths_of
-from sqlbuffer.front.step_writer import Batch
+from sqlbuffer.front.step_encodings import Batch
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.import_report import ImportCounts, ImportReport
 from sqlbuffer.interchange.manifest import AGAIN, named_damage, verified_manifest

@@ -14,7 +14,8 @@ from sqlbuffer.errors import EpisodeExistsError, FieldError, FileImportError
 from sqlbuffer.fields.declarations import VARIABLE
 from sqlbuffer.fields.near_names import near_name
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.step_writer import Batch, StepWriter
+from sqlbuffer.front.step_encodings import Batch
+from sqlbuffer.front.step_writer import StepWriter
 from sqlbuffer.interchange.import_report import ImportCounts
 from sqlbuffer.interchange.manifest import named_damage
 from sqlbuffer.interchange.parquet.arrow_schema import built_in_types, load_pyarrow

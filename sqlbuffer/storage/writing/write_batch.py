@@ -28,3 +28,8 @@ class WriteBatch:
     endings: Sequence[EpisodeEnd] = ()
     metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
     whole: EpisodeKey | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """Number of rows."""
+        return len(self.records)
