@@ -11,6 +11,7 @@ from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.browsing.step_keys import StepKey
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 
 STEPS_AT_ONCE = 8
@@ -78,7 +79,7 @@ class _StepReader:
             payloads = (name for name in (*PAYLOADS, *PLAIN) if name not in without)
             wanted = SelectedFields(dict.fromkeys(payloads), typed)
         self._payloads = Payloads(
-            info.id, layout, wanted, has_chunks=info.has_chunks, may_replace=info.layout is not None
+            info.id, layout, wanted, steps=layout_of(info), may_replace=info.layout is not None
         )
         self._decoder = Decoder(
             layout=self._payloads.typed_layout, fields=None if wanted is None else wanted.typed

@@ -18,7 +18,7 @@ from sqlbuffer.storage.chunks.step_relations import (
 )
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.rows import row_slices
+from sqlbuffer.storage.rows import row_slices, step_rows
 from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
 from sqlbuffer.storage.schema.planner import unindexed
 
@@ -33,6 +33,7 @@ class StepLayout:
         mark: Name of a column whose value no other row, or chunk, of that number has.
         read_keys: Reads steps with those around them; see `chunks.sqlite.read_keys`.
         read_ranges: Reads ranges of episodes; see `chunks.sqlite.read_ranges`.
+        read_rows: Reads whole steps as rows; see `step_rows.read_rows`. None where each is a row.
         of: Returns the table of the steps of a buffer, for statements without their bytes. It has
             the columns of `experiences`, and its conditions use the indexes of rows or of chunks.
             For None they do not: each step is then found by `is_numbered`.
@@ -50,6 +51,7 @@ class StepLayout:
     mark: str
     read_keys: Callable[..., list[tuple[Any, ...]]]
     read_ranges: Callable[..., list[tuple[Any, ...]]]
+    read_rows: Callable[..., list[tuple[Any, ...]]] | None
     of: Callable[[int | None], Any]
     at: Callable[[Any, Any], tuple[Any, Any]]
     is_numbered: Callable[[Any, Any, Any], Any]
@@ -88,6 +90,7 @@ ROWS = StepLayout(
     "inserted_at",
     row_slices.read_keys,
     row_slices.read_ranges,
+    None,
     lambda buffer_id: experiences,
     lambda buffer_id, seqs: (experiences, has_number(experiences.c.seq, buffer_id, seqs)),
     lambda row, buffer_id, number: is_numbered(row.seq, buffer_id, number),
@@ -100,6 +103,7 @@ CHUNKS = StepLayout(
     "id",
     by_database(sqlite=sqlite.read_keys, postgresql=postgresql.read_keys),
     by_database(sqlite=sqlite.read_ranges, postgresql=postgresql.read_ranges),
+    step_rows.read_rows,
     lambda buffer_id: chunk_steps if buffer_id is None else steps_of_chunks(buffer_id),
     lambda buffer_id, seqs: (steps_at(buffer_id, seqs), true()),
     is_numbered_step,

@@ -36,10 +36,10 @@ from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.marks import Wanted
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.step_parts import StepParts
-from sqlbuffer.storage.rows.step_rows import read_rows
 from sqlbuffer.storage.rows.stored_rows import TASK_ID
 
 PART_BYTES = 2**20
@@ -164,7 +164,7 @@ class Payloads:
         wanted: Fields to read; None for all.
         only: Columns to read in addition to `seq`, for callers that decode them; the others are
             null.
-        has_chunks: The rows are steps of chunks.
+        steps: How the steps are stored.
         may_replace: The bytes of stored steps may have been replaced.
 
     Attributes:
@@ -180,14 +180,14 @@ class Payloads:
         wanted: SelectedFields | None = None,
         only: frozenset[str] | None = None,
         *,
-        has_chunks: bool = False,
+        steps: StepLayout = ROWS,
         may_replace: bool = False,
     ) -> None:
         self._buffer_id, self._layout = buffer_id, layout
-        self._has_chunks, self._may_replace = has_chunks, may_replace
+        self._read, self._may_replace = steps.read_rows, may_replace
         self._step_parts: StepParts | None = None
         is_part = wanted is not None and 0 < len(wanted.typed) < len(layout.specs)
-        if is_part and has_chunks and not may_replace and layout.compression is None:
+        if is_part and self._read and not may_replace and layout.compression is None:
             self._step_parts = StepParts(layout, wanted.typed if wanted else ())
         self._wanted, self._only = wanted, only
         has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
@@ -201,7 +201,7 @@ class Payloads:
             ),
         )
         self.reading = RowSelection(
-            self.columns, complete=self.complete, read=self._read_steps if has_chunks else None
+            self.columns, complete=self.complete, read=self._read_steps if self._read else None
         )
 
     def _wanted_names(self) -> set[str]:
@@ -214,7 +214,7 @@ class Payloads:
             return names
         # `extra` also has numbers that their columns cannot hold.
         unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
-        if not self._has_chunks or not self._wanted.fields.keys() & set(PAYLOADS):
+        if not self._read or not self._wanted.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
         return names - unwanted
 
@@ -229,7 +229,8 @@ class Payloads:
         wanted = Wanted(
             labels=has_labels, extra=has_labels, deleted=has_deleted, replaced=self._may_replace
         )
-        return read_rows(connection, self._buffer_id, seqs, self._names, wanted, self._has_fields)
+        assert self._read is not None
+        return self._read(connection, self._buffer_id, seqs, self._names, wanted, self._has_fields)
 
     def matching(
         self,
@@ -345,7 +346,7 @@ class Payloads:
         for row in rows:
             if self._wanted is None:
                 plan = _whole(row)
-            elif self._has_chunks:
+            elif self._read:
                 plan = ReadPlan(_with(row, _texts(_wanted_trees(row, self._wanted))))
             else:
                 plan = _part(row, self._wanted)

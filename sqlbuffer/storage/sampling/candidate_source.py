@@ -94,7 +94,7 @@ class CandidateSource:
         # Only layouts of compat replace steps.
         may_replace = info.layout is not None
         return Payloads(
-            info.id, self.buffer.layout, wanted, only, has_chunks=info.has_chunks,
+            info.id, self.buffer.layout, wanted, only, steps=layout_of(info),
             may_replace=may_replace,
         )  # fmt: skip
 
