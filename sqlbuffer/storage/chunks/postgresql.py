@@ -142,18 +142,18 @@ _KEYS_TEXT = """
 SELECT s.*, e.key, e.length, e.status, e."return", e.reward,
     CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], %(first)s::integer, %(last)s::integer,
-    %(stride)s::integer, %(bytes)s) s
+    %(stride)s::integer, %(most)s) s
 LEFT JOIN episodes e ON e.id = s.episode_id
 """
 _STEPS_TEXT = """
 SELECT s.seq, s.task_id, s.agent_id, s.step, s.place, s.rewards, s.ends, s.block_steps,
     s.offsets, s.records {versions}
-FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(bytes)s) s
+FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(most)s) s
 """
 _RANGES_TEXT = """
 SELECT s.* {versions}
 FROM sqlbuffer_ranges_v1(%(id)s::integer, %(episodes)s::bigint[], %(firsts)s::integer[],
-    %(lasts)s::integer[], %(bytes)s) s
+    %(lasts)s::integer[], %(most)s) s
 """
 _SIZE = "(octet_length(d.records) / a.n_steps)"
 _OF_ALL = ", ".join(
@@ -220,7 +220,7 @@ def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
 ) -> list[tuple[Any, ...]]:
     """Return steps with their slices; see `sqlite.read_keys`."""
-    given = {"id": buffer_id, "seqs": number_array(seqs), "bytes": reach.has_bytes}
+    given = {"id": buffer_id, "seqs": number_array(seqs), "most": reach.most_bytes}
     if not reach.is_alone:
         given |= {
             "first": reach.first, "last": reach.last, "stride": reach.stride,
@@ -241,7 +241,7 @@ def read_ranges(
     episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
     given = {
         "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
-        "bytes": reach.has_bytes,
+        "most": reach.most_bytes,
     }  # fmt: skip
     return fetch(connection, _RANGES[has_versions], given)
 

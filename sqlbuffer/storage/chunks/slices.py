@@ -14,7 +14,7 @@ from sqlbuffer.storage.schema.column_types import listed
 
 Integers = NDArray[np.int64]
 
-ALL_STEPS = 2**30
+ALL_STEPS, ANY_SIZE = 2**30, 2**40
 _NO_REWARD, _NO_END = struct.pack(">d", float("nan")), b"\0"
 
 
@@ -28,7 +28,7 @@ class Reach:
         stride: Only steps whose place in the episode is a multiple of this are keys; 1 for all.
         final_within: The final observation of an episode is read if it ends at most this many steps
             after the key; negative to read none.
-        has_bytes: Read the typed fields.
+        most_bytes: Typed fields are not read of steps with more bytes.
         has_values: Read advantages and values.
         is_alone: No other steps are read, and no episodes.
     """
@@ -37,7 +37,7 @@ class Reach:
     last: int = 0
     stride: int = 1
     final_within: int = -ALL_STEPS
-    has_bytes: bool = True
+    most_bytes: int = ANY_SIZE
     has_values: bool = False
     is_alone: bool = False
 
@@ -69,7 +69,7 @@ class Slice(NamedTuple):
         ends: Their bytes of `chunk_data.ends`.
         block_steps: Steps in a block.
         offsets: Offsets of all blocks of the chunk: a list, its JSON, or None.
-        records: The blocks that hold these steps; None if they were not asked for.
+        records: The blocks that hold these steps; None if the steps are too large to be read now.
     """
 
     seq: int
@@ -202,7 +202,7 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
         `Layout.unpack_expanded` reads them.
     """
     size = layout.size_bytes
-    if size and not any(slices.offsets):
+    if size and not layout.has_tails and not any(slices.offsets):
         sizes = list(map(len, slices.records))
         if sizes == [n * size for n in slices.n]:
             return np.frombuffer(b"".join(slices.records), layout.record)

@@ -14,7 +14,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
-from sqlbuffer.storage.chunks.slices import Parts, Reach
+from sqlbuffer.storage.chunks.slices import ANY_SIZE, Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
@@ -176,7 +176,7 @@ def _bytes_of(place: str, n: str, start: str, end: str) -> str:
 
 def _blocks_of(place: str, n: str, start: str, end: str) -> str:
     return f"""c.block_steps, c.offsets,
-    CASE WHEN NOT :bytes THEN NULL
+    CASE WHEN length(c.records) > :most * c.n_steps THEN NULL
     WHEN c.offsets IS NULL THEN substr(c.records, {place} * {_SIZE} + 1, {n} * {_SIZE})
     ELSE substr(c.records, {start} + 1, {end} - {start}) END"""
 
@@ -285,7 +285,7 @@ def read_keys(
         reach: The steps around them to read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "bytes": reach.has_bytes}
+    given = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "most": reach.most_bytes}
     if not reach.is_alone:
         given |= {
             "first": reach.first, "last": reach.last, "stride": reach.stride,
@@ -311,7 +311,7 @@ def read_ranges(
         reach: Says whether typed fields are read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "ranges": json.dumps(ranges), "bytes": reach.has_bytes}
+    given = {"id": buffer_id, "ranges": json.dumps(ranges), "most": reach.most_bytes}
     return fetch(connection, _RANGES[has_versions], given)
 
 
@@ -331,7 +331,7 @@ def read_runs(
     """
     given = {
         "id": buffer_id, "runs": json.dumps([first << 9 | n for first, n in runs]),
-        "bytes": parts.fields, "payloads": parts.payloads, "arrays": parts.arrays,
+        "most": ANY_SIZE if parts.fields else -1, "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip
     return fetch(connection, _RUNS, given)
 

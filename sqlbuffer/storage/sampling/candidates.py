@@ -259,7 +259,7 @@ class Candidates:
         of = set(keys.episode_id)
         near = [one for one in self._slices if one.episode_id in of]
         limits = self.limits.of_steps
-        read_steps = None if reach.has_bytes else self._read_steps
+        read_steps = self._read_steps
         table = SliceTable(layout, keys, near, self.window_low, self._marks, limits, read_steps)
         return table, numbers
 

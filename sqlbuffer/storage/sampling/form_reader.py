@@ -23,7 +23,7 @@ from sqlbuffer.batches.makers import Maker, Plan, maker_of
 from sqlbuffer.batches.step_table import NONE, Integers
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.chunks.slices import ALL_STEPS, Reach
+from sqlbuffer.storage.chunks.slices import ALL_STEPS, ANY_SIZE, Reach
 from sqlbuffer.storage.rows.row_selection import IsKey
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
@@ -81,8 +81,11 @@ class FormReader:
         self.form, self._layout, self._observation = form, layout, observation
         # Of large steps only those are read whose fields the batch has.
         skips = isinstance(form, TransitionForm) and form.needs_ends_alone
-        skips = skips and layout.size_bytes >= LARGE_STEP
-        reach = replace(_reach_of(form), has_values=needs_values(form), has_bytes=not skips)
+        reach = replace(
+            _reach_of(form),
+            has_values=needs_values(form),
+            most_bytes=LARGE_STEP - 1 if skips else ANY_SIZE,
+        )
         self.columns = SliceReading(reach, _is_key(form))
         self.is_of_steps = isinstance(form, StepForm)
         self.tested_at_once = (

@@ -88,7 +88,7 @@ class SliceTable:
         low: Lower end of the window.
         marks: What became of the steps.
         limits: Limits on the steps that may be sampled.
-        read_steps: Reads steps by number, each as a key of its own, if slices have no bytes.
+        read_steps: Reads steps by number, each as a key of its own, if slices lack bytes.
 
     Attributes:
         layout, has_barred, episodes: See `StepTable`.
@@ -280,7 +280,7 @@ class SliceTable:
         """Return the typed fields of steps, records or the bytes of each; and for each slot of an
         index where those of its step are, -1 for a missing step.
         """
-        if self._read_steps is None:
+        if self._read_steps is None or None not in self._slices.records:
             return self._records, index
         seqs = np.unique(self.seq[index[index != NONE]])
         keys = self._read_steps(seqs.tolist())

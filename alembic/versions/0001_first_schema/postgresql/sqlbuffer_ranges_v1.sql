@@ -3,7 +3,7 @@
 -- A chunk may have one step only, so the chunk that holds the first step is looked up: a search over all t that it may have would read
 -- hundreds.
 CREATE FUNCTION sqlbuffer_ranges_v1(
-    p_buffer_id integer, p_episodes bigint[], p_firsts integer[], p_lasts integer[], p_bytes boolean,
+    p_buffer_id integer, p_episodes bigint[], p_firsts integer[], p_lasts integer[], p_most_bytes bigint,
     OUT seq bigint, OUT episode_id bigint, OUT t integer, OUT place integer, OUT n integer, OUT rewards bytea, OUT ends bytea,
     OUT block_steps integer, OUT offsets bigint[], OUT records bytea
 ) RETURNS SETOF record
@@ -12,7 +12,7 @@ BEGIN
     RETURN QUERY
     SELECT s.first_seq + s.place, s.episode_id, s.t + s.place, s.place, s.n,
         substr(s.rewards, s.place * 8 + 1, s.n * 8), substr(s.ends, s.place + 1, s.n), s.block_steps, s.offsets,
-        CASE WHEN NOT p_bytes THEN NULL
+        CASE WHEN octet_length(s.records) > p_most_bytes * s.n_steps THEN NULL
             WHEN s.offsets IS NULL
             THEN substr(s.records, s.place * (octet_length(s.records) / s.n_steps) + 1, s.n * (octet_length(s.records) / s.n_steps))
             ELSE substr(s.records, s.offsets[s.place / s.block_steps + 1]::integer + 1,
