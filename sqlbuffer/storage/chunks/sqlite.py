@@ -331,7 +331,8 @@ def read_runs(
     """
     given = {
         "id": buffer_id, "runs": json.dumps([first << 9 | n for first, n in runs]),
-        "most": ANY_SIZE if parts.fields else -1, "payloads": parts.payloads, "arrays": parts.arrays,
+        "most": ANY_SIZE if parts.fields else -1,
+        "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip
     return fetch(connection, _RUNS, given)
 
