@@ -9,7 +9,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnClause,
     Integer,
-    LargeBinary,
     Text,
     and_,
     column,
@@ -31,15 +30,13 @@ from sqlbuffer.storage.chunks.step_lookup import (
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.schema.compiled_clauses import processed
 
-# In addition to the columns of `experiences`: the chunk, the place in it, and the block of bytes
-# that has the step's typed fields, at a place in that block.
-_OWN = {
+# The columns of `experiences` that are not bytes, the chunk, and the place in it.
+_BYTES = ("arrays", "payload_bytes")
+_TYPES: dict[str, Any] = {
+    **{c.name: c.type for c in experiences.columns if c.name not in _BYTES},
     "first_seq": BigInteger(),
     "place": Integer(),
-    "block": LargeBinary(),
-    "block_place": Integer(),
 }
-_TYPES: dict[str, Any] = {**{c.name: c.type for c in experiences.columns}, **_OWN}
 
 # All steps of all chunks, also those that have left the window. A statement bounds `first_seq` as
 # well as `seq`: no index knows `seq`.
@@ -204,7 +201,7 @@ def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str
         SELECT * FROM chunk_data
         WHERE chunk_data.buffer_id = {buffer_id} AND chunk_data.first_seq = c.first_seq LIMIT 1
     ) d ON true
-    {pg_replaced(buffer_id, "c.seq")})"""
+    {_pg_replaced(buffer_id, "c.seq")})"""
 
 
 @compiles(chunk_steps_at, "sqlite")
@@ -216,12 +213,12 @@ def _sqlite_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) ->
         SELECT max(k.key) FROM chunks k
         WHERE k.key > {buffer_id} << 40 AND k.key <= ({buffer_id} << 40 | w.seq))
     LEFT JOIN chunk_data d ON d.key = c.key
-    {sqlite_replaced(buffer_id, "w.seq")}
+    {_sqlite_replaced(buffer_id, "w.seq")}
     WHERE w.seq < c.first_seq + c.n_steps AND NOT EXISTS (
         SELECT 1 FROM deleted_steps x WHERE x.buffer_id = {buffer_id} AND x.seq = w.seq))"""
 
 
-def pg_replaced(buffer_id: str, seq: str) -> str:
+def _pg_replaced(buffer_id: str, seq: str) -> str:
     """Return the join with the replaced values of a step, `y`.
 
     It costs nothing in a buffer whose steps were never replaced.
@@ -233,8 +230,8 @@ def pg_replaced(buffer_id: str, seq: str) -> str:
     ) y ON true"""
 
 
-def sqlite_replaced(buffer_id: str, seq: str) -> str:
-    """Return the join of `pg_replaced` for SQLite.
+def _sqlite_replaced(buffer_id: str, seq: str) -> str:
+    """Return the join of `_pg_replaced` for SQLite.
 
     It is a search of an index, which is empty if no step was replaced.
     """
@@ -248,7 +245,7 @@ _CHUNK_COLUMNS = (
     "initial_priority, fields, inserted_at"
 )
 # The columns of `replaced_steps` behind its key and its bytes.
-REPLACED = ("fields", "reward_t", "terminated", "truncated")
+_REPLACED = ("fields", "reward_t", "terminated", "truncated")
 _PER_STEP = ("reward_t", "adv_t", "v_t", "initial_priority")
 # An empty list means False at every step.
 _FLAGS = ("terminated", "truncated")
@@ -273,11 +270,10 @@ def _common(place: str, time: str) -> dict[str, str]:
             f"CASE WHEN c.times IS NOT NULL THEN {time} WHEN {place} = 0 THEN c.first_time "
             f"ELSE c.first_time + (c.last_time - c.first_time) * {place} / (c.n_steps - 1) END"
         ),
-        "payload_bytes": "NULL",
     }
 
 
-def pg_expressions(place: str) -> dict[str, str]:
+def _pg_expressions(place: str) -> dict[str, str]:
     """Return the expression of each column of steps on PostgreSQL.
 
     The expressions name the chunks `c`, their bytes `d`, and the replaced values of the step `y`.
@@ -285,23 +281,19 @@ def pg_expressions(place: str) -> dict[str, str]:
     return _replaced(_pg_packed(place))
 
 
-def sqlite_expressions(place: str) -> dict[str, str]:
-    """Return the expressions of `pg_expressions` for SQLite."""
+def _sqlite_expressions(place: str) -> dict[str, str]:
+    """Return the expressions of `_pg_expressions` for SQLite."""
     return _replaced(_sqlite_packed(place))
 
 
 def _replaced(packed: dict[str, str]) -> dict[str, str]:
-    own = {"block": "y.record", "block_place": "0", **{name: f"y.{name}" for name in REPLACED}}
     new = {
-        name: f"CASE WHEN y.seq IS NULL THEN {packed[name]} ELSE {value} END"
-        for name, value in own.items()
+        name: f"CASE WHEN y.seq IS NULL THEN {packed[name]} ELSE y.{name} END" for name in _REPLACED
     }
     return {**packed, **new}
 
 
 def _pg_packed(place: str) -> dict[str, str]:
-    size = "(octet_length(d.records) / c.n_steps)"
-    block = f"({place} / d.block_steps + 1)"
     payload = f"d.payloads -> {place}"
     found = _common(place, f"c.times[{place} + 1]")
     return {
@@ -319,26 +311,11 @@ def _pg_packed(place: str) -> dict[str, str]:
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> "
             f"{place}) FROM jsonb_each(c.fields) f) END"
         ),
-        "arrays": (
-            f"substr(d.payload_arrays, ({payload} -> 'arrays' ->> 0)::integer + 1, "
-            f"({payload} -> 'arrays' ->> 1)::integer)"
-        ),
-        "payload_bytes": "NULL::bigint",
-        # psycopg would read a percent sign as a parameter.
-        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE mod({place}, d.block_steps) END",
-        "block": (
-            f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
-            f"ELSE substr(d.records, d.offsets[{block}]::integer + 1, "
-            f"(d.offsets[{block} + 1] - d.offsets[{block}])::integer) END"
-        ),
     }
 
 
 def _sqlite_packed(place: str) -> dict[str, str]:
-    size = "(length(d.records) / c.n_steps)"
     path = f"'$[' || {place} || ']'"
-    start = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps) || ']')"
-    end = f"json_extract(d.offsets, '$[' || ({place} / d.block_steps + 1) || ']')"
 
     def stored(name: str) -> str:
         # For two paths json_extract returns a list, whose text has each value as it is stored.
@@ -365,19 +342,10 @@ def _sqlite_packed(place: str) -> dict[str, str]:
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT json_group_object(f.key, "
             f"json_extract(f.value, {path})) FROM json_each(c.fields) f) END"
         ),
-        "arrays": (
-            f"substr(d.payload_arrays, json_extract(d.payloads, {path} || '.arrays[0]') + 1, "
-            f"json_extract(d.payloads, {path} || '.arrays[1]'))"
-        ),
-        "block_place": f"CASE WHEN d.offsets IS NULL THEN 0 ELSE {place} % d.block_steps END",
-        "block": (
-            f"CASE WHEN d.offsets IS NULL THEN substr(d.records, {place} * {size} + 1, {size}) "
-            f"ELSE substr(d.records, {start} + 1, {end} - {start}) END"
-        ),
     }
 
 
-_PG, _SQLITE = pg_expressions("c.place"), sqlite_expressions("(w.seq - c.first_seq)")
+_PG, _SQLITE = _pg_expressions("c.place"), _sqlite_expressions("(w.seq - c.first_seq)")
 
 
 def _columns(expressions: dict[str, str]) -> str:
