@@ -13,6 +13,7 @@ from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.retention.row_retention import Retention
+from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts.use_counting import UseCounting
@@ -91,4 +92,4 @@ def test_the_clock_the_labels_and_the_uses_need_the_buffer_alone(buffer, source)
     assert (sessions.clock(), sessions.current()) == (7, "s")
     assert UseCounting(buffer, source.restrictions).is_on is False
     assert Expiry(source).run().total == 0
-    assert Labelling(buffer).buffer is buffer
+    assert Labelling(buffer, layout_of(buffer.info).at).buffer is buffer
