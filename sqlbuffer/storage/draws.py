@@ -39,7 +39,7 @@ BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"
 
 T = TypeVar("T")
-Columns = RowSelection | SliceReading | Sequence[Any] | None
+Columns = RowSelection | SliceReading | None
 
 
 class SampledRows(NamedTuple):

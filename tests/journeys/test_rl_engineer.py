@@ -95,7 +95,8 @@ def test_trains_looks_copies_and_goes_on(
     assert sum(episode["steps"] for episode in (newest, *others)) == 1_000
     shown = terminal(f"sqlbuffer show {url} {newest['task_id']}").out
     assert shown.count("obs      float32(4,) [") == newest["steps"]
-    assert shown.rstrip().splitlines()[-3].endswith("truncated")  # where `env.close()` cut it
+    # Where `env.close()` cut it, unless the pole fell at that step.
+    assert shown.rstrip().splitlines()[-3].endswith(("truncated", "terminated"))
 
     # Copy it to the other database. A shared one is never changed unasked.
     copied = terminal(f"sqlbuffer copy {url} {there_url} --buffer cartpole")

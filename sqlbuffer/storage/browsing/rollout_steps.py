@@ -12,7 +12,7 @@ from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.storage.browsing.step_keys import StepKey
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.rows.layouts import layout_of
-from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
 
 STEPS_AT_ONCE = 8
 # Pages of large steps have fewer steps.
@@ -101,7 +101,7 @@ class _StepReader:
             for key in keys
             if key.seq in whole or key.seq in troubles
         ]
-        return steps, sum(map(_n_bytes, rows))
+        return steps, sum(map(n_bytes_of, rows))
 
     def _completed(self, found: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
         """Return rows with the bytes that they refer to, and the reason for rows without bytes."""
@@ -127,7 +127,3 @@ class _StepReader:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _n_bytes(row: Sequence[Any]) -> int:
-    return sum(len(value) for value in row if isinstance(value, (str, bytes, memoryview)))

@@ -1,6 +1,6 @@
 """Layouts of buffers, and their parts in core calls.
 
-A buffer names its layout in `buffers.layout`; null is the plain one, rows alone. A compatibility
+A buffer names its layout in `buffers.layout`; null is the plain one. A compatibility
 layer whose buffers keep more than rows registers its layout by name. Core calls `layout_of` and
 knows nothing else about it.
 """

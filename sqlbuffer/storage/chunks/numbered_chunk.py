@@ -67,7 +67,7 @@ def _reward_bytes(chunk: PackedChunk) -> bytes | None:
         # NaN and -0.0 are in the JSON.
         extras = [text if text and '"$reals"' in text else None for text in chunk.payloads]
         held = [None] * chunk.n_steps if rewards is None else list(rewards)
-        trees = [None if text is None else orjson.loads(text)["extra"] for text in extras]
+        trees = [None if text is None else orjson.loads(text).get("extra") for text in extras]
         texts = [None if tree is None else orjson.dumps(tree).decode() for tree in trees]
         rewards = reward_array(held, texts)
     return np.array(rewards, ">f8").tobytes()

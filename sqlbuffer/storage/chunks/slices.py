@@ -236,4 +236,4 @@ def records_in(n: int, records: Any) -> list[Any]:
     """Return the record of each step of a slice without offsets; None if they have no fields."""
     view = memoryview(records)
     size = len(view) // n
-    return [view[start : start + size] for start in range(0, n * size, size)] or [None] * n
+    return [view[i * size : (i + 1) * size] for i in range(n)] if size else [None] * n

@@ -1,4 +1,4 @@
-"""The steps of chunks as tables with the columns of `experiences`."""
+"""The steps of chunks as tables with the columns of `experiences`, without their bytes."""
 
 import operator
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnClause,
     Integer,
     Text,
@@ -60,7 +61,7 @@ class _Number(BigInteger):
             bound = _BOUNDS.get(op)
             if bound is None or not _is_of_steps(self.expr):
                 return compared
-            return bound(compared, self.expr.table.c, compared.right)
+            return bound(compared, self.expr.table.c, _without_overflow(compared.right))
 
     comparator_factory = Comparator
 
@@ -107,7 +108,16 @@ class _Id(Text):
 def _is_of_steps(expression: Any) -> bool:
     """Return True for a column of the steps themselves, and not of a select of them."""
     table = getattr(expression, "table", None)
-    return table is not None and getattr(table, "element", table).name == chunk_steps.name
+    return getattr(getattr(table, "element", table), "name", None) == chunk_steps.name
+
+
+def _without_overflow(number: Any) -> Any:
+    """Return the number of a bound, with 0 in place of negative ones, which no step has.
+
+    PostgreSQL refuses to subtract from the lowest integer.
+    """
+    value = number.value if isinstance(number, BindParameter) else None
+    return literal(0, BigInteger()) if value is not None and value < 0 else number
 
 
 def _is_one(is_equal: Any, step: Any, number: Any) -> Any:

@@ -22,7 +22,7 @@ from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
 from sqlbuffer.storage.rows.seq_runs import SeqRuns
 from sqlbuffer.storage.rows.stored_rows import (
     TASK_ID,
@@ -155,16 +155,17 @@ class RowQueries:
             matching = resolve_labels(node, window.has_labels)
             low = max(cursor, window.low)
             where = statements.in_window(self.buffer.info.id, low, matching, steps)
-            found: list[Row] = []
+            found, n_found = list[Row](), 0
             for high in self._ends(node, low, end, limit):
                 page = select(steps.c.seq).where(where, seq <= high).order_by(*in_order)
-                found = payloads.matching(
-                    connection, page.limit(limit), steps, has_labels=window.has_labels
-                )
-                if len(found) == limit:
+                found, n_found = payloads.matching(
+                    connection, page.limit(limit), steps, has_labels=window.has_labels,
+                    most_bytes=PAGE_BYTES,
+                )  # fmt: skip
+                if n_found == limit:
                     break
             rows = payloads.complete(connection, found, PAGE_BYTES)
-            return rows, len(rows) == len(found) < limit
+            return rows, len(rows) == n_found < limit
 
     def _ends(self, node: Node, low: int, end: int, limit: int) -> Iterator[int]:
         """Yield the upper ends of searches for the first rows behind a number, `end` last.
@@ -222,7 +223,7 @@ class RowQueries:
             chosen = wanted[start : start + TASKS_AT_ONCE]
             steps = self._steps
             where = statements.of_tasks(self.buffer.info.id, window.low, chosen, steps)
-            rows = payloads.matching(
+            rows, _ = payloads.matching(
                 connection,
                 select(steps.c.seq).where(where),
                 steps,
@@ -269,6 +270,5 @@ class RowQueries:
 
 
 def _next_limit(page: Sequence[Row]) -> int:
-    sized = (str, bytes, memoryview)
-    size = sum(len(value) for row in page for value in row if isinstance(value, sized)) or 1
+    size = sum(map(n_bytes_of, page)) or 1
     return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))

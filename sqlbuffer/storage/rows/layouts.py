@@ -35,7 +35,8 @@ class StepLayout:
         read_ranges: Reads ranges of episodes; see `chunks.sqlite.read_ranges`.
         read_rows: Reads whole steps as rows; see `step_rows.read_rows`. None where each is a row.
         of: Returns the table of the steps of a buffer, for statements without their bytes. It has
-            the columns of `experiences`, and its conditions use the indexes of rows or of chunks.
+            the columns of `experiences` (of chunks without their arrays), and its conditions use
+            the indexes of rows or of chunks.
             For None they do not: each step is then found by `is_numbered`.
         at: Returns such a table for steps with some numbers, and the condition for a step of it:
             `at(buffer_id, seqs)`, with a `SeqList`.
@@ -85,28 +86,28 @@ def _first_row_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
 
 
 ROWS = StepLayout(
-    experiences,
-    "seq",
-    "inserted_at",
-    row_slices.read_keys,
-    row_slices.read_ranges,
-    None,
-    lambda buffer_id: experiences,
-    lambda buffer_id, seqs: (experiences, has_number(experiences.c.seq, buffer_id, seqs)),
-    lambda row, buffer_id, number: is_numbered(row.seq, buffer_id, number),
-    _first_row_left,
+    table=experiences,
+    number="seq",
+    mark="inserted_at",
+    read_keys=row_slices.read_keys,
+    read_ranges=row_slices.read_ranges,
+    read_rows=None,
+    of=lambda buffer_id: experiences,
+    at=lambda buffer_id, seqs: (experiences, has_number(experiences.c.seq, buffer_id, seqs)),
+    is_numbered=lambda row, buffer_id, number: is_numbered(row.seq, buffer_id, number),
+    first_left=_first_row_left,
     has_chunks=False,
 )
 CHUNKS = StepLayout(
-    chunks,
-    "first_seq",
-    "id",
-    by_database(sqlite=sqlite.read_keys, postgresql=postgresql.read_keys),
-    by_database(sqlite=sqlite.read_ranges, postgresql=postgresql.read_ranges),
-    step_rows.read_rows,
-    lambda buffer_id: chunk_steps if buffer_id is None else steps_of_chunks(buffer_id),
-    lambda buffer_id, seqs: (steps_at(buffer_id, seqs), true()),
-    is_numbered_step,
-    first_step_left,
+    table=chunks,
+    number="first_seq",
+    mark="id",
+    read_keys=by_database(sqlite=sqlite.read_keys, postgresql=postgresql.read_keys),
+    read_ranges=by_database(sqlite=sqlite.read_ranges, postgresql=postgresql.read_ranges),
+    read_rows=step_rows.read_rows,
+    of=lambda buffer_id: chunk_steps if buffer_id is None else steps_of_chunks(buffer_id),
+    at=lambda buffer_id, seqs: (steps_at(buffer_id, seqs), true()),
+    is_numbered=is_numbered_step,
+    first_left=first_step_left,
     has_chunks=True,
 )

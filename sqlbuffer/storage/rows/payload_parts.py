@@ -40,7 +40,7 @@ from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.step_parts import StepParts
-from sqlbuffer.storage.rows.stored_rows import TASK_ID
+from sqlbuffer.storage.rows.stored_rows import PLACES, TASK_ID, Row, with_values
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -49,15 +49,15 @@ GROUP_PIECES = 1_000
 NEAR_BYTES = 4_096
 # Neither database holds more than this in one column.
 MAX_INLINE_BYTES = 900_000_000
+# Steps of chunks are read in growing numbers while their size is not known.
+_FIRST_STEPS, _MORE_STEPS = 16, 8
 
-Row = tuple[Any, ...]
 
 keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_parts)
 insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
 read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
 
-_PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
-_ARRAYS, _SIZE = _PLACES["arrays"], _PLACES["payload_bytes"]
+_ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
 
 
@@ -150,6 +150,12 @@ def split(content: bytes | bytearray, layout: Layout) -> Iterator[Any]:
         yield part if layout.compression is None else layout.compress([bytes(part)])[0]
 
 
+def n_bytes_of(row: Row) -> int:
+    """Return the size of the texts and bytes of a row."""
+    sized = (str, bytes, memoryview)
+    return sum(len(value) for value in row if isinstance(value, sized))
+
+
 def is_in_parts(row: Row) -> bool:
     """Return True if a row of `statements.ROW_COLUMNS` has its bytes in parts."""
     return row[_SIZE] is not None
@@ -240,8 +246,9 @@ class Payloads:
         *,
         has_labels: bool,
         excludes: ColumnElement[bool] | None = None,
-    ) -> list[Row]:
-        """Return the rows that a select of `seq` finds, without their parts.
+        most_bytes: int | None = None,
+    ) -> tuple[list[Row], int]:
+        """Return the rows that a select of `seq` finds, without their parts, and how many it finds.
 
         They are in the order of the select, or for steps of chunks in that of their numbers.
 
@@ -251,6 +258,7 @@ class Payloads:
             steps: The table of steps that it reads.
             has_labels: Read values that were given late.
             excludes: Condition for a row by which its whole task is left out.
+            most_bytes: Fewer steps of chunks are returned if they have more bytes; at least one.
         """
         reads_steps = self.reading.read is not None
         if reads_steps and excludes is not None:
@@ -266,8 +274,23 @@ class Payloads:
             excluded = {row[task] for row in rows if row[-1]}
             rows = [row[:-1] for row in rows if row[task] not in excluded]
         if self.reading.read is None:
-            return rows
-        return self.reading.read(connection, [row[0] for row in rows], has_labels, False)
+            return rows, len(rows)
+        seqs, steps_at_once, most = [row[0] for row in rows], len(rows), most_bytes
+        if most is not None:
+            largest = self._layout.size_bytes or 1
+            steps_at_once = max(1, min(_FIRST_STEPS, most // largest))
+        found: list[Row] = []
+        n_read, n_bytes = 0, 0
+        while n_read < len(seqs) and (most is None or n_bytes < most):
+            some = seqs[n_read : n_read + steps_at_once]
+            more = self.reading.read(connection, some, has_labels, False)
+            found += more
+            n_read += len(some)
+            n_bytes += sum(map(n_bytes_of, more))
+            if most is not None:  # the next ones are expected to be as large
+                fits = (most - n_bytes) * n_read // max(n_bytes, 1)
+                steps_at_once = max(1, min(_MORE_STEPS * steps_at_once, fits))
+        return found, len(seqs)
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them.
@@ -347,7 +370,7 @@ class Payloads:
             if self._wanted is None:
                 plan = _whole(row)
             elif self._read:
-                plan = ReadPlan(_with(row, _texts(_wanted_trees(row, self._wanted))))
+                plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
             else:
                 plan = _part(row, self._wanted)
             total += plan.size
@@ -375,7 +398,7 @@ class Payloads:
         return [
             None
             if n_missing
-            else _with(plan.row, {_ARRAYS: content.data, _SIZE: plan.size})
+            else with_values(plan.row, {_ARRAYS: content.data, _SIZE: plan.size})
             if plan.size
             else plan.row
             for plan, content, n_missing in zip(plans, contents, missing, strict=True)
@@ -430,19 +453,19 @@ def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
     found = [each for tree in trees.values() for each in references(tree) if each[-1]]
     runs, size = _laid_out(found)
     texts = _texts(trees)
-    return ReadPlan(_with(row, texts if size else {**texts, _SIZE: None}), runs, size)
+    return ReadPlan(with_values(row, texts if size else {**texts, _SIZE: None}), runs, size)
 
 
 def _texts(trees: Mapping[str, Any]) -> dict[int, Any]:
     """Return the JSON of trees by their places in a row."""
-    return {_PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()}
+    return {PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()}
 
 
 def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
     """Return the wanted part of a row's JSON."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
-        text = row[_PLACES[name]]
+        text = row[PLACES[name]]
         if text is not None:
             tree = loads(text)
             trees[name] = (
@@ -481,10 +504,3 @@ def _laid_out(references: Sequence[list[Any]]) -> tuple[list[PieceRun], int]:
         size = max(size, last.place + start + n - last.start)
         reference[-2] = last.place + start - last.start
     return runs, size
-
-
-def _with(row: Row, values: dict[int, Any]) -> Row:
-    changed = list(row)
-    for place, value in values.items():
-        changed[place] = value
-    return tuple(changed)

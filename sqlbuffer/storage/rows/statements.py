@@ -10,6 +10,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    null,
     select,
     table,
 )
@@ -38,6 +39,8 @@ def _column(name: str, steps: Any) -> ColumnElement[Any]:
         return select(episodes.c.key).where(episodes.c.id == of.episode_id).scalar_subquery()
     if name == "session_key":
         return select(sessions.c.key).where(sessions.c.id == of.session_id).scalar_subquery()
+    if name not in of:  # bytes of steps in chunks
+        return null()
     own: ColumnElement[Any] = of[name]
     # As text, with any JSON loader of the driver.
     return cast(own, Text) if name in _JSON_COLUMNS else own

@@ -1,7 +1,7 @@
 """Steps of chunks as rows with the columns of a `Record`, read by runs of their numbers."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -15,14 +15,13 @@ from sqlbuffer.storage.chunks.slices import Parts, blocks_of, records_in
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
+from sqlbuffer.storage.rows.stored_rows import PLACES, Row, with_values
 from sqlbuffer.storage.schema.column_types import listed
 
-Row = tuple[Any, ...]
 _Column = Sequence[Any]
 
 _read_runs = by_database(sqlite=sqlite.read_runs, postgresql=postgresql.read_runs)
 _PAYLOADS = ("state", "actions", "messages", "extra")
-_PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
 # Columns of `Marks`.
 _REPLACED, _LATE = ("reward_t", "terminated", "truncated"), ("reward_t", "adv_t", "v_t", "fields")
 _SEQ_OF = itemgetter(0)
@@ -272,7 +271,7 @@ def _marked(rows: list[Row], marks: Marks, columns: frozenset[str], has_fields: 
     for seq, extra in marks.extras:
         changed.setdefault(seq, {}).update(_given(("extra",), (extra,), columns))
     return [
-        _with(row, changed[row[0]]) if row[0] in changed else row
+        with_values(row, changed[row[0]]) if row[0] in changed else row
         for row in rows
         if row[0] not in deleted
     ]
@@ -282,14 +281,7 @@ def _given(
     names: Sequence[str], values: Sequence[Any], columns: frozenset[str], is_late: bool = True
 ) -> dict[int, Any]:
     return {
-        _PLACES[name]: value
+        PLACES[name]: value
         for name, value in zip(names, values, strict=True)
         if name in columns and not (is_late and value is None)
     }
-
-
-def _with(row: Row, values: Mapping[int, Any]) -> Row:
-    changed = list(row)
-    for place, value in values.items():
-        changed[place] = value
-    return tuple(changed)

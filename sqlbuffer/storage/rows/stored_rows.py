@@ -1,5 +1,6 @@
 """The columns of a stored row, and the order of the rows of a task."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlbuffer.encoding.records import Record
@@ -11,6 +12,18 @@ TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
 
 # A stored row: seq, then the fields of a record.
 Row = tuple[Any, ...]
+
+
+# Place of each column of a record in a row.
+PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
+
+
+def with_values(row: Row, values: Mapping[int, Any]) -> Row:
+    """Return a row with other values at some places."""
+    changed = list(row)
+    for place, value in values.items():
+        changed[place] = value
+    return tuple(changed)
 
 
 def task_order(row: Row) -> tuple[Any, ...]:

@@ -50,7 +50,7 @@ class CandidateSource:
     def candidates(
         self,
         node: Node,
-        columns: RowSelection | SliceReading | Sequence[Any] | None = None,
+        columns: RowSelection | SliceReading | None = None,
         *,
         sampled: bool = False,
     ) -> Iterator[Candidates]:

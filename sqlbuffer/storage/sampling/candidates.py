@@ -85,7 +85,7 @@ class Candidates:
         low: int,
         high: int,
         node: Node,
-        columns: "RowSelection | SliceReading | Sequence[Any]",
+        reading: RowSelection | SliceReading,
         limits: Eligibility = NO_LIMITS,
         eligible_low: int = 0,
         steps: StepLayout = ROWS,
@@ -101,9 +101,7 @@ class Candidates:
         self.steps, self.table_of_steps = steps, steps.of(buffer_id)
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
-        self.reading: RowSelection | SliceReading
-        is_reading = isinstance(columns, (RowSelection, SliceReading))
-        self.reading = columns if is_reading else RowSelection(columns)  # type: ignore[assignment,arg-type]
+        self.reading = reading
         self._slices: list[Slice] = []  # with steps near to keys, in other chunks
         self._ranges: set[tuple[int, int, int]] = set()  # of episodes, which these slices cover
         self._marks = Marks()  # of the steps of slices
@@ -452,7 +450,7 @@ class Candidates:
         chosen = self.numbers(seqs)
         hits = self.probe(chosen)
         found = [self._payloads[seq] for seq in chosen if seq in hits]
-        complete = self.reading.complete
+        complete = None if isinstance(self.reading, SliceReading) else self.reading.complete
         return found if complete is None else list(complete(self.connection, found))
 
     def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:

@@ -1,8 +1,6 @@
 """Requirements of a buffer that rows must meet before they may be sampled."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -66,7 +64,7 @@ class Restrictions:
         now: SampledWindow,
         epoch: int,
         node: Node,
-        columns: RowSelection | SliceReading | Sequence[Any],
+        columns: RowSelection | SliceReading,
     ) -> Candidates:
         """Return the candidates of a sampler.
 

@@ -19,12 +19,10 @@ class SliceReading:
     Attributes:
         reach: The steps around it.
         is_key: Further condition for a step to be a key.
-        complete: None: nothing is added to what was read.
     """
 
     reach: Reach
     is_key: IsKey | None = None
-    complete: Any = None
 
 
 def read_keys(

@@ -287,23 +287,25 @@ class SliceTable:
         records = records_of(self.layout, keys.slices)
         order, places = _places_in(np.array(keys.seq, np.int64), self.seq[index])
         if len(order):
-            places = np.where(index == NONE, NONE, order[places])
+            places = np.where((index == NONE) | (places == NONE), NONE, order[places])
         by_seq = {seq: place for place, seq in enumerate(keys.seq)}
-        replaced = [(by_seq.get(int(self.seq[slot])), block) for slot, block in self._replaced]
+        seqs_of = [(int(self.seq[slot]), block) for slot, block in self._replaced]
+        replaced = [(by_seq.get(seq), seq, block) for seq, block in seqs_of]
         return self._with_replaced(records, replaced), places
 
     @cached_property
     def _records(self) -> NDArray[Any] | list[Any]:
-        return self._with_replaced(records_of(self.layout, self._slices), self._replaced)
+        replaced = [(slot, int(self.seq[slot]), block) for slot, block in self._replaced]
+        return self._with_replaced(records_of(self.layout, self._slices), replaced)
 
     def _with_replaced(
-        self, records: NDArray[Any] | list[Any], replaced: Sequence[tuple[int | None, bytes]]
+        self, records: NDArray[Any] | list[Any], replaced: Sequence[tuple[int | None, int, bytes]]
     ) -> NDArray[Any] | list[Any]:
-        """Put the fields of replaced steps, (place, block), into records."""
-        for place, block in replaced:
+        """Put the fields of replaced steps, (place, seq, block), into records."""
+        for place, seq, block in replaced:
             if place is None:
                 continue
-            (row,) = expanded_rows(self.layout, [block], [0], [place])
+            (row,) = expanded_rows(self.layout, [block], [0], [seq])
             if isinstance(records, np.ndarray):
                 records = records if records.flags.writeable else records.copy()
                 records[place] = np.frombuffer(row, self.layout.record)[0]
