@@ -1,4 +1,4 @@
-"""Inserts and evicts chunks on PostgreSQL."""
+"""Inserts, reads and evicts chunks on PostgreSQL."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence

@@ -16,9 +16,10 @@ from sqlalchemy import (
 from sqlbuffer.errors import LeaseLostError
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.chunks.chunk_eviction import evict_chunks
+from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.leases.claim_request import (
     BUFFER,
     COUNT,
@@ -57,6 +58,8 @@ _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).ret
 _PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
 # In the order in which transactions that delete rows lock them.
+_evict_chunks = by_database(sqlite=sqlite.evict_chunks, postgresql=postgresql.evict_chunks)
+
 _HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
 _COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
@@ -164,7 +167,7 @@ def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], lo
     """Delete rows that left the window while they were held."""
     gone = [seq for seq in seqs if seq <= low]
     if gone and leases.buffer.info.has_chunks:
-        evict_chunks(connection, leases.buffer.info.id)
+        _evict_chunks(connection, leases.buffer.info.id)
     elif gone:
         found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
         remove_rows(connection, leases.buffer.info.id, list(found), leases.buffer.origin)
