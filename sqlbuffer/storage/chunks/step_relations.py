@@ -201,7 +201,7 @@ def _pg_chunk_steps_at(element: chunk_steps_at, compiler: Any, **kw: Any) -> str
     FROM (SELECT w.seq, (w.seq - x.first_seq)::integer AS place, x.*
         FROM unnest(CAST({seqs} AS bigint[])) AS w(seq) CROSS JOIN LATERAL (
             SELECT * FROM chunks
-            {pg_chunk_of("chunks", buffer_id, "w.seq")}
+            {pg_chunk_of("chunks", buffer_id, "greatest(w.seq, 0)")}
         ) x
         WHERE w.seq < x.first_seq + x.n_steps AND NOT EXISTS (
             SELECT 1 FROM deleted_steps d

@@ -119,3 +119,11 @@ def test_infinite_advantages_are_in_batches(buffer):
     buffer.store_batch([step(0, adv_t=float("inf")), step(1, adv_t=-1.0)])
     batch = buffer.sample_arrays(16, fields=["adv_t"])
     assert set(batch["adv_t"].tolist()) == {float("inf"), -1.0}
+
+
+def test_numbers_that_no_step_can_have_are_left_out(buffer):
+    buffer.store_batch([step(n) for n in range(4)])
+    wanted = [-(2**63), -1, 0, 2, 2**63 - 1]
+    assert buffer.quarantine(wanted) == 1
+    assert buffer.release(wanted) == 1
+    assert buffer.annotate([-(2**63), 2], reward=1.0) == 1
