@@ -6,6 +6,7 @@ pgbouncer in transaction mode a `SET` of the session would reach other clients.
 """
 
 import selectors
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -75,6 +76,10 @@ READ = Begin()
 AT_ONCE = None
 
 
+_TAKES_SNAPSHOT = "SELECT 1 FROM sqlite_schema LIMIT 1"
+_HEADER_TIMEOUT_S = 5.0
+
+
 def listen_sqlite(engine: Engine) -> None:
     """Make transactions of an engine begin with their `Begin`."""
     if not event.contains(engine, "begin", _begin_sqlite):
@@ -99,7 +104,26 @@ def _begin_sqlite(connection: Connection) -> None:
     driver = driver_of(connection)
     driver.execute("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
     if begin.query is not None:
-        connection.info[_ANSWER] = driver.execute(begin.query).fetchall()
+        connection.info[_ANSWER] = _first_rows(driver, begin.query)
+    elif not begin.writes:
+        _first_rows(driver, _TAKES_SNAPSHOT)
+
+
+def _first_rows(driver: sqlite3.Connection, query: str) -> list[Any]:
+    """Return the rows of the first query of a transaction, which takes its snapshot.
+
+    A reader that may not write the file can meet the header of the log's index while a writer
+    changes it. SQLite then says that the log must be recovered, which is over at once.
+    """
+    deadline = time.monotonic() + _HEADER_TIMEOUT_S
+    while True:
+        try:
+            return driver.execute(query).fetchall()
+        except sqlite3.OperationalError as error:
+            is_torn = getattr(error, "sqlite_errorname", None) == "SQLITE_READONLY_RECOVERY"
+            if not is_torn or time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
 
 
 def _begin_postgresql(connection: Connection) -> None:

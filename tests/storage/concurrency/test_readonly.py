@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import time
 
 import pytest
 
@@ -109,6 +110,39 @@ def test_a_user_who_may_not_write_the_file_reads_while_others_write(open_folder,
         assert str(path) in text
         said = ("Permission denied", "not writable", "was opened for reading only")
         assert any(words in text for words in said)
+
+
+def read_across_a_torn_header(url, path, is_ready, is_torn):
+    # See `read_as_another_user`.
+    ReplayBuffer("sqlite://").add(state=1)
+    as_another_user(path)
+    with ReplayBuffer(url, create=False) as buffer:
+        before = list(buffer.get_all())
+        is_ready.set()
+        assert is_torn.wait(30)
+        return list(buffer.get_all()) == before, len(before)
+
+
+def test_a_reader_without_rights_waits_for_a_header_that_is_being_written(open_folder):
+    path = open_folder / "replay.db"
+    url, spawned = f"sqlite:///{path}", multiprocessing.get_context("spawn")
+    is_ready, is_torn = spawned.Event(), spawned.Event()
+    with ReplayBuffer(url) as buffer:
+        buffer.store_batch(make_batch("w", BATCH))
+        arguments = (url, path, is_ready, is_torn)
+        with (
+            open(f"{path}-shm", "r+b", buffering=0) as index,
+            running([(read_across_a_torn_header, *arguments)], "spawn") as reader,
+        ):
+            wait_until(is_ready.is_set, "the reader")
+            whole = index.read(4)
+            index.seek(0)
+            index.write(b"\0\0\0\0")  # the second copy of the header says otherwise
+            is_torn.set()
+            time.sleep(0.5)
+            index.seek(0)
+            index.write(whole)
+            assert reader.results() == [(True, BATCH)]
 
 
 def test_a_read_only_open_creates_nothing(open_folder):
