@@ -1,6 +1,5 @@
 """What became of steps after they were stored, read by runs of their numbers."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects.arrays import number_array, number_list
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.schema.column_types import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -184,8 +183,8 @@ def read_marks(
     chunks = sorted({first - place for first, place in zip(firsts, places, strict=True)})
     dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
     if dialect == "sqlite":
-        given["runs"] = json.dumps([first << _RUN_BITS | n for first, n in runs.items()])
-        given["chunks"] = json.dumps(chunks)
+        given["runs"] = number_list([first << _RUN_BITS | n for first, n in runs.items()])
+        given["chunks"] = number_list(chunks)
         marks = _sqlite_marks(connection, given, wanted)
     else:
         given["firsts"] = number_array(runs)

@@ -190,6 +190,8 @@ def rewards_of(slices: SliceColumns) -> NDArray[np.float64]:
 
 def ends_of(slices: SliceColumns) -> NDArray[np.uint8]:
     """Return for each step of slices 1 if its episode terminated there, 2 if it was truncated."""
+    if not any(slices.ends):
+        return np.zeros(sum(slices.n), np.uint8)
     ends = [end or _NO_END * n for end, n in zip(slices.ends, slices.n, strict=True)]
     return np.frombuffer(b"".join(ends), np.uint8)
 

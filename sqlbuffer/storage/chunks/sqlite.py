@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.chunks.numbered_chunk import (
@@ -16,6 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 )
 from sqlbuffer.storage.chunks.slices import ANY_SIZE, Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
+from sqlbuffer.storage.dialects.arrays import number_list
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
@@ -285,7 +287,7 @@ def read_keys(
         reach: The steps around them to read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "most": reach.most_bytes}
+    given = {"id": buffer_id, "seqs": number_list(seqs), "most": reach.most_bytes}
     if not reach.is_alone:
         given |= {
             "first": reach.first, "last": reach.last, "stride": reach.stride,
@@ -311,7 +313,7 @@ def read_ranges(
         reach: Says whether typed fields are read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "ranges": json.dumps(ranges), "most": reach.most_bytes}
+    given = {"id": buffer_id, "ranges": orjson.dumps(ranges).decode(), "most": reach.most_bytes}
     return fetch(connection, _RANGES[has_versions], given)
 
 
@@ -330,7 +332,7 @@ def read_runs(
         parts: Which of their bytes and JSON to read.
     """
     given = {
-        "id": buffer_id, "runs": json.dumps([first << 9 | n for first, n in runs]),
+        "id": buffer_id, "runs": number_list([first << 9 | n for first, n in runs]),
         "most": ANY_SIZE if parts.fields else -1,
         "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip

@@ -3,12 +3,19 @@
 import re
 from collections.abc import Iterable, Sequence
 
+import orjson
+
 _PLAIN_IDS = re.compile("[0-9A-Za-z_/-]+(,[0-9A-Za-z_/-]+)*")
 
 
 def number_array(numbers: Iterable[int]) -> str:
     """Return whole numbers as the text of an array."""
     return f"{{{','.join(map(str, numbers))}}}"
+
+
+def number_list(numbers: Sequence[int]) -> str:
+    """Return whole numbers as a JSON list, for SQLite."""
+    return orjson.dumps(list(numbers)).decode()
 
 
 def real_array(reals: Sequence[float | None]) -> str:

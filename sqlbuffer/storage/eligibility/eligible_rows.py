@@ -72,7 +72,7 @@ class Eligibility:
     @property
     def of_steps(self) -> "Eligibility":
         """The limits on every step of an item, and not only on the first."""
-        return replace(self, max_use=None)
+        return self if self.max_use is None else replace(self, max_use=None)
 
     @property
     def lasting(self) -> "Eligibility":

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlbuffer.encoding.records import decode_reals
 from sqlbuffer.storage.chunks.slices import Reach, Slice
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects.arrays import number_array, number_list
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _REWARD = struct.Struct(">d")
@@ -96,7 +96,7 @@ def _slice(row: Sequence[Any]) -> Slice:
 
 def _list(connection: Connection, seqs: Sequence[int]) -> str:
     is_sqlite = connection.dialect.name == "sqlite"
-    return json.dumps(list(seqs)) if is_sqlite else number_array(seqs)
+    return number_list(seqs) if is_sqlite else number_array(seqs)
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from sqlbuffer.storage.sampling.slice_reading import (
 from sqlbuffer.storage.sampling.slice_table import SliceTable
 from sqlbuffer.storage.schema.column_types import SeqList
 
+_SEQ_OF = itemgetter(0)
 FEW_HOLES, MOST_PROBED = 8, 65_536
 MAX_SEQS = 2**20  # in one call
 
@@ -222,8 +224,8 @@ class Candidates:
         """
         asked = dict.fromkeys(_checked_seqs(seqs))
         if not asked.keys() <= self._probed:
-            in_window = (seq for seq in asked if self.low < seq <= self.high)
-            if unknown := [seq for seq in in_window if seq not in self._probed]:
+            low, high, probed = self.low, self.high, self._probed
+            if unknown := [seq for seq in asked if low < seq <= high and seq not in probed]:
                 self._probed.update(unknown)
                 self._read(unknown)
         return asked.keys() & self._payloads.keys()
@@ -242,7 +244,8 @@ class Candidates:
         if len(hits) < len(numbers):
             numbers = numbers[[seq in hits for seq in numbers.tolist()]]
         reach = self.reading.reach
-        keys = keys_of([self._payloads[seq] for seq in dict.fromkeys(numbers.tolist())], reach)
+        rows = map(self._payloads.__getitem__, dict.fromkeys(numbers.tolist()))
+        keys = keys_of(list(rows), reach)
         if reach.is_alone:
             limits = self.limits.of_steps
             return SliceTable(layout, keys, (), self.window_low, self._marks, limits), numbers
@@ -285,8 +288,9 @@ class Candidates:
             self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.steps
         )
         self._marks.add(marks)
-        barred = marks.barred_by(self.limits.of_steps)
-        self._payloads.update((row[0], row) for row in rows if row[0] not in barred)
+        if barred := marks.barred_by(self.limits.of_steps):
+            rows = [row for row in rows if row[0] not in barred]
+        self._payloads.update(zip(map(_SEQ_OF, rows), rows, strict=True))
 
     def _matching_among(self, seqs: Sequence[int]) -> list[int]:
         """Return those of some numbers that match, without reading their bytes."""

@@ -1,6 +1,6 @@
 """The steps that a draw by SQL has read, as a table that batches are made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -50,15 +50,20 @@ class SliceEpisodes:
 
     def __init__(self, keys: Keys) -> None:
         columns = keys.episode_id, *keys[-6:]
+        if keys.status is keys.final:  # steps that were read alone
+            self._set({}, [()] * len(columns))
+            return
         # A final observation is read only with keys near to the end.
         of: dict[Any, tuple[Any, ...]] = {}
         if any(keys.status):
             of = {row[0]: row for row in zip(*columns, strict=True) if row[3] is not None}
         if any(final is not None for final in keys.final):
             of |= {row[0]: row for row in zip(*columns, strict=True) if row[-1] is not None}
+        self._set(of, list(zip(*of.values(), strict=True)) or [()] * len(columns))
+
+    def _set(self, of: Iterable[Any], columns: Sequence[Sequence[Any]]) -> None:
         self.numbers = {id_: number for number, id_ in enumerate(of)}
-        own = list(zip(*of.values(), strict=True)) or [()] * len(columns)
-        _, names, lengths, statuses, returns, rewards, finals = own
+        _, names, lengths, statuses, returns, rewards, finals = columns
         is_open = np.array([status == "open" for status in statuses], bool)
         self.status = np.array([_STATUS[status] for status in statuses], np.int8)
         length = np.array([NONE if n is None else n for n in lengths], np.int64)
@@ -158,9 +163,12 @@ class SliceTable:
     def _flags(
         self, slices: SliceColumns, links: NDArray[Any], low: int, marks: Marks
     ) -> NDArray[np.uint8]:
-        flags = ends_of(slices)
-        told = np.array([TOLD if ends is not None else 0 for ends in slices.ends], np.uint8)
-        flags = flags | (told if len(told) == len(flags) else np.repeat(told, slices.n))
+        flags: NDArray[np.uint8]
+        if None in slices.ends:
+            told = np.array([TOLD if ends is not None else 0 for ends in slices.ends], np.uint8)
+            flags = ends_of(slices) | np.repeat(told, slices.n)
+        else:
+            flags = ends_of(slices) | np.uint8(TOLD)
         is_live = self.seq > low
         if marks.deleted:
             is_live &= ~np.isin(self.seq, np.array(marks.deleted, np.int64))
