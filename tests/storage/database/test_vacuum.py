@@ -80,8 +80,9 @@ def report_statistics(buffer):
     engine = buffer._store.engine
     with ExitStack() as stack:
         for _ in range(max(1, engine.pool.checkedin())):
-            connection = stack.enter_context(engine.begin())
+            connection = stack.enter_context(engine.connect())
             connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            connection.rollback()  # an open transaction would hold dead rows
 
 
 def size_of(url):
