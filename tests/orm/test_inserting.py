@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import create_engine, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
@@ -121,6 +121,19 @@ def test_a_session_that_reads_first_may_take_the_write_lock(schema_url):
         session.add(step(1))
         session.commit()
     assert steps_of(buffer) == [1]
+
+
+def test_a_transaction_on_a_shared_engine_writes_after_another_program_has(schema_url):
+    engine = create_engine(schema_url.replace("postgresql://", "postgresql+psycopg://"))
+    with ReplayBuffer(engine) as buffer, engine.connect() as connection:
+        buffer.add(state=1)
+        run(schema_url, "CREATE TABLE notes (text varchar)")
+        connection.begin()
+        run(schema_url, "INSERT INTO notes VALUES ('theirs')")
+        connection.exec_driver_sql("INSERT INTO notes VALUES ('ours')")
+        connection.commit()
+    engine.dispose()
+    assert len(run(schema_url, "SELECT text FROM notes")) == 2
 
 
 def test_rows_of_a_buffer_with_priorities_begin_with_the_largest(schema_url, session):

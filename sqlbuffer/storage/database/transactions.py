@@ -93,7 +93,8 @@ def listen_postgresql(engine: Engine) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    begin: Begin = connection.get_execution_options().get(BEGIN, READ)
+    options = connection.get_execution_options()
+    begin: Begin = options.get(BEGIN, READ)
     if begin.writes:
         # Ignored inside a transaction, and kept by the connection for its next user.
         level = "FULL" if begin.durability == "full" else "NORMAL"
@@ -105,7 +106,8 @@ def _begin_sqlite(connection: Connection) -> None:
     driver.execute("BEGIN IMMEDIATE" if begin.writes else "BEGIN")
     if begin.query is not None:
         connection.info[_ANSWER] = _first_rows(driver, begin.query)
-    elif not begin.writes:
+    elif BEGIN in options and not begin.writes:
+        # Not for transactions of a user, which may write: behind an older snapshot they could not.
         _first_rows(driver, _TAKES_SNAPSHOT)
 
 
