@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from sqlbuffer.encoding.column_chunks import PackedColumns, pack_columns, pack_given
 from sqlbuffer.encoding.columns import encode_columns
@@ -29,68 +29,8 @@ Batch = WriteBatch | ChunkBatch
 End = Callable[[int, float | None], EpisodeEnd]
 
 
-class StepEncoding(Protocol):
-    """Encodes the steps of a buffer and hands them to the database."""
-
-    def rows(
-        self,
-        rows: Sequence[DataRow],
-        model_version: int | None,
-        session: str | None,
-        priority: Any,
-        ignore: frozenset[str],
-        *,
-        makes_steps: bool,
-    ) -> Batch:
-        """Encode rows; see `StepWriter.encoded_rows`."""
-
-    def columns(self, columns: Mapping[str, Any], casting: Casting) -> Batch:
-        """Encode steps given as columns."""
-
-    def episode(
-        self,
-        columns: Mapping[str, Any],
-        casting: Casting,
-        key: str,
-        end: End,
-        metas: Mapping[EpisodeKey, str],
-        whole: EpisodeKey | None,
-        ignore: frozenset[str],
-    ) -> Batch:
-        """Encode a whole episode given as columns.
-
-        Args:
-            columns: Its steps.
-            casting: See `ReplayBuffer.extend`.
-            key: Its id.
-            end: Makes its end.
-            metas: See `WriteBatch`, also for the next two.
-            whole: See `metas`.
-            ignore: See `metas`.
-        """
-
-    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return what checks and encodes the steps of an episode one by one."""
-
-    def waiting(
-        self,
-        steps: Sequence[Any],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> Batch:
-        """Return steps that were encoded one by one as a batch."""
-
-    def store(self, batch: Any, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; with `admitted`, the rate limiter has let it pass."""
-
-
-def encoding_of(store: BufferStore) -> StepEncoding:
-    """Return the encoding of the steps of a buffer."""
-    return ChunkEncoding(store) if store.info.has_chunks else RowEncoding(store)
-
-
 class RowEncoding:
-    """Encodes steps as rows; see `StepEncoding`.
+    """Encodes the steps of a buffer as rows, and hands them to the database.
 
     Args:
         store: The buffer.
@@ -110,7 +50,7 @@ class RowEncoding:
         *,
         makes_steps: bool,
     ) -> WriteBatch:
-        """Encode rows; see `StepEncoding.rows`."""
+        """Encode rows; see `StepWriter.encoded_rows`."""
         records = encode_rows(rows, model_version, priority)
         check_declared(rows, self._layout)
         if session is not None:
@@ -123,7 +63,7 @@ class RowEncoding:
         return self._sized(WriteBatch(records, ignore))
 
     def columns(self, columns: Mapping[str, Any], casting: Casting) -> WriteBatch:
-        """Encode columns; see `StepEncoding.columns`."""
+        """Encode steps given as columns."""
         return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
 
     def episode(
@@ -136,7 +76,17 @@ class RowEncoding:
         whole: EpisodeKey | None,
         ignore: frozenset[str],
     ) -> WriteBatch:
-        """Encode an episode; see `StepEncoding.episode`."""
+        """Encode a whole episode given as columns.
+
+        Args:
+            columns: Its steps.
+            casting: See `ReplayBuffer.extend`.
+            key: Its id.
+            end: Makes its end.
+            metas: See `WriteBatch`, also for the next two.
+            whole: See `metas`.
+            ignore: See `metas`.
+        """
         records = encode_columns(columns, casting=casting, episode=key)
         _check_has_steps(len(records))
         rewards = [record.reward_t for record in records if record.reward_t is not None]
@@ -144,7 +94,7 @@ class RowEncoding:
         return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
 
     def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return the encoder; see `StepEncoding.step_encoder`."""
+        """Return what checks and encodes the steps of an episode one by one."""
         encoder = StepEncoder(beginning, self._store.info.config.priorities.enabled)
 
         def encode(t: int, step: Mapping[str, Any]) -> Record:
@@ -160,11 +110,11 @@ class RowEncoding:
         endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> WriteBatch:
-        """Return a batch of steps; see `StepEncoding.waiting`."""
+        """Return steps that were encoded one by one as a batch."""
         return self._prepared(WriteBatch(steps, MADE_TIME, endings, metas))
 
     def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; see `StepEncoding.store`."""
+        """Store a batch; with `admitted`, the rate limiter has let it pass."""
         return self._store.writer.store(batch, admitted=admitted)
 
     def _sized(self, batch: WriteBatch) -> WriteBatch:
@@ -177,7 +127,7 @@ class RowEncoding:
 
 
 class ChunkEncoding:
-    """Encodes steps as chunks; see `StepEncoding`.
+    """Encodes steps as chunks; with the methods of `RowEncoding`.
 
     Args:
         store: The buffer.
@@ -197,7 +147,7 @@ class ChunkEncoding:
         *,
         makes_steps: bool,
     ) -> ChunkBatch:
-        """Encode rows; see `StepEncoding.rows`."""
+        """Encode rows; see `RowEncoding.rows`."""
         columns = columns_of_rows(
             self._layout, rows, model_version, priority, makes_steps=makes_steps
         )
@@ -206,7 +156,7 @@ class ChunkEncoding:
         return ChunkBatch(packed.chunks, packed.order)
 
     def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:
-        """Encode columns; see `StepEncoding.columns`."""
+        """Encode columns; see `RowEncoding.columns`."""
         packed = self._packed(columns, casting)
         return ChunkBatch(packed.chunks, packed.order)
 
@@ -220,14 +170,14 @@ class ChunkEncoding:
         whole: EpisodeKey | None,
         ignore: frozenset[str],
     ) -> ChunkBatch:
-        """Encode an episode; see `StepEncoding.episode`."""
+        """Encode an episode; see `RowEncoding.episode`."""
         packed = self._packed(columns, casting, key)
         _check_has_steps(len(packed.order))
         ending = end(len(packed.order), _sum_of_rewards(packed.chunks))
         return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
 
     def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return the encoder; see `StepEncoding.step_encoder`."""
+        """Return the encoder; see `RowEncoding.step_encoder`."""
         has_priorities = self._store.info.config.priorities.enabled
         return StepPacker(self._layout, beginning, casting, has_priorities, self._limit).encode
 
@@ -237,12 +187,12 @@ class ChunkEncoding:
         endings: Sequence[EpisodeEnd],
         metas: Mapping[EpisodeKey, str],
     ) -> ChunkBatch:
-        """Return a batch of steps; see `StepEncoding.waiting`."""
+        """Return a batch of steps; see `RowEncoding.waiting`."""
         packed = pack_steps(self._layout, steps)
         return ChunkBatch(packed.chunks, packed.order, endings, metas)
 
     def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; see `StepEncoding.store`."""
+        """Store a batch; see `RowEncoding.store`."""
         return self._store.chunk_writer.store(batch, admitted=admitted)
 
     def _packed(
@@ -251,6 +201,14 @@ class ChunkEncoding:
         return pack_columns(
             self._layout, columns, casting=casting, episode=episode, max_row_bytes=self._limit
         )
+
+
+StepEncoding = RowEncoding | ChunkEncoding
+
+
+def encoding_of(store: BufferStore) -> StepEncoding:
+    """Return the encoding of the steps of a buffer."""
+    return ChunkEncoding(store) if store.info.has_chunks else RowEncoding(store)
 
 
 def _check_has_steps(n_steps: int) -> None:

@@ -233,7 +233,8 @@ class StepWriter:
 
     def store(self, batch: Batch) -> StoreResult:
         """Store steps that were encoded."""
-        return self._warned(self._encoding.store(batch)) if batch.n_steps else _NOTHING
+        own: Any = batch  # made by the same encoding
+        return self._warned(self._encoding.store(own)) if batch.n_steps else _NOTHING
 
     def episode(
         self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool

@@ -11,7 +11,13 @@ from sqlalchemy import Connection
 
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.arrays import number_array, number_list
+from sqlbuffer.storage.dialects.arrays import (
+    FIRST_OF_RUN,
+    N_OF_RUN,
+    number_array,
+    number_list,
+    run_list,
+)
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.schema.column_types import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -103,17 +109,14 @@ def late_fields(
     }
 
 
-# A run is one integer, first << 9 | n: that takes a third of the time of a list of two.
-_RUN_BITS = 9
-_FIRST, _N = f"(r.value >> {_RUN_BITS})", f"(r.value & {2**_RUN_BITS - 1})"
 _IN_RUN = f"""FROM json_each(:runs) r CROSS JOIN {{table}} x ON x.buffer_id = :id
-    AND x.seq >= {_FIRST} AND x.seq < {_FIRST} + {_N}"""
+    AND x.seq >= {FIRST_OF_RUN} AND x.seq < {FIRST_OF_RUN} + {N_OF_RUN}"""
 _DELETED_STEPS = f"SELECT x.seq {_IN_RUN.format(table='deleted_steps')}"
 _QUARANTINED = f"SELECT x.seq {_IN_RUN.format(table='quarantine')}"
 _LATE_VALUES = f"""SELECT x.seq, x.reward_t, x.adv_t, x.v_t, x.fields
 FROM json_each(:runs) r CROSS JOIN labels x
-    ON x.key >= (:id << {NUMBER_BITS}) + {_FIRST}
-    AND x.key < (:id << {NUMBER_BITS}) + {_FIRST} + {_N}"""
+    ON x.key >= (:id << {NUMBER_BITS}) + {FIRST_OF_RUN}
+    AND x.key < (:id << {NUMBER_BITS}) + {FIRST_OF_RUN} + {N_OF_RUN}"""
 _REPLACED = {
     "sqlite": f"""SELECT x.seq, x.record, x.reward_t, x.terminated, x.truncated
 {_IN_RUN.format(table="replaced_steps")}""",
@@ -124,8 +127,8 @@ CROSS JOIN LATERAL (SELECT * FROM replaced_steps y
 }
 _EXTRAS = {
     "sqlite": f"""SELECT x.seq, x.extra FROM json_each(:runs) r CROSS JOIN labels x
-    ON x.key >= (:id << {NUMBER_BITS}) + {_FIRST}
-    AND x.key < (:id << {NUMBER_BITS}) + {_FIRST} + {_N} WHERE x.extra NOT NULL""",
+    ON x.key >= (:id << {NUMBER_BITS}) + {FIRST_OF_RUN}
+    AND x.key < (:id << {NUMBER_BITS}) + {FIRST_OF_RUN} + {N_OF_RUN} WHERE x.extra NOT NULL""",
     "postgresql": """SELECT x.seq, x.extra::text
 FROM unnest(%(firsts)s::bigint[], %(ends)s::bigint[]) AS r(first, beyond)
 CROSS JOIN LATERAL (SELECT * FROM labels y
@@ -183,7 +186,7 @@ def read_marks(
     chunks = sorted({first - place for first, place in zip(firsts, places, strict=True)})
     dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
     if dialect == "sqlite":
-        given["runs"] = number_list([first << _RUN_BITS | n for first, n in runs.items()])
+        given["runs"] = run_list(runs.items())
         given["chunks"] = number_list(chunks)
         marks = _sqlite_marks(connection, given, wanted)
     else:

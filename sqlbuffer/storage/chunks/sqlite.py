@@ -17,7 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 )
 from sqlbuffer.storage.chunks.slices import ANY_SIZE, Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
-from sqlbuffer.storage.dialects.arrays import number_list
+from sqlbuffer.storage.dialects.arrays import FIRST_OF_RUN, N_OF_RUN, number_list, run_list
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
@@ -259,8 +259,8 @@ SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id, a.task_id, a.task_n
 FROM (
     SELECT c.*, max(0, r.first - c.first_seq) AS place,
         min(c.first_seq + c.n_steps, r.beyond) - max(c.first_seq, r.first) AS n
-    FROM (SELECT value >> 9 AS first, (value >> 9) + (value & 511) AS beyond
-          FROM json_each(:runs)) r
+    FROM (SELECT {FIRST_OF_RUN} AS first, {FIRST_OF_RUN} + {N_OF_RUN} AS beyond
+          FROM json_each(:runs) r) r
     CROSS JOIN chunks c ON c.key < (:id << {NUMBER_BITS}) + r.beyond AND c.key >= coalesce((
         SELECT max(k.key) FROM chunks k
         WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | r.first)),
@@ -332,7 +332,7 @@ def read_runs(
         parts: Which of their bytes and JSON to read.
     """
     given = {
-        "id": buffer_id, "runs": number_list([first << 9 | n for first, n in runs]),
+        "id": buffer_id, "runs": run_list(runs),
         "most": ANY_SIZE if parts.fields else -1,
         "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip
