@@ -90,8 +90,9 @@ class RowSelection:
         return with_labels(rows, experiences) if has_labels else rows
 
 
+@remembered
 def matching_numbers(
-    node: Node, limits: Eligibility, is_key: IsKey | None, steps: StepLayout
+    node: Node, kind: EligibilityKind, is_key: IsKey | None, steps: StepLayout
 ) -> Any:
     """Return the select of `seq` of those steps among the parameter `seqs` that match.
 
@@ -99,17 +100,10 @@ def matching_numbers(
 
     Args:
         node: The condition.
-        limits: Limits that steps must meet.
-        is_key: Further condition.
+        kind: Which limits steps must meet.
+        is_key: Makes a further condition.
         steps: How the steps are stored.
     """
-    return _matching_numbers(node, limits.kind, is_key, steps)
-
-
-@remembered
-def _matching_numbers(
-    node: Node, kind: EligibilityKind, is_key: IsKey | None, steps: StepLayout
-) -> Any:
     table, is_one = steps.at(_BUFFER_ID, _SEQS)
     wanted = _among(node, kind, table, is_one)
     if is_key is not None:

@@ -294,7 +294,7 @@ class Candidates:
 
     def _matching_among(self, seqs: Sequence[int]) -> list[int]:
         """Return those of some numbers that match, without reading their bytes."""
-        statement = matching_numbers(self.node, self.limits, self._is_key, self.steps)
+        statement = matching_numbers(self.node, self.limits.kind, self._is_key, self.steps)
         return [seq for (seq,) in self._selected(statement, seqs)]
 
     def _selected(self, statement: Any, seqs: Sequence[int]) -> list[tuple[Any, ...]]:
