@@ -136,6 +136,7 @@ def test_children_forked_beside_the_background_flush_of_episodes_can_store(url):
     assert_whole(url, 300 * n_children + 5 * n_children)
 
 
+@pytest.mark.slow  # left out as a whole where processes are: they begin in a thread
 def test_a_fork_waits_for_the_first_use_of_a_connection_that_another_thread_opens(url):
     """Not until its deadline: the thread must not wait for the fork in turn."""
     buffer = ReplayBuffer(url)
