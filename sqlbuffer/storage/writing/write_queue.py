@@ -183,15 +183,12 @@ class WriteQueue(Generic[S, B]):
         while not self._has_room(n):
             if self._writing.acquire(blocking=False):
                 try:
-                    with self._mutex:
-                        self._raise_error()  # the storing thread has waited already
                     if not self._has_room(n):
                         self._make_room(n)
                     return
                 finally:
                     self._writing.release()
             with self._mutex:
-                self._raise_error()
                 if not self._has_room(n):
                     self._mutex.wait(_STALL_S)
             pause(0.0)
@@ -204,8 +201,12 @@ class WriteQueue(Generic[S, B]):
         return n_waiting <= self._most and self._size_bytes + self._frozen_bytes < MAX_BYTES
 
     def _make_room(self, n: int) -> None:
+        with self._mutex:
+            has_waited = isinstance(self._error, FlowControlError)  # in the storing thread
+            if not has_waited:
+                self._raise_error()
         try:
-            self._flush(self._admit, n)
+            self._flush(self._admit_now if has_waited else self._admit, n)
         except FlowControlError as error:
             raise self._not_added(error) from error
 

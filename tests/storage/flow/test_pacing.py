@@ -427,6 +427,25 @@ def test_steps_that_wait_for_the_limiter_are_bounded(buffer_url, layout, begin):
         assert rewards == np.arange(1.0, n_stored + 1).tolist()
 
 
+def test_a_refusal_that_is_over_stops_no_writer(buffer_url, caplog):
+    options = {"rate_limiter": LIMITER, "wait_s": 0, "flush_s": 1, "max_pending": 15}
+    with (
+        ReplayBuffer(buffer_url, **options) as buffer,
+        ReplayBuffer(buffer_url) as other,
+        buffer.episode("t") as episode,
+    ):
+        with pytest.raises(FlowControlError):
+            for step in range(100):
+                episode.append(state=step)
+        caplog.clear()
+        wait_until(lambda: "could not be stored yet" in caplog.text, "the thread was refused")
+        other.sample(16, sampler=RandomSampler(replace=True))
+        episode.append(state=35)
+        buffer.set_rate_limiter(None)
+        buffer.flush()
+        assert len(other) == episode.length == 36
+
+
 def test_an_episode_ends_with_the_last_of_its_steps(buffer_url):
     with ReplayBuffer(buffer_url, rate_limiter=LIMITER, wait_s=30, flush_s=60) as buffer:
         episode = buffer.episode("t")
