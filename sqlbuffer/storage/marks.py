@@ -1,6 +1,6 @@
 """What became of steps after they were stored, read by runs of their numbers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
+from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import (
@@ -21,6 +22,8 @@ from sqlbuffer.storage.dialects.arrays import (
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.schema.column_types import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+Integers = NDArray[np.int64]
 
 
 class Wanted(NamedTuple):
@@ -88,21 +91,61 @@ class Marks:
         return barred
 
 
-def late_fields(
-    texts: Sequence[str | None], specs: Mapping[str, FieldSpec]
-) -> dict[str, tuple[list[int], NDArray[Any]]]:
-    """Return for each declared field that was given late the places of its steps, and its values.
+class LateValues(NamedTuple):
+    """Late values of steps, each as the places of its steps in arrays, ascending where these
+    are, and the values.
+
+    Attributes:
+        reals: `reward`, `adv_t` and `v_t`, float64.
+        fields: Declared fields, in their dtypes.
+    """
+
+    reals: dict[str, tuple[Integers, NDArray[np.float64]]]
+    fields: dict[str, tuple[Integers, NDArray[Any]]]
+
+
+def late_values(
+    labels: Sequence[Sequence[Any]],
+    specs: Mapping[str, FieldSpec],
+    places_of: Callable[[Integers], tuple[Integers, Integers]],
+) -> LateValues:
+    """Return the late values of steps by their places in arrays; see `Marks.labels`.
 
     Args:
-        texts: JSON of the late fields of each step.
-        specs: The declared fields.
+        labels: (seq, reward, adv_t, v_t, JSON of fields) of steps, each once.
+        specs: The declared fields that the arrays have.
+        places_of: Returns for m numbers of steps which of them are there, as indexes below m, and
+            the place of each; a step may be at several places.
     """
+    late = LateValues({}, {})
+    if not labels:
+        return late
+    seqs, *columns, texts = zip(*labels, strict=True)
+    which, places = places_of(np.array(seqs, np.int64))
+    for name, column in zip(("reward", *ON_REQUEST), columns, strict=True):
+        reals = np.array(column, np.float64)[which]
+        is_given = ~np.isnan(reals)
+        if is_given.any():
+            late.reals[name] = places[is_given], reals[is_given]
+    for name, (rows, values) in _late_fields(texts, specs).items():
+        value_of = np.full(len(seqs), -1)
+        value_of[rows] = np.arange(len(rows))
+        own = value_of[which]
+        if (own >= 0).any():
+            late.fields[name] = places[own >= 0], values[own[own >= 0]]
+    return late
+
+
+def _late_fields(
+    texts: Sequence[str | None], specs: Mapping[str, FieldSpec]
+) -> dict[str, tuple[list[int], NDArray[Any]]]:
+    """Return for each field the indexes of the texts that have it, and its values."""
     values: dict[str, dict[int, Any]] = {}
-    for place, text in enumerate(texts):
+    for row, text in enumerate(texts):
         if text is not None:
             for name, value in orjson.loads(text).items():
-                if name in specs:  # a mirror may keep some fields only
-                    values.setdefault(name, {})[place] = value
+                if name in specs:
+                    values.setdefault(name, {})[row] = value
     return {
         name: (list(own), np.array(list(own.values()), specs[name].dtype))
         for name, own in values.items()

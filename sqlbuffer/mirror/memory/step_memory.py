@@ -52,7 +52,7 @@ from sqlbuffer.mirror.memory.step_record import (
 )
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState, Late
-from sqlbuffer.storage.marks import late_fields
+from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.schema.column_types import listed
 
 Gathered = tuple[Integers, NDArray[Any]]
@@ -412,10 +412,7 @@ class StepMemory:
 
     def _known(self, seqs: Sequence[int]) -> Integers:
         """Return the slots of those of the steps that are in memory."""
-        numbers = np.asarray(seqs, np.int64)
-        slots = self.blocks.slots_of(numbers)
-        found: Integers = slots[(slots != NONE) & (self.records[SEQ][slots] == numbers)]
-        return found
+        return self._slots_of_those(np.asarray(seqs, np.int64))[1]
 
     def _remove(self, slots: Integers) -> None:
         flags = self.links["flags"]
@@ -425,21 +422,23 @@ class StepMemory:
         self.changed.add(slots)
 
     def _relabel(self, labels: Sequence[Late]) -> None:
-        seqs, *columns, fields = zip(*labels, strict=True)
-        slots = self.blocks.slots_of(np.array(seqs, np.int64))
-        rewards, *values = (np.array(column, np.float64) for column in columns)
-        is_given = (slots != NONE) & ~np.isnan(rewards)
-        at, given = slots[is_given], rewards[is_given]
-        self.links["reward"][at] = given
-        self.records["reward"][at] = as_float32(given)
-        self.changed.add(at)
-        for name, late in zip(ON_REQUEST, values, strict=True):
-            is_given = (slots != NONE) & ~np.isnan(late)
-            self.values[name][slots[is_given]] = as_float32(late[is_given])
-        for name, (places, late) in late_fields(fields, self.layout.specs).items():
-            own = slots[places]
-            self.records[name][own[own != NONE]] = late[own != NONE]
-            self.changed.add(own[own != NONE])
+        late = late_values(labels, self.layout.specs, self._slots_of_those)
+        for name, (slots, reals) in late.reals.items():
+            if name == "reward":
+                self.links["reward"][slots] = reals
+                self.records["reward"][slots] = as_float32(reals)
+                self.changed.add(slots)
+            else:
+                self.values[name][slots] = as_float32(reals)
+        for name, (slots, values) in late.fields.items():
+            self.records[name][slots] = values
+            self.changed.add(slots)
+
+    def _slots_of_those(self, numbers: Integers) -> tuple[Integers, Integers]:
+        """Return which steps are in memory, and their slots; see `late_values`."""
+        slots = self.blocks.slots_of(numbers)
+        which = np.flatnonzero((slots != NONE) & (self.records[SEQ][slots] == numbers))
+        return which, slots[which]
 
     def _judge(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from orjson import loads
 from sqlalchemy import Connection, select
 
 from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import decode_reals
+from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.steps.column_batch import ColumnBatch
 from sqlbuffer.storage.copies.chunk_columns import PAYLOADS, chunk_columns, kept_steps
 from sqlbuffer.storage.copies.copied_parts import CopiedRange
@@ -17,11 +19,13 @@ from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.value_forms import utc_time
 from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, layout_of
 
 _REALS = {
     "reward_t": "reward", "adv_t": "advantage", "v_t": "value", "execute_time": "execute_time",
 }  # fmt: skip
+_SHOWN = {"adv_t": "advantage", "v_t": "value"}
 # Maximum number of episodes that a statement names.
 _KEYS_AT_ONCE = 1_000
 
@@ -82,8 +86,8 @@ class ColumnReader:
         deleted = tables.get("deleted_steps")
         if deleted is not None and len(deleted):
             is_kept &= ~np.isin(batch.seq, np.array(deleted.numbers, np.int64))
-        overlay = _Overlay(batch, tables)
-        overlay.apply()
+        read = {name: spec for name, spec in self._layout.specs.items() if name in batch.fields}
+        _Overlay(batch, tables, read).apply()
         return kept_steps(batch, is_kept), stored.end, stored.n_read
 
 
@@ -178,14 +182,15 @@ def _blobs(
 class _Overlay:
     """Replaces values of steps by the values that they were given later."""
 
-    def __init__(self, batch: ColumnBatch, tables: Mapping[str, TableRows]) -> None:
-        self._batch, self._tables = batch, tables
+    def __init__(
+        self, batch: ColumnBatch, tables: Mapping[str, TableRows], specs: Mapping[str, FieldSpec]
+    ) -> None:
+        self._batch, self._tables, self._specs = batch, tables, specs
 
     def apply(self) -> None:
         """Apply all of them."""
         batch = self._batch
-        for place, row in self._rows("labels"):
-            self._label(place, row)
+        self._put_labels()
         self._untag_reals()
         for place, row in self._rows("step_ids"):
             batch.own["id"].given[place] = row["id"]
@@ -198,21 +203,30 @@ class _Overlay:
             for place, row in self._rows(name):
                 batch.own.setdefault("uses", np.zeros(len(batch), np.int64))[place] = row["n_uses"]
 
-    def _label(self, place: int, row: Mapping[str, Any]) -> None:
-        for name, shown in _REALS.items():
-            if row.get(name) is not None:
-                self._set(shown, place, row[name])
-        if row["extra"] is not None:
-            self._list("extra")[place] = _canonical(row["extra"])
-        for name, value in loads(row["fields"] or "{}").items():
-            self._set_field(name, place, value)
+    def _put_labels(self) -> None:
+        rows, batch = self._tables.get("labels"), self._batch
+        if rows is None or not len(rows):
+            return
+        own = (rows.values[name] for name in ("seq", "reward_t", "adv_t", "v_t", "fields"))
+        late = late_values(list(zip(*own, strict=True)), self._specs, self._places_of)
+        for name, (places, reals) in late.reals.items():
+            self._set(_SHOWN.get(name, name), places, reals)
+        for name, (places, values) in late.fields.items():
+            if not batch.fields[name].flags.writeable:
+                batch.fields[name] = batch.fields[name].copy()
+            batch.fields[name][places] = values
+        texts = rows.values["extra"]
+        which, places = self._places_of(np.array(rows.numbers, np.int64))
+        for row, place in zip(which.tolist(), places.tolist(), strict=True):
+            if texts[row] is not None:
+                self._list("extra")[place] = _canonical(texts[row])
 
-    def _set_field(self, name: str, place: int, value: Any) -> None:
-        fields = self._batch.fields
-        if name in fields:
-            if not fields[name].flags.writeable:
-                fields[name] = fields[name].copy()
-            fields[name][place] = value
+    def _places_of(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which steps are there, and their places; see `late_values`."""
+        seq = self._batch.seq
+        places = np.searchsorted(seq, numbers)
+        which = np.flatnonzero(np.append(seq, -1)[places] == numbers)
+        return which, places[which]
 
     def _list(self, name: str) -> list[Any]:
         found: list[Any] = self._batch.own.setdefault(name, [None] * len(self._batch))
@@ -223,23 +237,18 @@ class _Overlay:
         rows = self._tables.get(name)
         if rows is None or not len(rows):
             return
-        numbers = np.array(rows.numbers, np.int64)
-        places = np.searchsorted(self._batch.seq, numbers)
-        names = list(rows.values)
-        for place, seq, *row in zip(
-            places.tolist(), numbers.tolist(), *rows.values.values(), strict=True
-        ):
-            if place < len(self._batch) and self._batch.seq[place] == seq:
-                yield place, dict(zip(names, row, strict=True))
+        which, places = self._places_of(np.array(rows.numbers, np.int64))
+        for row, place in zip(which.tolist(), places.tolist(), strict=True):
+            yield place, {name: values[row] for name, values in rows.values.items()}
 
-    def _set(self, name: str, place: int, value: float) -> None:
+    def _set(self, name: str, places: Any, values: Any) -> None:
         own, is_null = self._batch.own, self._batch.is_null
         if name not in own:
             own[name] = np.full(len(self._batch), np.nan)
             is_null[name] = np.ones(len(self._batch), bool)
-        own[name][place] = value
+        own[name][places] = values
         if name in is_null:
-            is_null[name][place] = False
+            is_null[name][places] = False
 
     def _untag_reals(self) -> None:
         """Remove numbers from `extra` that their columns cannot hold."""

@@ -36,7 +36,7 @@ from sqlbuffer.storage.chunks.slices import (
     rewards_of,
 )
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
-from sqlbuffer.storage.marks import Marks, late_fields
+from sqlbuffer.storage.marks import LateValues, Marks, late_values
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
 
@@ -125,8 +125,10 @@ class SliceTable:
         links["reward"] = rewards_of(given)
         links["flags"] = self._flags(given, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
-        self._values = self._put_labels(links, marks)
-        self.late = _late_of(layout, self.seq, marks)
+        self._values: dict[str, NDArray[np.float64]] = {}
+        self.late: dict[str, tuple[Integers, NDArray[Any]]] = {}
+        for labels in (marks.values, marks.labels):
+            self._put_late(links, late_values(labels, layout.specs, self._slots_of_all))
         self.has_barred = self._bar(links, marks, limits)
         self._links = links
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
@@ -178,20 +180,22 @@ class SliceTable:
             flags[(links["episode"] != NONE) & (links["t"] + 1 == lengths)] |= np.uint8(LAST)
         return flags
 
-    def _put_labels(self, links: NDArray[Any], marks: Marks) -> dict[str, NDArray[np.float64]]:
-        """Replace rewards by late ones; return advantages and values, NaN for none."""
-        given: dict[str, NDArray[np.float64]] = {}
-        for rows in (marks.values, marks.labels):
-            if not rows:
-                continue
-            given = given or {name: np.full(len(links), np.nan) for name in ON_REQUEST}
-            seqs, *columns, _ = zip(*rows, strict=True)
-            order, at = _places_in(np.array(seqs, np.int64), self.seq)
-            for values, column in zip((links["reward"], *given.values()), columns, strict=True):
-                late = np.array(column, np.float64)[order][at]
-                is_given = (at != NONE) & ~np.isnan(late)
-                values[is_given] = late[is_given]
-        return given
+    def _slots_of_all(self, numbers: Integers) -> tuple[Integers, Integers]:
+        """Return which steps are there, and their slots; see `late_values`."""
+        order, at = _places_in(numbers, self.seq)
+        slots = np.flatnonzero(at != NONE)
+        return order[at[slots]], slots
+
+    def _put_late(self, links: NDArray[Any], late: LateValues) -> None:
+        """Put late rewards into links, and note the other late values."""
+        for name, (slots, reals) in late.reals.items():
+            if name == "reward":
+                links["reward"][slots] = reals
+            else:
+                if name not in self._values:
+                    self._values[name] = np.full(len(links), np.nan)
+                self._values[name][slots] = reals
+        self.late |= late.fields
 
     def _bar(self, links: NDArray[Any], marks: Marks, limits: Eligibility) -> bool:
         """Mark the steps that may not be sampled; return True if there are any."""
@@ -406,23 +410,6 @@ def _at_replaced(seq: Integers, links: NDArray[Any], marks: Marks) -> list[tuple
             links["flags"][slot] = kept | flags
             blocks.append((slot, block))
     return blocks
-
-
-def _late_of(
-    layout: Layout, seq: Integers, marks: Marks
-) -> dict[str, tuple[Integers, NDArray[Any]]]:
-    """Return the slots of declared fields that were given late, and the values."""
-    late: dict[str, tuple[Integers, NDArray[Any]]] = {}
-    if not any(row[-1] for row in marks.labels):
-        return late
-    numbers = np.array([row[0] for row in marks.labels], np.int64)
-    texts = [row[-1] for row in marks.labels]
-    for name, (places, values) in late_fields(texts, layout.specs).items():
-        order, at = _places_in(numbers[places], seq)
-        slots = np.flatnonzero(at != NONE)
-        if len(slots):
-            late[name] = slots, values[order][at[slots]]
-    return late
 
 
 def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]:
