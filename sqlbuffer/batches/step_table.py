@@ -19,6 +19,7 @@ NONE = -1
 TERMINATED, TRUNCATED, LAST, LIVE, BARRED, TOLD = 1, 2, 4, 8, 16, 32
 # `terminated`, or `truncated`, is None.
 NO_TERMINATED, NO_TRUNCATED = 64, 128
+ENDS = TERMINATED | TRUNCATED | TOLD | NO_TERMINATED | NO_TRUNCATED
 # `next` and `prev` are the slots of the neighbours in the episode, `t` is the place in it.
 LINK: np.dtype[Any] = np.dtype(
     [
@@ -33,6 +34,17 @@ LINK: np.dtype[Any] = np.dtype(
 )
 OPEN, COMPLETE, ABORTED = range(3)
 STATUS_NAMES: NDArray[Any] = np.array(["open", "complete", "aborted"], object)
+
+
+def flags_of_ends(terminated: bool | None, truncated: bool | None) -> int:
+    """Return the flags of a step that show `terminated` and `truncated`, of `ENDS`."""
+    given = zip(
+        (terminated, truncated), (TERMINATED, TRUNCATED), (NO_TERMINATED, NO_TRUNCATED), strict=True
+    )
+    flags = 0 if terminated is None and truncated is None else TOLD
+    for value, flag, none in given:
+        flags |= none if value is None else flag * bool(value)
+    return flags
 
 
 class Episodes(Protocol):

@@ -136,7 +136,7 @@ class Filling:
         if news.is_start:
             memory = self.new_memory(news.count_steps())
         # A reward that was given late changes the return of its episode.
-        episodes = _episodes_of(memory, [seq for seq, *_ in news.labels])
+        episodes = _episodes_of(memory, [seq for seq, *_ in news.marks.labels])
         sessions: set[int] = set()
         pages: list[list[ChunkRow]] = []
         for page in news.chunks(memory):
@@ -203,9 +203,7 @@ class Filling:
             now.session if sampling.current_session_only else None,
         )
         changes = StepChanges(
-            deleted=news.deleted,
-            labels=news.labels,
-            quarantined=news.quarantined,
+            marks=news.marks,
             released=news.released,
             matching=() if selection is None else selection.matching,
             unmatched=() if selection is None else selection.unmatched,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import (
     FIRST_OF_RUN,
@@ -152,6 +153,19 @@ def _late_fields(
     }
 
 
+def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
+    """Return numbers as runs of consecutive ones, (first, n) of at most as many as a chunk has."""
+    runs: list[tuple[int, int]] = []
+    first, beyond = -1, -1
+    for seq in sorted(set(seqs)):
+        if seq != beyond or beyond - first == MOST_STEPS:
+            if beyond > first:
+                runs.append((first, beyond - first))
+            first = seq
+        beyond = seq + 1
+    return [*runs, (first, beyond - first)]
+
+
 _IN_RUN = f"""FROM json_each(:runs) r CROSS JOIN {{table}} x ON x.buffer_id = :id
     AND x.seq >= {FIRST_OF_RUN} AND x.seq < {FIRST_OF_RUN} + {N_OF_RUN}"""
 _DELETED_STEPS = f"SELECT x.seq {_IN_RUN.format(table='deleted_steps')}"
@@ -218,7 +232,7 @@ def read_marks(
         buffer_id: The buffer.
         firsts: First number of each run; the runs may overlap.
         counts: Number of steps of each run, at most 256.
-        places: Place of its first step in its chunk.
+        places: Place of its first step in its chunk, if values are wanted.
         wanted: The marks to read.
         has_chunks: The steps are in chunks; otherwise each is a row.
     """

@@ -1,9 +1,10 @@
 """The changes of a buffer's steps, in addition to new steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sqlbuffer.storage.following.buffer_state import EpisodeState, Late
+from sqlbuffer.storage.following.buffer_state import EpisodeState
+from sqlbuffer.storage.marks import Marks
 
 
 @dataclass(frozen=True)
@@ -11,9 +12,7 @@ class StepChanges:
     """Changes of a buffer's steps.
 
     Attributes:
-        deleted: Steps that were deleted.
-        labels: Steps that were labelled.
-        quarantined: Steps that are in quarantine.
+        marks: What became of steps after they were stored, as it is now.
         released: Steps that no longer are.
         matching: Steps that are drawn, where others are not.
         unmatched: Steps that no longer are.
@@ -23,9 +22,7 @@ class StepChanges:
             None: any.
     """
 
-    deleted: Sequence[int] = ()
-    labels: Sequence[Late] = ()
-    quarantined: Sequence[int] = ()
+    marks: Marks = field(default_factory=Marks)
     released: Sequence[int] = ()
     matching: Sequence[int] = ()
     unmatched: Sequence[int] = ()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import (
     BARRED,
+    ENDS,
     LAST,
     LINK,
     LIVE,
@@ -21,9 +22,11 @@ from sqlbuffer.batches.step_table import (
     as_float32,
     as_records,
     bytes_of,
+    flags_of_ends,
     tested_run_lengths,
 )
 from sqlbuffer.encoding.packing import Layout, with_lens
+from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
@@ -51,8 +54,8 @@ from sqlbuffer.mirror.memory.step_record import (
     step_numbers_of,
 )
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
-from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState, Late
-from sqlbuffer.storage.marks import late_values
+from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
+from sqlbuffer.storage.marks import Marks, late_values
 from sqlbuffer.storage.schema.column_types import listed
 
 Gathered = tuple[Integers, NDArray[Any]]
@@ -369,12 +372,13 @@ class StepMemory:
             changes: Changes of the steps.
         """
         changed, limited = self._show_staged(low), self.limits
-        gone = self._known(changes.deleted)
+        marks = changes.marks
+        gone = self._known(marks.deleted)
         self._remove(gone)
-        if len(changes.labels):
-            self._relabel(changes.labels)
+        self._replace(marks)
+        self._relabel(marks)
         for seqs, flags, value in (
-            (changes.quarantined, limited.is_quarantined, True),
+            (marks.quarantined, limited.is_quarantined, True),
             (changes.released, limited.is_quarantined, False),
             (changes.matching, limited.is_outside, False),
             (changes.unmatched, limited.is_outside, True),
@@ -421,8 +425,24 @@ class StepMemory:
         self.is_drawable[slots] = False
         self.changed.add(slots)
 
-    def _relabel(self, labels: Sequence[Late]) -> None:
-        late = late_values(labels, self.layout.specs, self._slots_of_those)
+    def _replace(self, marks: Marks) -> None:
+        """Put values that were replaced in place into the steps; their fields have fixed sizes."""
+        for number, block, reward, *ends in marks.replaced:
+            slots = self._known([number])
+            if not len(slots):
+                continue
+            (row,) = expanded_rows(self.layout, [block], [0], [number])
+            self._stored.put(row, 1, slots, self._records, self.large)
+            self.links["reward"][slots] = np.nan if reward is None else reward
+            self.records["reward"][slots] = as_float32(self.links["reward"][slots])
+            kept = self.links["flags"][slots] & np.uint8(255 - ENDS)
+            self.links["flags"][slots] = kept | np.uint8(flags_of_ends(*ends))
+            for name, is_end in zip(("terminated", "truncated"), ends, strict=True):
+                self.records[name][slots] = bool(is_end)
+            self.changed.add(slots)
+
+    def _relabel(self, marks: Marks) -> None:
+        late = late_values(marks.labels, self.layout.specs, self._slots_of_those)
         for name, (slots, reals) in late.reals.items():
             if name == "reward":
                 self.links["reward"][slots] = reals

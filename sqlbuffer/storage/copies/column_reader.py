@@ -11,7 +11,6 @@ from sqlalchemy import Connection, select
 from sqlbuffer.codec.plain_json import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import decode_reals
-from sqlbuffer.fields.specs import FieldSpec
 from sqlbuffer.steps.column_batch import ColumnBatch
 from sqlbuffer.storage.copies.chunk_columns import PAYLOADS, chunk_columns, kept_steps
 from sqlbuffer.storage.copies.copied_parts import CopiedRange
@@ -86,8 +85,7 @@ class ColumnReader:
         deleted = tables.get("deleted_steps")
         if deleted is not None and len(deleted):
             is_kept &= ~np.isin(batch.seq, np.array(deleted.numbers, np.int64))
-        read = {name: spec for name, spec in self._layout.specs.items() if name in batch.fields}
-        _Overlay(batch, tables, read).apply()
+        _Overlay(batch, tables, self._layout).apply()
         return kept_steps(batch, is_kept), stored.end, stored.n_read
 
 
@@ -182,10 +180,9 @@ def _blobs(
 class _Overlay:
     """Replaces values of steps by the values that they were given later."""
 
-    def __init__(
-        self, batch: ColumnBatch, tables: Mapping[str, TableRows], specs: Mapping[str, FieldSpec]
-    ) -> None:
-        self._batch, self._tables, self._specs = batch, tables, specs
+    def __init__(self, batch: ColumnBatch, tables: Mapping[str, TableRows], layout: Layout) -> None:
+        self._batch, self._tables = batch, tables
+        self._read = {name: spec for name, spec in layout.specs.items() if name in batch.fields}
 
     def apply(self) -> None:
         """Apply all of them."""
@@ -203,18 +200,24 @@ class _Overlay:
             for place, row in self._rows(name):
                 batch.own.setdefault("uses", np.zeros(len(batch), np.int64))[place] = row["n_uses"]
 
+    def _writable(self, name: str) -> NDArray[Any]:
+        fields = self._batch.fields
+        if not fields[name].flags.writeable:
+            fields[name] = fields[name].copy()
+        values: NDArray[Any] = fields[name]
+        return values
+
     def _put_labels(self) -> None:
-        rows, batch = self._tables.get("labels"), self._batch
+        rows = self._tables.get("labels")
         if rows is None or not len(rows):
             return
         own = (rows.values[name] for name in ("seq", "reward_t", "adv_t", "v_t", "fields"))
-        late = late_values(list(zip(*own, strict=True)), self._specs, self._places_of)
+        labels = list(zip(*own, strict=True))
+        late = late_values(labels, self._read, self._places_of)
         for name, (places, reals) in late.reals.items():
             self._set(_SHOWN.get(name, name), places, reals)
         for name, (places, values) in late.fields.items():
-            if not batch.fields[name].flags.writeable:
-                batch.fields[name] = batch.fields[name].copy()
-            batch.fields[name][places] = values
+            self._writable(name)[places] = values
         texts = rows.values["extra"]
         which, places = self._places_of(np.array(rows.numbers, np.int64))
         for row, place in zip(which.tolist(), places.tolist(), strict=True):

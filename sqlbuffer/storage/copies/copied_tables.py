@@ -20,13 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.tables import (
-    chunk_data,
-    chunks,
-    deleted_steps,
-    replaced_steps,
-    step_ids,
-)
+from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.schema.column_types import BooleanList, IntegerList, RealList
@@ -140,7 +134,6 @@ def step_tables(steps: StepLayout) -> tuple[CopiedTable, ...]:
         _described(chunks, "first_seq"),
         _described(step_ids, "seq", "has_step_ids"),
         _described(deleted_steps, "seq", "has_deleted"),
-        _described(replaced_steps, "seq", "has_changes"),
     )
 
 

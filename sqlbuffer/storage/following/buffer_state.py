@@ -20,6 +20,7 @@ class BufferState(NamedTuple):
         has_labels: Steps may have annotated values.
         has_quarantine: Steps may be in quarantine.
         has_deleted: Steps of chunks may have been deleted.
+        has_replaced: Values of steps may have been replaced in place.
         created_at: Time when the buffer was made: another buffer of its name has another time.
         position: Position in the change log; see `changes.follower`.
         revision: The revision of the database's schema.
@@ -32,14 +33,10 @@ class BufferState(NamedTuple):
     has_labels: bool
     has_quarantine: bool
     has_deleted: bool
+    has_replaced: bool
     created_at: str
     position: str
     revision: str
-
-
-# A step that was labelled: (seq, reward, advantage, value, JSON of fields); None for what was not
-# given.
-Late = tuple[int, float | None, float | None, float | None, str | None]
 
 
 class ChunkRow(NamedTuple):

@@ -25,10 +25,10 @@ from sqlbuffer.storage.following.buffer_state import (
     ChangeEntry,
     ChunkRow,
     EpisodeState,
-    Late,
 )
 from sqlbuffer.storage.following.file_mark import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.selected_steps import KeptSteps, SelectedSteps, Selection
+from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.priority_statements import UPDATED, arrays
 from sqlbuffer.storage.rows.layouts import layout_of
@@ -45,11 +45,6 @@ _all_chunks = by_database(sqlite=sqlite.all_chunks, postgresql=postgresql.all_ch
 _new_chunks = by_database(sqlite=sqlite.new_chunks, postgresql=postgresql.new_chunks)
 _log_entries = by_database(sqlite=sqlite.log_entries, postgresql=postgresql.log_entries)
 _chunks_at = by_database(sqlite=sqlite.chunks_at, postgresql=postgresql.chunks_at)
-_deleted_of = by_database(sqlite=sqlite.deleted_of, postgresql=postgresql.deleted_of)
-_deleted_steps = by_database(sqlite=sqlite.deleted_steps, postgresql=postgresql.deleted_steps)
-_all_labels = by_database(sqlite=sqlite.all_labels, postgresql=postgresql.all_labels)
-_labels_of = by_database(sqlite=sqlite.labels_of, postgresql=postgresql.labels_of)
-_quarantined = by_database(sqlite=sqlite.quarantined, postgresql=postgresql.quarantined)
 _priorities_of = by_database(sqlite=sqlite.priorities_of, postgresql=postgresql.priorities_of)
 _episodes = by_database(sqlite=sqlite.episodes, postgresql=postgresql.episodes)
 _session_keys = by_database(sqlite=sqlite.session_keys, postgresql=postgresql.session_keys)
@@ -62,9 +57,7 @@ class News:
     Attributes:
         state: The state of the buffer.
         is_start: The buffer is read from the start: earlier knowledge is no longer valid.
-        deleted: Steps that were deleted.
-        rewards: (seq, reward) of steps that got a reward late.
-        quarantined: Steps that are in quarantine.
+        marks: What became of steps after they were stored, as it is now.
         released: Steps that are no longer in quarantine.
         selection: Steps that meet the condition of the follower; None if it has no condition.
         priorities: Steps whose priorities were set, with the priorities, if the buffer keeps them.
@@ -84,40 +77,49 @@ class News:
         self.state, self.is_start = now, before is None
         self.read: list[tuple[int, int, str]] = []
         self.open_episodes: set[int] = set()
-        self.deleted: Sequence[int] = ()
-        self.labels: Sequence[Late] = ()
-        self.quarantined: Sequence[int] = ()
+        self.marks = Marks()
         self.released: Sequence[int] = ()
         self.priorities: tuple[Integers, Reals] = NO_PRIORITIES
         self.cursor: _Cursor | None = None
         self._reads_priorities = False
 
     def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
-        """Read the changes of steps since they were stored.
+        """Read the changes of steps that were stored before; `chunks` reads those of other steps.
 
         Args:
             entries: New entries of the change log; not needed at the start.
         """
-        connection, buffer_id, now = self._connection, self._buffer_id, self.state
         if self.is_start:
-            if now.has_deleted:
-                self.deleted = _deleted_steps(connection, buffer_id, now.low)
-            if now.has_labels:
-                self.labels = _all_labels(connection, buffer_id, now.low)
-            if now.has_quarantine:
-                self.quarantined = _quarantined(connection, buffer_id, now.low, None)
             return
         changed: dict[str, set[int]] = {}
         for entry in entries:
             changed.setdefault(entry.kind, set()).update(entry.seqs or ())
-        self.deleted = sorted(changed.get("deleted", ()))
+        self.marks.deleted = sorted(changed.get("deleted", ()))
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
             self._labelled = sorted(labelled)
-            self.labels = _labels_of(connection, buffer_id, sorted(labelled))
+            self._read_marks(runs_of(labelled), Wanted(labels=True))
         if moved:
-            self.quarantined = _quarantined(connection, buffer_id, now.low, sorted(moved))
-            self.released = sorted(moved.difference(self.quarantined))
+            self._read_marks(runs_of(moved), Wanted(quarantine=True))
+            self.released = sorted(moved.difference(self.marks.quarantined))
+
+    def _read_marks_of(self, page: Sequence[ChunkRow]) -> None:
+        """Read the marks of the steps of chunks."""
+        now = self.state
+        wanted = Wanted(
+            labels=bool(now.has_labels),
+            quarantine=bool(now.has_quarantine),
+            deleted=bool(now.has_deleted),
+            replaced=bool(now.has_replaced),
+        )
+        self._read_marks([(chunk.first_seq, chunk.n_steps) for chunk in page], wanted)
+
+    def _read_marks(self, runs: Sequence[tuple[int, int]], wanted: Wanted) -> None:
+        """Read marks of the steps of runs of numbers, (first, n)."""
+        if runs and any(wanted):
+            firsts, counts = zip(*runs, strict=True)
+            buffer = self._connection, self._buffer_id
+            self.marks.add(read_marks(*buffer, firsts, counts, firsts, wanted, True))
 
     def read_priorities(self, entries: Sequence[ChangeEntry], origin: str) -> None:
         """Read the priorities that were set.
@@ -165,7 +167,9 @@ class News:
             chosen = self._choose(self._selected, kept)
             # Chunks that are not kept are compared as well, to see if the state continues this one.
             self.read = [(s.first_seq, s.n_steps, s.id) for s in chosen.new[-MOST_CHUNKS:]]
-            yield from _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE)
+            for page in _chunks_at(connection, buffer_id, chosen.firsts, CHUNKS_A_PAGE):
+                self._read_marks_of(page)
+                yield page
             return
         if self._before is None:
             pages = _all_chunks(connection, buffer_id, now.low, CHUNKS_A_PAGE)
@@ -174,6 +178,8 @@ class News:
         for page in pages:
             self.read += [(chunk.first_seq, chunk.n_steps, chunk.id) for chunk in page]
             del self.read[:-MOST_CHUNKS]
+            if self.is_start:
+                self._read_marks_of(page)
             yield page
 
     def _choose(self, selected: SelectedSteps, kept: KeptSteps) -> Selection:
@@ -184,12 +190,6 @@ class News:
         own = selected.at_look(connection, self._before, now, self._labelled, kept)
         self.selection = own
         if own.older:
-            self.deleted = [*self.deleted, *_deleted_of(connection, buffer_id, own.older)]
-            if now.has_labels:
-                self.labels = [*self.labels, *_labels_of(connection, buffer_id, own.older)]
-            if now.has_quarantine:
-                older = _quarantined(connection, buffer_id, now.low, own.older)
-                self.quarantined = [*self.quarantined, *older]
             if self._reads_priorities:
                 self._read_priorities_of(own.older)
         return own

@@ -24,7 +24,6 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkRow,
     ChunkSpan,
     EpisodeState,
-    Late,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.priorities.priority_statements import unpacked
@@ -67,11 +66,6 @@ SELECT DISTINCT {_SPAN} FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
     SELECT * FROM chunks {pg_chunk_of("chunks", "%s", "w.seq")}
 ) c
 """
-_DELETED = """
-SELECT d.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq = w.seq OFFSET 0
-) d
-"""
 # A lookup for each chunk: without statistics the server would rather read the whole table.
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM unnest(%s::bigint[]) AS w(seq)
@@ -89,21 +83,10 @@ SELECT kind, origin::text, seqs FROM (
     WHERE buffer_id = %s AND xid >= %s::text::xid8
 ) e ORDER BY id
 """
-_LABELS = """
-SELECT l.* FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT seq, reward_t, adv_t, v_t, fields::text FROM labels
-    WHERE buffer_id = %s AND seq = w.seq OFFSET 0
-) l
-"""
 _PRIORITIES = """
 SELECT p.seq, p.priority FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
     SELECT seq, priority FROM priorities WHERE buffer_id = %s AND seq = w.seq OFFSET 0
 ) p
-"""
-_QUARANTINED = """
-SELECT q.seq FROM unnest(%s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
-    SELECT seq FROM quarantine WHERE buffer_id = %s AND seq = w.seq OFFSET 0
-) q
 """
 _EPISODES = """
 SELECT e.id, e.key, e.status, e.length, e.final_arrays, e."return", e.reward
@@ -122,7 +105,7 @@ def state_query(buffer_id: int) -> str:
     """Return the query of the state; its columns are those of `BufferState`."""
     return (
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
-        "b.has_deleted, b.created_at::text, pg_current_snapshot()::text "
+        "b.has_deleted, b.has_changes, b.created_at::text, pg_current_snapshot()::text "
         f"|| CASE WHEN pg_is_in_recovery() THEN '{STANDBY}' ELSE '' END, "
         f"(SELECT version_num FROM {VERSION_TABLE}) "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
@@ -240,48 +223,11 @@ def is_final(state: BufferState) -> bool:
     return not running.startswith(STANDBY) or oldest == end
 
 
-def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
-    """Return the deleted steps of chunks above a number."""
-    query = "SELECT seq FROM deleted_steps WHERE buffer_id = %s AND seq > %s"
-    return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
-
-
-def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
-    """Return the deleted ones among some steps."""
-    found = driver_of(connection).execute(_DELETED, (number_array(seqs), buffer_id))
-    return [seq for (seq,) in found]
-
-
-def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
-    """Return the labelled steps above a number."""
-    query = (
-        "SELECT seq, reward_t, adv_t, v_t, fields::text FROM labels "
-        "WHERE buffer_id = %s AND seq > %s"
-    )
-    return list(driver_of(connection).execute(query, (buffer_id, low)))
-
-
-def labels_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Late]:
-    """Return those of the given steps that were labelled."""
-    return list(driver_of(connection).execute(_LABELS, (number_array(seqs), buffer_id)))
-
-
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
     """Return (seq, priority) of the given steps whose priorities were set."""
     return list(driver_of(connection).execute(_PRIORITIES, (number_array(seqs), buffer_id)))
-
-
-def quarantined(
-    connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
-) -> list[int]:
-    """Return the steps in quarantine, among the given ones or, without any, above a number."""
-    driver = driver_of(connection)
-    if seqs is None:
-        query = "SELECT seq FROM quarantine WHERE buffer_id = %s AND seq > %s"
-        return [seq for (seq,) in driver.execute(query, (buffer_id, low))]
-    return [seq for (seq,) in driver.execute(_QUARANTINED, (number_array(seqs), buffer_id))]
 
 
 def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:

@@ -16,7 +16,6 @@ from sqlbuffer.storage.following.buffer_state import (
     ChunkRow,
     ChunkSpan,
     EpisodeState,
-    Late,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
@@ -38,7 +37,6 @@ SELECT {_COLUMNS} FROM json_each(?) w CROSS JOIN chunks c ON c.key = w.value
 CROSS JOIN chunk_data d ON d.key = c.key ORDER BY c.key
 """
 _SPANS = "SELECT first_seq, n_steps, episode_id, id FROM chunks"
-_LABELS = "SELECT seq, reward_t, adv_t, v_t, fields FROM labels"
 _IN_LIST = "IN (SELECT value FROM json_each(?))"
 
 
@@ -46,7 +44,7 @@ def state_query(buffer_id: int) -> str:
     """Return the query of the state; its columns are those of `BufferState`."""
     return (
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
-        "b.has_deleted, b.created_at, "
+        "b.has_deleted, b.has_changes, b.created_at, "
         "CAST(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'change_log'), 0) AS text), "
         f"(SELECT version_num FROM {VERSION_TABLE}) "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
@@ -149,51 +147,12 @@ def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> 
     return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in found]
 
 
-def deleted_steps(connection: Connection, buffer_id: int, low: int) -> list[int]:
-    """Return the deleted steps of chunks above a number."""
-    query = "SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq > ?"
-    return [seq for (seq,) in driver_of(connection).execute(query, (buffer_id, low))]
-
-
-def deleted_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[int]:
-    """Return the deleted ones among some steps."""
-    query = f"SELECT seq FROM deleted_steps WHERE buffer_id = ? AND seq {_IN_LIST}"
-    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
-    return [seq for (seq,) in found]
-
-
-def all_labels(connection: Connection, buffer_id: int, low: int) -> list[Late]:
-    """Return the labelled steps above a number."""
-    query = (
-        f"{_LABELS} WHERE key > (?1 << {NUMBER_BITS} | ?2) AND key < ((?1 + 1) << {NUMBER_BITS})"
-    )
-    return list(driver_of(connection).execute(query, (buffer_id, low)))
-
-
-def labels_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Late]:
-    """Return those of the given steps that were labelled."""
-    query = f"{_LABELS} WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
-    return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
-
-
 def priorities_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[int, float]]:
     """Return (seq, priority) of the given steps whose priorities were set."""
     query = f"SELECT seq, priority FROM priorities WHERE buffer_id = ? AND seq {_IN_LIST}"
     return list(driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs)))))
-
-
-def quarantined(
-    connection: Connection, buffer_id: int, low: int, seqs: Sequence[int] | None
-) -> list[int]:
-    """Return the steps in quarantine, among the given ones or, without any, above a number."""
-    driver = driver_of(connection)
-    if seqs is None:
-        query = "SELECT seq FROM quarantine WHERE buffer_id = ? AND seq > ?"
-        return [seq for (seq,) in driver.execute(query, (buffer_id, low))]
-    query = f"SELECT seq FROM quarantine WHERE buffer_id = ? AND seq {_IN_LIST}"
-    return [seq for (seq,) in driver.execute(query, (buffer_id, json.dumps(list(seqs))))]
 
 
 def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:

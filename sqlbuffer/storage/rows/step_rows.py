@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.slices import Parts, blocks_of, records_in
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.marks import Marks, Wanted, read_marks
+from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.rows.stored_rows import PLACES, Row, with_values
 from sqlbuffer.storage.schema.column_types import listed
 
@@ -101,19 +100,6 @@ def read_rows(
         marks = read_marks(connection, buffer_id, *of, wanted, has_chunks=True)
         rows = _marked(rows, marks, columns, has_fields)
     return rows
-
-
-def runs_of(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Return numbers as runs of consecutive ones, (first, n) of at most as many as a chunk has."""
-    runs: list[tuple[int, int]] = []
-    first, beyond = -1, -1
-    for seq in sorted(set(seqs)):
-        if seq != beyond or beyond - first == MOST_STEPS:
-            if beyond > first:
-                runs.append((first, beyond - first))
-            first = seq
-        beyond = seq + 1
-    return [*runs, (first, beyond - first)]
 
 
 def _columns(runs: _Runs, columns: frozenset[str], parts: Parts) -> list[_Column]:

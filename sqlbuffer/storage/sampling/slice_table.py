@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import (
     BARRED,
+    ENDS,
     LAST,
     LINK,
     LIVE,
@@ -23,6 +24,7 @@ from sqlbuffer.batches.step_table import (
     as_float32,
     as_records,
     bytes_of,
+    flags_of_ends,
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.record_blocks import expanded_rows
@@ -404,10 +406,8 @@ def _at_replaced(seq: Integers, links: NDArray[Any], marks: Marks) -> list[tuple
     for number, block, reward, terminated, truncated in marks.replaced:
         for slot in np.flatnonzero(seq == number).tolist():
             links["reward"][slot] = np.nan if reward is None else reward
-            told = terminated is not None or truncated is not None
-            flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated) | TOLD * told
-            kept = int(links["flags"][slot]) & ~(TERMINATED | TRUNCATED | TOLD)
-            links["flags"][slot] = kept | flags
+            kept = int(links["flags"][slot]) & ~ENDS
+            links["flags"][slot] = kept | flags_of_ends(terminated, truncated)
             blocks.append((slot, block))
     return blocks
 
