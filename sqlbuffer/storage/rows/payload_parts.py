@@ -33,14 +33,13 @@ from sqlbuffer.query.selected_fields import (
 )
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.labels import late_values
-from sqlbuffer.storage.marks import Wanted
+from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
 from sqlbuffer.storage.rows import postgresql, sqlite, statements
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.pieces import Piece
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.step_parts import StepParts
-from sqlbuffer.storage.rows.stored_rows import PLACES, TASK_ID, Row, with_values
+from sqlbuffer.storage.rows.stored_rows import PLACES, TASK_ID, Row, with_marks, with_values
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -207,7 +206,10 @@ class Payloads:
             ),
         )
         self.reading = RowSelection(
-            self.columns, complete=self.complete, read=self._read_steps if self._read else None
+            self.columns,
+            complete=self.complete,
+            read=self._read_steps if self._read else None,
+            with_late=self._with_late,
         )
 
     def _wanted_names(self) -> set[str]:
@@ -238,6 +240,17 @@ class Payloads:
         assert self._read is not None
         return self._read(connection, self._buffer_id, seqs, self._names, wanted, self._has_fields)
 
+    def _with_late(self, connection: Connection, rows: list[Row]) -> list[Row]:
+        """Return rows of `columns` with values that were given late."""
+        if not rows:
+            return rows
+        firsts, counts = zip(*runs_of([row[0] for row in rows]), strict=True)
+        wanted = Wanted(labels=True, extra=True)
+        marks = read_marks(
+            connection, self._buffer_id, firsts, counts, firsts, wanted, has_chunks=False
+        )
+        return with_marks(rows, marks, self._names)
+
     def matching(
         self,
         connection: Connection,
@@ -265,7 +278,6 @@ class Payloads:
             keys = keys.add_columns(steps.c.task_id)
         elif not reads_steps:
             keys = keys.with_only_columns(*self.columns)
-            keys = late_values.with_labels(keys, steps) if has_labels else keys
         if excludes is not None:
             keys = keys.add_columns(excludes.label("is_excluded"))
         rows = fetch(connection, keys)
@@ -274,7 +286,7 @@ class Payloads:
             excluded = {row[task] for row in rows if row[-1]}
             rows = [row[:-1] for row in rows if row[task] not in excluded]
         if self.reading.read is None:
-            return rows, len(rows)
+            return self.reading.labelled(connection, rows) if has_labels else rows, len(rows)
         seqs, steps_at_once, most = [row[0] for row in rows], len(rows), most_bytes
         if most is not None:
             largest = self._layout.size_bytes or 1

@@ -9,7 +9,6 @@ from sqlalchemy import Connection, Integer, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_LIMITS,
@@ -17,7 +16,6 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
     EligibilityKind,
     hold_by_parameters,
 )
-from sqlbuffer.storage.labels.late_values import with_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statement_cache import remembered
@@ -38,15 +36,16 @@ class RowSelection:
         complete: Function that adds the bytes in other tables to the chosen rows.
         read: Function that reads steps of chunks by their numbers, in place of `columns`:
             `read(connection, seqs, has_labels, has_deleted)`.
+        with_late: Function that puts values that were given late into rows that were selected:
+            `with_late(connection, rows)`. What `read` returns has them.
     """
 
     columns: Sequence[Any]
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
     read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
+    with_late: Callable[[Connection, list[Any]], list[Any]] | None = None
 
-    def statement(
-        self, node: Node, limits: Eligibility = NO_LIMITS, *, has_labels: bool = False
-    ) -> Any:
+    def statement(self, node: Node, limits: Eligibility = NO_LIMITS) -> Any:
         """Return the select of rows by the parameters `seqs` and `buffer_id`.
 
         The limits' own parameters must be given too.
@@ -54,9 +53,8 @@ class RowSelection:
         Args:
             node: The condition.
             limits: Limits that rows must meet.
-            has_labels: Read values that were given late.
         """
-        return self._built(node, limits.kind, has_labels)
+        return self._built(node, limits.kind)
 
     def by_number(
         self,
@@ -78,16 +76,19 @@ class RowSelection:
         """
         if self.read is not None:
             return self.read(connection, seqs, has_labels, has_deleted)
-        statement = self.statement(EVERYTHING, has_labels=has_labels)
-        return fetch(connection, statement, {BUFFER_ID: buffer_id, SEQS: seqs})
+        rows = fetch(connection, self.statement(EVERYTHING), {BUFFER_ID: buffer_id, SEQS: seqs})
+        return self.labelled(connection, rows) if has_labels else rows
+
+    def labelled(self, connection: Connection, rows: list[Any]) -> list[Any]:
+        """Return rows of `statement` with the values that were given late."""
+        return rows if self.with_late is None else self.with_late(connection, rows)
 
     @cached_property
-    def _built(self) -> Callable[[Node, EligibilityKind, bool], Any]:
+    def _built(self) -> Callable[[Node, EligibilityKind], Any]:
         return remembered(self._build)
 
-    def _build(self, node: Node, kind: EligibilityKind, has_labels: bool) -> Any:
-        rows = select(*self.columns).where(*_among(node, kind, *ROWS.at(_BUFFER_ID, _SEQS)))
-        return with_labels(rows, experiences) if has_labels else rows
+    def _build(self, node: Node, kind: EligibilityKind) -> Any:
+        return select(*self.columns).where(*_among(node, kind, *ROWS.at(_BUFFER_ID, _SEQS)))
 
 
 @remembered

@@ -13,19 +13,16 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.slices import Parts, blocks_of, records_in
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
-from sqlbuffer.storage.rows.stored_rows import PLACES, Row, with_values
+from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
+from sqlbuffer.storage.rows.stored_rows import Row, with_marks
 from sqlbuffer.storage.schema.column_types import listed
 
 _Column = Sequence[Any]
 
 _read_runs = by_database(sqlite=sqlite.read_runs, postgresql=postgresql.read_runs)
 _PAYLOADS = ("state", "actions", "messages", "extra")
-# Columns of `Marks`.
-_REPLACED, _LATE = ("reward_t", "terminated", "truncated"), ("reward_t", "adv_t", "v_t", "fields")
 _SEQ_OF = itemgetter(0)
 _NO_REWARD = struct.pack(">d", float("nan"))
-_BLOCK, _BLOCK_PLACE = 1 + len(Record._fields), 2 + len(Record._fields)
 
 
 class _Runs(NamedTuple):
@@ -98,7 +95,7 @@ def read_rows(
     if any(wanted):
         of = runs.seq, runs.n, runs.place
         marks = read_marks(connection, buffer_id, *of, wanted, has_chunks=True)
-        rows = _marked(rows, marks, columns, has_fields)
+        rows = with_marks(rows, marks, columns)
     return rows
 
 
@@ -242,32 +239,3 @@ def _blocks_of(runs: _Runs) -> tuple[_Column, _Column]:
             blocks += blocks_of(place, n, block_steps, offsets, records)
             places += [at % block_steps for at in range(place, place + n)]
     return blocks, places
-
-
-def _marked(rows: list[Row], marks: Marks, columns: frozenset[str], has_fields: bool) -> list[Row]:
-    """Return rows without the deleted ones, with late and replaced values."""
-    deleted = set(marks.deleted)
-    changed: dict[int, dict[int, Any]] = {}
-    for seq, block, *values in marks.replaced:
-        own = changed.setdefault(seq, _given(_REPLACED, values, columns, is_late=False))
-        if has_fields:
-            own |= {_BLOCK: block, _BLOCK_PLACE: 0}
-    for seq, *values in marks.labels:
-        changed.setdefault(seq, {}).update(_given(_LATE, values, columns | {"fields"}))
-    for seq, extra in marks.extras:
-        changed.setdefault(seq, {}).update(_given(("extra",), (extra,), columns))
-    return [
-        with_values(row, changed[row[0]]) if row[0] in changed else row
-        for row in rows
-        if row[0] not in deleted
-    ]
-
-
-def _given(
-    names: Sequence[str], values: Sequence[Any], columns: frozenset[str], is_late: bool = True
-) -> dict[int, Any]:
-    return {
-        PLACES[name]: value
-        for name, value in zip(names, values, strict=True)
-        if name in columns and not (is_late and value is None)
-    }

@@ -306,8 +306,9 @@ class Candidates:
             self._read_keys(seqs)
             return
         if self.reading.read is None:
-            statement = self.reading.statement(self.node, self.limits, has_labels=self.has_labels)
-            rows = self._selected(statement, seqs)
+            rows = self._selected(self.reading.statement(self.node, self.limits), seqs)
+            if self.has_labels:
+                rows = self.reading.labelled(self.connection, rows)
         else:
             seqs = self._matching_among(seqs) if self.is_filtered else seqs
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
