@@ -7,15 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.encoding.packed_chunk import execute_times, step_rows
+from sqlbuffer.encoding.packed_chunk import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.fields.declarations import VARIABLE
-from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues, StepIds
+from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues
+from sqlbuffer.storage.chunks.step_columns import StepColumns
 from sqlbuffer.storage.copies.copied_tables import TableRows
-from sqlbuffer.storage.copies.value_forms import parsed_list, utc_time
+from sqlbuffer.storage.copies.value_forms import utc_time
+from sqlbuffer.storage.schema.column_types import listed
 
 PAYLOADS = ("state", "actions", "messages", "extra")
-_REALS = {"adv_t": "advantage", "v_t": "value"}
+_REALS = {"advantage": "adv_t", "value": "v_t", "priority": "initial_priority"}
 _FLAGS = ("terminated", "truncated")
 
 
@@ -48,11 +50,8 @@ def chunk_columns(
         FieldError: A step is damaged.
     """
     own, data = tables["chunks"].values, tables["chunk_data"].values
-    counts = np.array(own["n_steps"], np.int64)
-    run_of = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    places = np.arange(len(run_of)) - starts[run_of]
-    seq = np.array(own["first_seq"], np.int64)[run_of] + places
+    of = StepColumns({**own, **data})
+    seq = np.array(own["first_seq"], np.int64)[of.run_of] + of.place
     shared: dict[str, list[Any]] = {
         name: own[name]
         for name in ("first_seq", "task_id", "task_name", "agent_id", "pre_agent", "model_version")
@@ -60,22 +59,24 @@ def chunk_columns(
     shared["episode_id"] = list(map(episode_keys.get, own["episode_id"]))
     shared["session_id"] = list(map(session_keys.get, own["session_id"]))
     shared["inserted_at"] = list(map(utc_time, own["inserted_at"]))
-    batch = ColumnBatch(seq, run_of, shared, {})
-    columns = _Columns(batch, counts, starts, places)
-    columns.add_places(own)
-    columns.add_times(own)
-    columns.add_rewards(own["reward_t"], data["rewards"])
-    for name, shown in _REALS.items():
-        columns.add_reals(shown, own[name])
-    columns.add_reals("priority", own["initial_priority"])
+    batch = ColumnBatch(seq, of.run_of, shared, {"id": of.ids(), "step": of.steps(), "t": of.ts()})
+    _note_missing(batch, "t", batch.own["t"] < 0)
+    reals = {"execute_time": of.times(), "reward": of.rewards()}
+    reals |= {name: of.reals(column) for name, column in _REALS.items()}
+    for name, values in reals.items():
+        if values is not None:
+            batch.own[name] = values
+            # A NaN is in the JSON of its step, so NaN here means that there is no number.
+            _note_missing(batch, name, np.isnan(values))
     for name in _FLAGS:
-        columns.add_flags(name, own[name])
-    columns.add_payloads(layout, data["payloads"], data["payload_arrays"])
+        batch.own[name], is_missing = of.flags(name)
+        _note_missing(batch, name, is_missing)
+    _add_payloads(batch, of, layout, data["payload_arrays"])
     if wanted:
         stored = zip(own["n_steps"], data["records"], data["block_steps"], data["offsets"],
                      strict=True)  # fmt: skip
         chunks = [
-            ChunkContent(n, records, size, None if offsets is None else _listed(offsets))
+            ChunkContent(n, records, size, None if offsets is None else listed(offsets))
             for n, records, size, offsets in stored
         ]
         records, tails = _field_bytes(layout, chunks)
@@ -83,115 +84,25 @@ def chunk_columns(
     return batch
 
 
-def _listed(value: Any) -> Any:
-    return parsed_list(value) if isinstance(value, str) else value
+def _note_missing(batch: ColumnBatch, name: str, is_missing: NDArray[np.bool_]) -> None:
+    if is_missing.any():
+        batch.is_null[name] = is_missing
 
 
-class _Columns:
-    """Adds the columns of chunks to a batch."""
-
-    def __init__(
-        self,
-        batch: ColumnBatch,
-        counts: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        places: NDArray[np.int64],
-    ) -> None:
-        self._batch, self._counts, self._starts, self._places = batch, counts, starts, places
-
-    def _span(self, run: int) -> slice:
-        start = int(self._starts[run])
-        return slice(start, start + int(self._counts[run]))
-
-    def add_places(self, own: Mapping[str, list[Any]]) -> None:
-        """Add `id`, `t` and `step`."""
-        batch, places = self._batch, self._places
-        ts = own["t"]
-        first_t = np.array([-1 if t is None else t for t in ts], np.int64)[batch.run_of]
-        has_t = first_t >= 0
-        t = np.where(has_t, first_t + places, -1)
-        batch.own["t"] = t
-        if not has_t.all():
-            batch.is_null["t"] = ~has_t
-        step = np.array(own["step"], np.int64)[batch.run_of] + places
-        for run, steps in enumerate(own["steps"]):
-            if steps is not None:
-                step[self._span(run)] = _listed(steps)
-        batch.own["step"] = step
-        batch.own["id"] = StepIds(list(map(str, own["id"])), batch.run_of, places, {})
-
-    def add_times(self, own: Mapping[str, list[Any]]) -> None:
-        """Add `execute_time`."""
-        runs = self._batch.run_of
-        first, last = (np.array(own[name], np.float64) for name in ("first_time", "last_time"))
-        found = execute_times(first[runs], last[runs], self._counts[runs], self._places)
-        given = {run: times for run, times in enumerate(own["times"]) if times is not None}
-        for run, times in given.items():
-            found[self._span(run)] = np.array(_listed(times), np.float64)
-        self._add("execute_time", found)
-
-    def add_rewards(self, listed: list[Any], packed: list[Any]) -> None:
-        """Add `reward`, from the packed bytes if there are any, otherwise from the lists."""
-        parts = []
-        for n, own, raw in zip(self._counts.tolist(), listed, packed, strict=True):
-            if isinstance(raw, (bytes, memoryview)) and len(raw) == 8 * n:
-                parts.append(np.frombuffer(raw, ">f8"))
-            else:
-                parts.append(_reals(own, n))
-        found = np.concatenate([np.empty(0), *parts]).astype(np.float64)
-        self._add("reward", found)
-
-    def add_reals(self, name: str, listed: list[Any]) -> None:
-        """Add a column of numbers, if a chunk has any."""
-        if any(own is not None for own in listed):
-            counts = self._counts.tolist()
-            parts = [_reals(own, n) for own, n in zip(listed, counts, strict=True)]
-            self._add(name, np.concatenate(parts))
-
-    def _add(self, name: str, values: NDArray[np.float64]) -> None:
-        # A NaN is in the JSON of its step, so NaN here means that there is no number.
-        self._batch.own[name] = values
-        missing = np.isnan(values)
-        if missing.any():
-            self._batch.is_null[name] = missing
-
-    def add_flags(self, name: str, column: list[Any]) -> None:
-        """Add a column of flags: an empty list means all False, None means no flags."""
-        n = len(self._batch)
-        values, missing = np.zeros(n, bool), np.zeros(n, bool)
-        for run, own in enumerate(column):
-            if own is None:
-                missing[self._span(run)] = True
-            elif len(own) > 2 or (len(own) and not isinstance(own, str)):
-                flags = _listed(own)
-                values[self._span(run)] = [flag is True for flag in flags]
-                missing[self._span(run)] = [flag is None for flag in flags]
-        self._batch.own[name] = values
-        if missing.any():
-            self._batch.is_null[name] = missing
-
-    def add_payloads(self, layout: Layout, column: list[Any], arrays: list[Any]) -> None:
-        """Add the payloads of the steps that have some."""
-        n, own = len(self._batch), self._batch.own
-        for run, texts in enumerate(column):
-            if texts is None:
-                continue
-            trees = parsed_list(texts)
-            for place, tree in enumerate(trees, int(self._starts[run])):
-                if tree is None:
-                    continue
-                start, size = tree.pop("arrays", (0, 0))
-                if size:
-                    raw = layout.expand([arrays[run][start : start + size]])[0]
-                    own.setdefault("arrays", [None] * n)[place] = raw
-                for name, part in tree.items():
-                    own.setdefault(name, [None] * n)[place] = dumps(part)
-
-
-def _reals(values: Any, n: int) -> NDArray[np.float64]:
-    if values is None:
-        return np.full(n, np.nan)
-    return np.array(_listed(values), np.float64)
+def _add_payloads(
+    batch: ColumnBatch, of: StepColumns, layout: Layout, arrays: Sequence[Any]
+) -> None:
+    """Add the payloads of the steps that have some."""
+    n, own = len(batch), batch.own
+    for place, (tree, run) in enumerate(zip(of.payloads(), of.run_of.tolist(), strict=True)):
+        if tree is None:
+            continue
+        start, size = tree.pop("arrays", (0, 0))
+        if size:
+            raw = layout.expand([arrays[run][start : start + size]])[0]
+            own.setdefault("arrays", [None] * n)[place] = raw
+        for name, part in tree.items():
+            own.setdefault(name, [None] * n)[place] = dumps(part)
 
 
 def _field_bytes(

@@ -4,7 +4,6 @@ SQLite stores lists as JSON, with null also for NaN and `9e999` for infinity; ti
 truth values as numbers. JSON is text in both here: PostgreSQL returns its text.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -13,19 +12,11 @@ from typing import Any
 import orjson
 
 from sqlbuffer.storage.chunks.numbered_chunk import values_json
+from sqlbuffer.storage.schema.column_types import listed
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")
 _LONG = 1_000
-
-
-def parsed_list(text: str) -> list[Any]:
-    """Return the list in a JSON text, where `9e999` stands for infinity."""
-    try:
-        found: list[Any] = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        found = json.loads(text)
-    return found
 
 
 def time_text(time: datetime) -> str:
@@ -54,9 +45,9 @@ _TO_SQLITE: dict[str, Callable[[Any], Any]] = {
     "flag": int,
 }
 _TO_POSTGRESQL: dict[str, Callable[[Any], Any]] = {
-    "integers": parsed_list,
-    "reals": parsed_list,
-    "flags": parsed_list,
+    "integers": listed,
+    "reals": listed,
+    "flags": listed,
     "time": datetime.fromisoformat,
     "flag": bool,
 }

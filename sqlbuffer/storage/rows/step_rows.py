@@ -1,28 +1,27 @@
 """Steps of chunks as rows with the columns of a `Record`, read by runs of their numbers."""
 
-import struct
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.slices import Parts, blocks_of, records_in
+from sqlbuffer.storage.chunks.step_columns import StepColumns
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
 from sqlbuffer.storage.rows.stored_rows import Row, with_marks
-from sqlbuffer.storage.schema.column_types import listed
 
 _Column = Sequence[Any]
 
 _read_runs = by_database(sqlite=sqlite.read_runs, postgresql=postgresql.read_runs)
 _PAYLOADS = ("state", "actions", "messages", "extra")
 _SEQ_OF = itemgetter(0)
-_NO_REWARD = struct.pack(">d", float("nan"))
 
 
 class _Runs(NamedTuple):
@@ -101,26 +100,25 @@ def read_rows(
 
 def _columns(runs: _Runs, columns: frozenset[str], parts: Parts) -> list[_Column]:
     """Return `seq` and the columns of the rows of runs."""
-    made: dict[str, _Column] = {
-        name: _spread(getattr(runs, name), runs.n) for name in columns & _SAME
-    }
-    made |= {name: _per_step(getattr(runs, name), runs) for name in columns & _PER_STEP}
-    made |= {name: _flags_of(getattr(runs, name), runs) for name in columns & _FLAGS}
-    places = [
-        at for place, n in zip(runs.place, runs.n, strict=True) for at in range(place, place + n)
-    ]
-    firsts = _spread([seq - place for seq, place in zip(runs.seq, runs.place, strict=True)], runs.n)
-    seqs = [first + place for first, place in zip(firsts, places, strict=True)]
-    made["id"] = _ids_of(runs, seqs, places)
-    made["step"] = _steps_of(runs, places)
-    made["t"] = [
-        None if first is None else first + place
-        for first, place in zip(_spread(runs.t, runs.n), places, strict=True)
-    ]
-    made["execute_time"] = _times_of(runs, places)
-    made["reward_t"] = _rewards_of(runs)
+    of = StepColumns(runs._asdict(), runs.place, runs.n)
+    firsts = np.array(runs.seq, np.int64) - np.array(runs.place, np.int64)
+    seqs = (firsts[of.run_of] + of.place).tolist()
+    made: dict[str, _Column] = {name: of.spread(name) for name in columns & _SAME}
+    for name in columns & _REALS:
+        reals = of.reals(name)
+        if reals is not None:
+            made[name] = _or_none(reals)
+    for name in columns & _FLAGS:
+        flags, is_missing = of.flags(name)
+        pairs = zip(flags.tolist(), is_missing.tolist(), strict=True)
+        made[name] = [None if missing else flag for flag, missing in pairs]
+    made["id"] = of.ids(_given_ids(runs, seqs)).tolist()
+    made["step"] = of.steps().tolist()
+    made["t"] = [None if t < 0 else t for t in of.ts().tolist()]
+    made["execute_time"] = _or_none(of.times())
+    made["reward_t"] = _or_none(of.rewards())
     if parts.payloads:
-        made |= _payloads_of(runs, columns)
+        made |= _payloads_of(runs, of.payloads(), columns)
     none = (None,) * len(seqs)
     every = [
         seqs,
@@ -132,93 +130,36 @@ def _columns(runs: _Runs, columns: frozenset[str], parts: Parts) -> list[_Column
 _SAME = frozenset(
     {"task_id", "task_name", "agent_id", "pre_agent", "episode_key", "session_key", "model_version"}
 )
-_PER_STEP = frozenset({"adv_t", "v_t", "initial_priority"})
+_REALS = frozenset({"adv_t", "v_t", "initial_priority"})
 _FLAGS = frozenset({"terminated", "truncated"})
 
 
-def _spread(column: _Column, counts: Sequence[int]) -> _Column:
-    """Return the value of each run for each of its steps."""
-    if len(column) == sum(counts):
-        return column
-    return [value for value, n in zip(column, counts, strict=True) for _ in range(n)]
-
-
-def _per_step(column: _Column, runs: _Runs) -> _Column:
-    """Return a value of each step; SQLite returns those of whole chunks."""
-    if not any(values is not None for values in column):
-        return (None,) * sum(runs.n)
-    values: list[Any] = []
-    for own, place, n in zip(column, runs.place, runs.n, strict=True):
-        every = listed(own) if own is not None else (None,) * n
-        values += every if len(every) == n else every[place : place + n]
+def _or_none(reals: NDArray[np.float64]) -> _Column:
+    """Return numbers with None in place of NaN, which the JSON of a step holds."""
+    values: list[Any] = reals.tolist()
+    if np.isnan(reals).any():
+        return [None if value != value else value for value in values]
     return values
 
 
-def _flags_of(column: _Column, runs: _Runs) -> _Column:
-    # An empty list means False at every step.
-    flags = [
-        (False,) * n if own in ("[]", []) else own for own, n in zip(column, runs.n, strict=True)
-    ]
-    return _per_step(flags, runs)
-
-
-def _rewards_of(runs: _Runs) -> _Column:
-    if not any(own is not None for own in runs.rewards):
-        return (None,) * sum(runs.n)
-    none = _NO_REWARD
-    bytes_ = (none * n if r is None else r for r, n in zip(runs.rewards, runs.n, strict=True))
-    rewards = np.frombuffer(b"".join(bytes_), ">f8").tolist()
-    return [None if reward != reward else reward for reward in rewards]
-
-
-def _ids_of(runs: _Runs, seqs: Sequence[int], places: Sequence[int]) -> _Column:
-    chunks = _spread(runs.id, runs.n)
-    ids = [f"{chunk}/{place}" for chunk, place in zip(chunks, places, strict=True)]
-    given: dict[int, str] = {}  # by users
+def _given_ids(runs: _Runs, seqs: Sequence[int]) -> dict[int, str]:
+    """Return the ids that users gave, by position among the steps."""
+    given: dict[int, str] = {}
     for text in runs.ids:
         if text is not None:
             given |= {int(seq): id_ for seq, id_ in orjson.loads(text).items()}
-    if not given:
-        return ids
-    return [given.get(seq, id_) for seq, id_ in zip(seqs, ids, strict=True)]
+    return {i: given[seq] for i, seq in enumerate(seqs) if seq in given} if given else {}
 
 
-def _steps_of(runs: _Runs, places: Sequence[int]) -> _Column:
-    firsts = _spread(runs.step, runs.n)
-    steps = [first + place for first, place in zip(firsts, places, strict=True)]
-    given = _per_step(runs.steps, runs)
-    return [step if own is None else own for step, own in zip(steps, given, strict=True)]
-
-
-def _times_of(runs: _Runs, places: Sequence[int]) -> _Column:
-    firsts, lasts, sizes = (
-        _spread(column, runs.n) for column in (runs.first_time, runs.last_time, runs.n_steps)
-    )
-    times = [
-        first if not place or first is None else first + (last - first) * place / (n_steps - 1)
-        for first, last, place, n_steps in zip(firsts, lasts, places, sizes, strict=True)
-    ]
-    if not any(own is not None for own in runs.times):
-        return times
-    has_own = _spread([own is not None for own in runs.times], runs.n)
-    own_times = _per_step(runs.times, runs)
-    return [own if has else time for own, has, time in zip(own_times, has_own, times, strict=True)]
-
-
-def _payloads_of(runs: _Runs, columns: frozenset[str]) -> dict[str, _Column]:
-    """Return the JSON of steps, and the arrays to which it refers."""
-    trees: list[Any] = []
+def _payloads_of(runs: _Runs, trees: Sequence[Any], columns: frozenset[str]) -> dict[str, _Column]:
+    """Return the JSON of steps as texts, and the bytes to which it refers."""
     arrays: list[Any] = []
-    columns_of = zip(runs.payloads, runs.payload_arrays, runs.place, runs.n, strict=True)
-    for text, own_arrays, place, n in columns_of:
-        own = [None] * n if text is None else orjson.loads(text)
-        own = own if len(own) == n else own[place : place + n]
-        trees += own
-        if own_arrays is None or n == 1:
-            arrays += [own_arrays] * n
+    for own, n in zip(runs.payload_arrays, runs.n, strict=True):
+        if own is None or n == 1:
+            arrays += [own] * n
         else:
-            ranges = [tree.get("arrays") if tree else None for tree in own]
-            arrays += [at and own_arrays[at[0] : at[0] + at[1]] for at in ranges]
+            ranges = (tree and tree.get("arrays") for tree in trees[len(arrays) : len(arrays) + n])
+            arrays += [at and own[at[0] : at[0] + at[1]] for at in ranges]
     made: dict[str, _Column] = {"arrays": arrays}
     for name in columns.intersection(_PAYLOADS):
         values = [tree.get(name) if tree else None for tree in trees]
