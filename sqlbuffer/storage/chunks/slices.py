@@ -146,6 +146,14 @@ class Keys(NamedTuple):
         return SliceColumns(*self[7:17])
 
 
+def with_slices(slices: SliceColumns, more: Sequence[Slice]) -> SliceColumns:
+    """Return slices with more of them behind."""
+    if not more:
+        return slices
+    columns = zip(slices, zip(*more, strict=True), strict=True)
+    return SliceColumns(*((*own, *further) for own, further in columns))
+
+
 # A row of a key that is read with the steps around it has the columns of `Keys`. That of a step
 # that is read alone: seq, task_id, agent_id, step, place, and from `rewards` to `records`.
 _N_OF_STEP = 10

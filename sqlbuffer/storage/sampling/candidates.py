@@ -20,11 +20,19 @@ from sqlbuffer.checks import (
 )
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.storage.chunks.slices import Keys, Reach, Slice, keys_of, missing_ranges
+from sqlbuffer.storage.chunks.slices import (
+    Keys,
+    Reach,
+    Slice,
+    SliceColumns,
+    keys_of,
+    missing_ranges,
+    with_slices,
+)
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
-from sqlbuffer.storage.marks import Marks, Wanted
+from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
@@ -107,6 +115,7 @@ class Candidates:
         self._slices: list[Slice] = []  # with steps near to keys, in other chunks
         self._ranges: set[tuple[int, int, int]] = set()  # of episodes, which these slices cover
         self._marks = Marks()  # of the steps of slices
+        self._marked: set[tuple[int, int]] = set()  # (first seq, n) of these
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
         self._priorities: RowPriorities | None = None
@@ -246,47 +255,70 @@ class Candidates:
         reach = self.reading.reach
         rows = map(self._payloads.__getitem__, dict.fromkeys(numbers.tolist()))
         keys = keys_of(list(rows), reach)
-        if reach.is_alone:
-            limits = self.limits.of_steps
-            return SliceTable(layout, keys, (), self.window_low, self._marks, limits), numbers
+        near = [] if reach.is_alone else self._near(keys, reach)
+        slices = with_slices(keys.slices, near)
+        self._marks.add(self._read_marks(slices))
+        limits = self.limits.of_steps
+        read_steps = None if reach.is_alone else self._read_steps
+        table = SliceTable(layout, keys, slices, self.window_low, self._marks, limits, read_steps)
+        return table, numbers
+
+    def _near(self, keys: Keys, reach: Reach) -> list[Slice]:
+        """Return the slices of other chunks with steps in reach of keys."""
         ranges = [one for one in missing_ranges(keys, reach) if one not in self._ranges]
         if ranges:
             self._ranges.update(ranges)
-            slices, marks = read_ranges(
-                self.connection, self.buffer_id, ranges, reach, self._wanted, self.steps
+            slices, versions = read_ranges(
+                self.connection, self.buffer_id, ranges, reach, self._has_versions, self.steps
             )
             self._slices += slices
-            self._marks.add(marks)
+            self._marks.versions += versions
         of = set(keys.episode_id)
-        near = [one for one in self._slices if one.episode_id in of]
-        limits = self.limits.of_steps
-        read_steps = self._read_steps
-        table = SliceTable(layout, keys, near, self.window_low, self._marks, limits, read_steps)
-        return table, numbers
+        return [one for one in self._slices if one.episode_id in of]
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
         """Return steps alone, with their bytes."""
         reach = Reach(is_alone=True)
-        rows, _ = read_keys(self.connection, self.buffer_id, seqs, reach, Wanted(), self.steps)
+        rows, _ = read_keys(self.connection, self.buffer_id, seqs, reach, False, self.steps)
         return keys_of(rows, reach)
 
+    def _read_marks(self, slices: SliceColumns) -> Marks:
+        """Return the marks of the steps of those slices whose marks were not read yet."""
+        assert isinstance(self.reading, SliceReading)
+        wanted = Wanted(
+            labels=self.has_labels,
+            quarantine=self.limits.quarantine,
+            deleted=self.has_deleted,
+            replaced=self.may_replace,
+            values=self.reading.reach.has_values,
+        )
+        if not any(wanted):
+            return Marks()
+        runs = dict(zip(zip(slices.seq, slices.n, strict=True), slices.place, strict=True))
+        new = runs.keys() - self._marked
+        self._marked |= new
+        firsts, counts = zip(*new, strict=True) if new else ((), ())
+        places = [runs[run] for run in new]
+        own = self.connection, self.buffer_id
+        return read_marks(*own, firsts, counts, places, wanted, self.steps.has_chunks)
+
     @property
-    def _wanted(self) -> Wanted:
-        limits = self.limits
-        has_versions = limits.oldest_version is not None or limits.session is not None
-        return Wanted(
-            self.has_labels, limits.quarantine, has_versions, self.has_deleted, self.may_replace,
-            isinstance(self.reading, SliceReading) and self.reading.reach.has_values,
-        )  # fmt: skip
+    def _has_versions(self) -> bool:
+        """True if the model version and the session of a step matter."""
+        return self.limits.oldest_version is not None or self.limits.session is not None
 
     def _read_keys(self, seqs: Sequence[int]) -> None:
         """Read the slices of keys that match and may be sampled."""
         assert isinstance(self.reading, SliceReading)
         if self.node != EVERYTHING or self.limits.max_use is not None:
             seqs = self._matching_among(seqs)
-        rows, marks = read_keys(
-            self.connection, self.buffer_id, seqs, self.reading.reach, self._wanted, self.steps
+        reach, has_versions = self.reading.reach, self._has_versions
+        rows, versions = read_keys(
+            self.connection, self.buffer_id, seqs, reach, has_versions, self.steps
         )
+        marks = Marks(versions=versions)
+        if self.limits.quarantine:
+            marks.add(self._read_marks(keys_of(rows, reach).slices))
         self._marks.add(marks)
         if barred := marks.barred_by(self.limits.of_steps):
             rows = [row for row in rows if row[0] not in barred]

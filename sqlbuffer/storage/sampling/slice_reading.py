@@ -6,8 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.slices import Reach, Slice, SliceColumns, keys_of
-from sqlbuffer.storage.marks import Marks, Wanted, read_marks
+from sqlbuffer.storage.chunks.slices import Reach, Slice, keys_of
 from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.row_selection import IsKey
 
@@ -25,35 +24,39 @@ class SliceReading:
     is_key: IsKey | None = None
 
 
+# (first seq, n, model version, session) of a run of steps; see `Marks.versions`.
+Versions = tuple[Any, ...]
+
+
 def read_keys(
     connection: Connection,
     buffer_id: int,
     seqs: Sequence[int],
     reach: Reach,
-    wanted: Wanted,
+    has_versions: bool,
     steps: StepLayout,
-) -> tuple[list[tuple[Any, ...]], Marks]:
-    """Return the steps that are there and can be keys, as `keys_of` takes them, and their marks.
+) -> tuple[list[tuple[Any, ...]], list[Versions]]:
+    """Return the steps that are there and can be keys, as `keys_of` takes them.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         seqs: Numbers of steps.
         reach: Which steps to read around each.
-        wanted: Marks to read.
+        has_versions: Return the model versions and sessions of their slices too.
         steps: How the steps are stored.
     """
     if not seqs:
-        return [], Marks()
-    rows = steps.read_keys(connection, buffer_id, seqs, reach, wanted.versions)
-    if not any(wanted):
-        return rows, Marks()
-    rows, versions = _without_versions(rows, wanted)
-    keys = keys_of(rows, reach)
-    runs = keys.slice_seq, keys.n, keys.place
-    marks = read_marks(connection, buffer_id, *runs, wanted, steps.has_chunks)
-    marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
-    return rows, marks
+        return [], []
+    rows = steps.read_keys(connection, buffer_id, seqs, reach, has_versions)
+    if not has_versions:
+        return rows, []
+    versions = [row[-2:] for row in rows]
+    rows = [row[:-2] for row in rows]
+    slices = keys_of(rows, reach).slices
+    return rows, [
+        (first, n, *own) for first, n, own in zip(slices.seq, slices.n, versions, strict=True)
+    ]
 
 
 def read_ranges(
@@ -61,29 +64,15 @@ def read_ranges(
     buffer_id: int,
     ranges: Sequence[tuple[int, int, int]],
     reach: Reach,
-    wanted: Wanted,
+    has_versions: bool,
     steps: StepLayout,
-) -> tuple[list[Slice], Marks]:
+) -> tuple[list[Slice], list[Versions]]:
     """Return slices with the steps of ranges of episodes, (episode, first t, last t).
 
     The other arguments are those of `read_keys`.
     """
-    rows = steps.read_ranges(connection, buffer_id, ranges, reach, wanted.versions)
-    rows, versions = _without_versions(rows, wanted)
-    slices = list(map(Slice._make, rows))
-    if not slices or not any(wanted):
-        return slices, Marks()
-    columns = SliceColumns(*zip(*slices, strict=True))
-    runs = columns.seq, columns.n, columns.place
-    marks = read_marks(connection, buffer_id, *runs, wanted, steps.has_chunks)
-    marks.versions = [(first, n, *own) for first, n, own in zip(*runs[:2], versions, strict=False)]
-    return slices, marks
-
-
-def _without_versions(
-    rows: list[tuple[Any, ...]], wanted: Wanted
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return rows without the model version and the session at their ends, and these."""
-    if not wanted.versions:
-        return rows, []
-    return [row[:-2] for row in rows], [row[-2:] for row in rows]
+    rows = steps.read_ranges(connection, buffer_id, ranges, reach, has_versions)
+    if not has_versions:
+        return list(map(Slice._make, rows)), []
+    slices = [Slice._make(row[:-2]) for row in rows]
+    return slices, [(one.seq, one.n, *row[-2:]) for one, row in zip(slices, rows, strict=True)]

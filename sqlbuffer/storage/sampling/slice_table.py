@@ -31,7 +31,6 @@ from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.fields.declarations import ON_REQUEST
 from sqlbuffer.storage.chunks.slices import (
     Keys,
-    Slice,
     SliceColumns,
     ends_of,
     records_of,
@@ -91,7 +90,7 @@ class SliceTable:
     Args:
         layout: The typed fields.
         keys: The keys, with their slices; each once.
-        slices: Further slices of their episodes.
+        slices: Their slices, and behind them further ones of their episodes.
         low: Lower end of the window.
         marks: What became of the steps.
         limits: Limits on the steps that may be sampled.
@@ -107,25 +106,19 @@ class SliceTable:
         self,
         layout: Layout,
         keys: Keys,
-        slices: Sequence[Slice],
+        slices: SliceColumns,
         low: int,
         marks: Marks,
         limits: Eligibility,
         read_steps: Callable[[Sequence[int]], Keys] | None = None,
     ) -> None:
         self.layout, self._read_steps = layout, read_steps
-        self._keys = keys
-        given = keys.slices
-        if slices:
-            more = zip(*slices, strict=True)
-            columns = zip(given, more, strict=True)
-            given = SliceColumns(*((*own, *further) for own, further in columns))
-        self._slices = given
+        self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
-        is_alone = not self.episodes.numbers and sum(given.n) == len(given.n)
-        links = self._alone(given) if is_alone else self._in_runs(given)
-        links["reward"] = rewards_of(given)
-        links["flags"] = self._flags(given, links, low, marks)
+        is_alone = not self.episodes.numbers and sum(slices.n) == len(slices.n)
+        links = self._alone(slices) if is_alone else self._in_runs(slices)
+        links["reward"] = rewards_of(slices)
+        links["flags"] = self._flags(slices, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
         self._values: dict[str, NDArray[np.float64]] = {}
         self.late: dict[str, tuple[Integers, NDArray[Any]]] = {}
