@@ -140,13 +140,14 @@ _VERSION = ", ".join(
 )
 _KEYS_TEXT = """
 SELECT s.*, e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN s.t + %(final_within)s >= e.length THEN e.final_arrays END {versions}
+    CASE WHEN s.t + (s.seq - s.first_seq) + %(final_within)s >= e.length THEN e.final_arrays END
+    {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], %(first)s::integer, %(last)s::integer,
     %(stride)s::integer, %(most)s) s
 LEFT JOIN episodes e ON e.id = s.episode_id
 """
 _STEPS_TEXT = """
-SELECT s.seq, s.task_id, s.agent_id, s.step, s.place, s.rewards, s.ends, s.block_steps,
+SELECT s.seq, s.task_id, s.agent_id, s.step, s.first_seq, s.rewards, s.ends, s.block_steps,
     s.offsets, s.records {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(most)s) s
 """
@@ -209,8 +210,8 @@ _KEYS, _STEPS, _RANGES = (
         for needed in (False, True)
     }
     for text, first in (
-        (_KEYS_TEXT, "s.slice_seq - s.place"),
-        (_STEPS_TEXT, "s.slice_seq - s.place"),
+        (_KEYS_TEXT, "s.first_seq"),
+        (_STEPS_TEXT, "s.first_seq"),
         (_RANGES_TEXT, "s.seq - s.place"),
     )
 )

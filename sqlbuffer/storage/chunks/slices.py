@@ -85,54 +85,53 @@ class Slice(NamedTuple):
 
 
 class SliceColumns(NamedTuple):
-    """The attributes of many slices; see `Slice`."""
+    """The attributes of many slices; see `Slice`. `seq`, `t`, `place` and `n` are int64 arrays."""
 
-    seq: Sequence[int]
+    seq: Integers
     episode_id: Sequence[int | None]
-    t: Sequence[int | None]
-    place: Sequence[int]
-    n: Sequence[int]
+    t: Integers  # -1 for none
+    place: Integers
+    n: Integers
     rewards: Sequence[Any]
     ends: Sequence[Any]
     block_steps: Sequence[int]
     offsets: Sequence[Any]
     records: Sequence[Any]
+
+    def rows(self) -> list[Slice]:
+        """Return each slice."""
+        columns = (c.tolist() if isinstance(c, np.ndarray) else c for c in self)
+        return list(map(Slice._make, zip(*columns, strict=True)))
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Return for each slice its first number, its number of steps and its place."""
+        return list(zip(self.seq.tolist(), self.n.tolist(), self.place.tolist(), strict=True))
 
 
 class Keys(NamedTuple):
     """Steps that an item may be made of, with their slices and episodes, column by column.
 
     Attributes:
-        seq: Their numbers.
+        seq: Their numbers, int64.
         task_id: Their tasks.
         agent_id: Their agents.
         step: Their step numbers.
-        t: Their places in the episode.
-        first_t: Place of the first step of the chunk.
-        last_t: Place of the last step of the chunk.
-        slice_seq, episode_id, slice_t, place, n, rewards, ends, block_steps, offsets, records: The
-            `Slice` of each key and the steps near to it in its chunk.
+        t: Their places in the episode, int64.
+        first_t: Place of the first step of the chunk, int64.
+        last_t: Place of the last step of the chunk, int64.
+        slices: The slice of each key: the steps near to it in its chunk.
         episode_key, length, status, return_, reward, final: The episode; all None for none. The
             final observation is None if it is not within reach, too.
     """
 
-    seq: Sequence[int]
+    seq: Integers
     task_id: Sequence[str]
     agent_id: Sequence[str]
     step: Sequence[int]
-    t: Sequence[int]
-    first_t: Sequence[int]
-    last_t: Sequence[int]
-    slice_seq: Sequence[int]
-    episode_id: Sequence[int | None]
-    slice_t: Sequence[int | None]
-    place: Sequence[int]
-    n: Sequence[int]
-    rewards: Sequence[Any]
-    ends: Sequence[Any]
-    block_steps: Sequence[int]
-    offsets: Sequence[Any]
-    records: Sequence[Any]
+    t: Integers
+    first_t: Integers
+    last_t: Integers
+    slices: SliceColumns
     episode_key: Sequence[str | None]
     length: Sequence[int | None]
     status: Sequence[str | None]
@@ -140,51 +139,79 @@ class Keys(NamedTuple):
     reward: Sequence[float | None]
     final: Sequence[Any]
 
-    @property
-    def slices(self) -> SliceColumns:
-        """The slices of the keys."""
-        return SliceColumns(*self[7:17])
-
 
 def with_slices(slices: SliceColumns, more: Sequence[Slice]) -> SliceColumns:
     """Return slices with more of them behind."""
     if not more:
         return slices
-    columns = zip(slices, zip(*more, strict=True), strict=True)
-    return SliceColumns(*((*own, *further) for own, further in columns))
+    return SliceColumns(
+        *(
+            np.concatenate([own, np.array(further, np.int64)])
+            if isinstance(own, np.ndarray)
+            else (*own, *further)
+            for own, further in zip(slices, zip(*more, strict=True), strict=True)
+        )
+    )
 
 
-# A row of a key that is read with the steps around it has the columns of `Keys`. That of a step
-# that is read alone: seq, task_id, agent_id, step, place, and from `rewards` to `records`.
-_N_OF_STEP = 10
+# A row of a key that is read with the steps around it has these columns, and those of its episode,
+# from `Keys.episode_key` on; t is the place in the episode of the first step of its chunk.
+KEY_COLUMNS = (
+    "seq", "task_id", "agent_id", "step", "t", "first_seq", "n_steps", "episode_id",
+    "rewards", "ends", "block_steps", "offsets", "records",
+)  # fmt: skip
+# That of a step that is read alone.
+STEP_COLUMNS = (
+    "seq", "task_id", "agent_id", "step", "first_seq",
+    "rewards", "ends", "block_steps", "offsets", "records",
+)  # fmt: skip
+_N_OF_EPISODE = 6
 
 
 def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
     """Return the keys that were read as rows."""
-    n = len(rows)
-    if not reach.is_alone:
-        return Keys._make(zip(*rows, strict=True) if n else [()] * len(Keys._fields))
-    columns = list(zip(*rows, strict=True)) or [()] * _N_OF_STEP
-    seq, task_id, agent_id, step, place, *values = columns
-    none, zero = (None,) * n, (0,) * n
-    of_slice = seq, none, none, place, (1,) * n, *values
-    return Keys(seq, task_id, agent_id, step, zero, zero, zero, *of_slice, *[none] * 6)
+    n_columns = len(STEP_COLUMNS) if reach.is_alone else len(KEY_COLUMNS) + _N_OF_EPISODE
+    columns = list(zip(*rows, strict=True)) or [()] * n_columns
+    seq = np.array(columns[0], np.int64)
+    if reach.is_alone:
+        _, *names, first_seq, rewards, ends, block_steps, offsets, records = columns
+        place, none = seq - np.array(first_seq, np.int64), (None,) * len(rows)
+        zero, one, no_t = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), -1
+        slices = SliceColumns(
+            seq, none, zero + no_t, place, one, rewards, ends, block_steps, offsets, records
+        )
+        return Keys(seq, *names, zero, zero, zero, slices, *[none] * _N_OF_EPISODE)
+    _, *names, ts, first_seq, n_steps, episode_id = columns[:8]
+    firsts, counts = np.array(first_seq, np.int64), np.array(n_steps, np.int64)
+    own = seq - firsts  # place in the chunk
+    place, ends_at = np.maximum(own + reach.first, 0), np.minimum(own + reach.last + 1, counts)
+    chunk_t = np.array([-1 if t is None else t for t in ts], np.int64)
+    slice_t, first_t = chunk_t + place, chunk_t
+    if None in episode_id:
+        is_single = np.array([of is None for of in episode_id], bool)
+        place, ends_at = np.where(is_single, own, place), np.where(is_single, own + 1, ends_at)
+        slice_t, first_t = np.where(is_single, -1, slice_t), np.maximum(chunk_t, 0)
+    of_slices = firsts + place, episode_id, slice_t, place, ends_at - place, *columns[8:13]
+    return Keys(
+        seq, *names, first_t + own, first_t, first_t + counts - 1,
+        SliceColumns(*of_slices), *columns[13:],
+    )  # fmt: skip
 
 
 def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
     """Return the ranges of episodes, (episode, first t, last t), in reach but in other chunks."""
+    of, t, first_t, last_t = keys.slices.episode_id, keys.t, keys.first_t, keys.last_t
+    firsts, lasts = np.maximum(t + reach.first, 0), t + reach.last
     ranges = set()
-    columns = keys.episode_id, keys.t, keys.first_t, keys.last_t, keys.length
-    for of, t, first_t, last_t, length in zip(*columns, strict=True):
-        if of is None:
-            continue
-        first, last = max(t + reach.first, 0), t + reach.last
-        if length is not None:
-            last = min(last, length - 1)
-        if first_t > first:
-            ranges.add((of, first, first_t - 1))
-        if last_t < last:
-            ranges.add((of, last_t + 1, last))
+    for i in np.flatnonzero(first_t > firsts).tolist():
+        if of[i] is not None:
+            ranges.add((of[i], int(firsts[i]), int(first_t[i]) - 1))
+    for i in np.flatnonzero(last_t < lasts).tolist():
+        if of[i] is not None:
+            end, length = int(last_t[i]), keys.length[i]
+            last = int(lasts[i]) if length is None else min(int(lasts[i]), length - 1)
+            if end < last:
+                ranges.add((of[i], end + 1, last))
     return sorted(ranges)
 
 
@@ -192,15 +219,16 @@ def rewards_of(slices: SliceColumns) -> NDArray[np.float64]:
     """Return the reward of each step of slices, NaN where it has none."""
     given = slices.rewards
     if None in given:
-        given = [_NO_REWARD * n if r is None else r for r, n in zip(given, slices.n, strict=True)]
+        counts = slices.n.tolist()
+        given = [_NO_REWARD * n if r is None else r for r, n in zip(given, counts, strict=True)]
     return np.frombuffer(b"".join(given), ">f8").astype(np.float64)
 
 
 def ends_of(slices: SliceColumns) -> NDArray[np.uint8]:
     """Return for each step of slices 1 if its episode terminated there, 2 if it was truncated."""
     if not any(slices.ends):
-        return np.zeros(sum(slices.n), np.uint8)
-    ends = [end or _NO_END * n for end, n in zip(slices.ends, slices.n, strict=True)]
+        return np.zeros(int(slices.n.sum()), np.uint8)
+    ends = [end or _NO_END * n for end, n in zip(slices.ends, slices.n.tolist(), strict=True)]
     return np.frombuffer(b"".join(ends), np.uint8)
 
 
@@ -214,10 +242,9 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
     size = layout.size_bytes
     if size and not layout.has_tails and not any(slices.offsets):
         sizes = list(map(len, slices.records))
-        if sizes == [n * size for n in slices.n]:
+        if sizes == (slices.n * size).tolist():
             return np.frombuffer(b"".join(slices.records), layout.record)
-    rows = map(Slice._make, zip(*slices, strict=True))
-    return [row for one in rows for row in _rows_of(layout, one)]
+    return [row for one in slices.rows() for row in _rows_of(layout, one)]
 
 
 def _rows_of(layout: Layout, one: Slice) -> list[Any]:

@@ -188,33 +188,60 @@ _VERSION = ", ".join(
     for name in ("model_version", "session_id")
 )
 _OWN = "(w.seq - c.first_seq)"
-_FIRST_PLACE = f"CASE WHEN c.episode_id IS NULL THEN {_OWN} ELSE max(0, {_OWN} + :first) END"
-_N_STEPS = f"""CASE WHEN c.episode_id IS NULL THEN 1
-    ELSE min(c.n_steps - 1, {_OWN} + :last) - max(0, {_OWN} + :first) + 1 END"""
+# Of the slice of a key, by whether it begins with the key. What is behind the last step of the
+# chunk is cut off by `substr`; a subquery for place and n costs more than to repeat them.
+_PLACES = {
+    True: _OWN,
+    False: f"CASE WHEN c.episode_id IS NULL THEN {_OWN} ELSE max(0, {_OWN} + :first) END",
+}
+_COUNTS = {
+    begins_with_key: f"CASE WHEN c.episode_id IS NULL THEN 1 ELSE min(c.n_steps, {n}) END"
+    for begins_with_key, n in (
+        (True, ":last + 1"),
+        (False, f"{_OWN} + :last + 1 - max(0, {_OWN} + :first)"),
+    )
+}
+_LAST_PLACE = f"min(c.n_steps - 1, {_OWN} + CASE WHEN c.episode_id IS NULL THEN 0 ELSE :last END)"
 _STEP = f"""CASE WHEN c.steps IS NULL THEN c.step + {_OWN}
     ELSE json_extract(c.steps, '$[' || {_OWN} || ']') END"""
-_OF_CHUNK = """FROM (SELECT value AS seq FROM json_each(:seqs)) w
+_OF_CHUNK = f"""FROM (SELECT value AS seq FROM json_each(:seqs)) w
 CROSS JOIN chunk_data c ON c.key = (
-    SELECT k.key FROM chunk_data k WHERE k.key > :id << 40 AND k.key <= (:id << 40 | w.seq)
+    SELECT k.key FROM chunk_data k
+    WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | w.seq)
     ORDER BY k.key DESC LIMIT 1)"""
 _IS_HELD = """w.seq < c.first_seq + c.n_steps AND NOT (
     (SELECT has_deleted FROM buffers WHERE id = :id) AND EXISTS (
         SELECT 1 FROM deleted_steps x WHERE x.buffer_id = :id AND x.seq = w.seq))"""
-_KEYS_TEXT = f"""
-SELECT w.seq, c.task_id, c.agent_id, {_STEP},
-    coalesce(c.t, 0) + {_OWN}, coalesce(c.t, 0), coalesce(c.t, 0) + c.n_steps - 1,
-    {_slice_of(f"({_FIRST_PLACE})", f"({_N_STEPS})")},
+
+
+def _key_bytes(begins_with_key: bool) -> str:
+    place, n = f"({_PLACES[begins_with_key]})", f"({_COUNTS[begins_with_key]})"
+    start = f"json_extract(c.offsets, '$[' || ({place} / c.block_steps) || ']')"
+    end = f"json_extract(c.offsets, '$[' || ({_LAST_PLACE} / c.block_steps + 1) || ']')"
+    return _bytes_of(place, n, start, end)
+
+
+# By whether the slice of a key begins with the key, and limits need the model version and the
+# session, the last two columns.
+_KEYS = {
+    (begins_with_key, needed): f"""
+SELECT w.seq, c.task_id, c.agent_id, {_STEP}, c.t, c.first_seq, c.n_steps, c.episode_id,
+    {_key_bytes(begins_with_key)},
     e.key, e.length, e.status, e."return", e.reward,
-    CASE WHEN c.t + {_OWN} + :final_within >= e.length THEN e.final_arrays END {{versions}}
+    CASE WHEN c.t + {_OWN} + :final_within >= e.length THEN e.final_arrays END
+    {f", {_VERSION}" if needed else ""}
 {_OF_CHUNK}
 LEFT JOIN episodes e ON e.id = c.episode_id
 WHERE {_IS_HELD} AND (:stride = 1 OR (c.t + {_OWN}) % :stride = 0)
 """
+    for begins_with_key in (False, True)
+    for needed in (False, True)
+}
 _BLOCK, _NEXT_BLOCK = (
     f"json_extract(c.offsets, '$[' || ({_OWN} / c.block_steps + {more}) || ']')" for more in (0, 1)
 )
 _STEPS_TEXT = f"""
-SELECT w.seq, c.task_id, c.agent_id, {_STEP}, {_OWN},
+SELECT w.seq, c.task_id, c.agent_id, {_STEP}, c.first_seq,
     {_bytes_of(_OWN, "1", _BLOCK, _NEXT_BLOCK)} {{versions}}
 {_OF_CHUNK}
 WHERE {_IS_HELD}
@@ -269,9 +296,9 @@ FROM (
 ) a CROSS JOIN chunk_data c ON c.key = a.key
 """
 # By whether limits need the model version and the session, the last two columns.
-_KEYS, _STEPS, _RANGES = (
+_STEPS, _RANGES = (
     {needed: text.format(versions=f", {_VERSION}" if needed else "") for needed in (False, True)}
-    for text in (_KEYS_TEXT, _STEPS_TEXT, _RANGES_TEXT)
+    for text in (_STEPS_TEXT, _RANGES_TEXT)
 )
 
 
@@ -293,8 +320,9 @@ def read_keys(
             "first": reach.first, "last": reach.last, "stride": reach.stride,
             "final_within": reach.final_within,
         }  # fmt: skip
-    texts = _STEPS if reach.is_alone else _KEYS
-    return fetch(connection, texts[has_versions], given)
+    if reach.is_alone:
+        return fetch(connection, _STEPS[has_versions], given)
+    return fetch(connection, _KEYS[reach.first == 0, has_versions], given)
 
 
 def read_ranges(

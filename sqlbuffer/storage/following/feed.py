@@ -184,14 +184,13 @@ class News:
 
     def _choose(self, selected: SelectedSteps, kept: KeptSteps) -> Selection:
         """Return the steps to read, with the state of the older ones."""
-        connection, buffer_id, now = self._connection, self._buffer_id, self.state
+        connection, now = self._connection, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
         own = selected.at_look(connection, self._before, now, self._labelled, kept)
         self.selection = own
-        if own.older:
-            if self._reads_priorities:
-                self._read_priorities_of(own.older)
+        if own.older and self._reads_priorities:
+            self._read_priorities_of(own.older)
         return own
 
     def episodes(self, new: Sequence[int]) -> list[EpisodeState]:

@@ -59,11 +59,12 @@ def read_keys(
     for row in _run(connection, _KEYS, given):
         one, (task, agent, step), episode = _slice(row), row[9:12], row[12:]
         versions = row[7:9] if has_versions else ()
-        t = one.t or 0
+        of_row = one.seq, task, agent, step
         if reach.is_alone:
-            keys.append((one.seq, task, agent, step, *one[3:4], *one[5:], *versions))
+            keys.append((*of_row, one.seq, *one[5:], *versions))
         else:
-            keys.append((one.seq, task, agent, step, t, t, t, *one, *episode, *versions))
+            place = one.t, one.seq, 1, one.episode_id
+            keys.append((*of_row, *place, *one[5:], *episode, *versions))
     return keys
 
 

@@ -115,7 +115,7 @@ class Candidates:
         self._slices: list[Slice] = []  # with steps near to keys, in other chunks
         self._ranges: set[tuple[int, int, int]] = set()  # of episodes, which these slices cover
         self._marks = Marks()  # of the steps of slices
-        self._marked: set[tuple[int, int]] = set()  # (first seq, n) of these
+        self._marked: set[tuple[int, int, int]] = set()  # runs of these
         self._probed: set[int] = set()
         self._payloads: dict[int, tuple[Any, ...]] = {}
         self._priorities: RowPriorities | None = None
@@ -273,7 +273,7 @@ class Candidates:
             )
             self._slices += slices
             self._marks.versions += versions
-        of = set(keys.episode_id)
+        of = set(keys.slices.episode_id)
         return [one for one in self._slices if one.episode_id in of]
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
@@ -294,13 +294,13 @@ class Candidates:
         )
         if not any(wanted):
             return Marks()
-        runs = dict(zip(zip(slices.seq, slices.n, strict=True), slices.place, strict=True))
-        new = runs.keys() - self._marked
+        new = set(slices.runs()) - self._marked
+        if not new:
+            return Marks()
         self._marked |= new
-        firsts, counts = zip(*new, strict=True) if new else ((), ())
-        places = [runs[run] for run in new]
+        runs = zip(*new, strict=True)
         own = self.connection, self.buffer_id
-        return read_marks(*own, firsts, counts, places, wanted, self.steps.has_chunks)
+        return read_marks(*own, *runs, wanted, self.steps.has_chunks)
 
     @property
     def _has_versions(self) -> bool:

@@ -53,10 +53,8 @@ def read_keys(
         return rows, []
     versions = [row[-2:] for row in rows]
     rows = [row[:-2] for row in rows]
-    slices = keys_of(rows, reach).slices
-    return rows, [
-        (first, n, *own) for first, n, own in zip(slices.seq, slices.n, versions, strict=True)
-    ]
+    runs = keys_of(rows, reach).slices.runs()
+    return rows, [(first, n, *own) for (first, n, _), own in zip(runs, versions, strict=True)]
 
 
 def read_ranges(

@@ -50,7 +50,7 @@ class SliceEpisodes:
     """
 
     def __init__(self, keys: Keys) -> None:
-        columns = keys.episode_id, *keys[-6:]
+        columns = keys.slices.episode_id, *keys[-6:]
         if keys.status is keys.final:  # steps that were read alone
             self._set({}, [()] * len(columns))
             return
@@ -115,7 +115,7 @@ class SliceTable:
         self.layout, self._read_steps = layout, read_steps
         self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
-        is_alone = not self.episodes.numbers and sum(slices.n) == len(slices.n)
+        is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)
         links = self._alone(slices) if is_alone else self._in_runs(slices)
         links["reward"] = rewards_of(slices)
         links["flags"] = self._flags(slices, links, low, marks)
@@ -131,7 +131,7 @@ class SliceTable:
 
     def _alone(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps without an episode, whose slices have one step each."""
-        self.seq = np.array(slices.seq, np.int64)
+        self.seq = slices.seq
         self._starts = np.arange(len(self.seq))
         links = np.zeros(len(self.seq), LINK)
         for name in ("episode", "t", "next", "prev"):
@@ -140,13 +140,12 @@ class SliceTable:
 
     def _in_runs(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps, of which some have episodes."""
-        counts = np.array(slices.n, np.int64)
+        counts, first_t = slices.n, slices.t
         self._starts = np.cumsum(counts) - counts
         numbers = self.episodes.numbers
         of = [numbers.get(id_, NONE) for id_ in slices.episode_id]
-        first_t = np.array([NONE if t is None else t for t in slices.t], np.int64)
         places = np.arange(counts.sum())
-        self.seq = np.repeat(np.array(slices.seq, np.int64) - self._starts, counts) + places
+        self.seq = np.repeat(slices.seq - self._starts, counts) + places
         links = np.zeros(len(places), LINK)
         links["episode"] = np.repeat(np.array(of, np.int32), counts)
         links["t"] = np.repeat(first_t - self._starts, counts) + places
@@ -210,10 +209,10 @@ class SliceTable:
 
     def slots_of(self, numbers: Integers) -> Integers:
         """Return the slots of keys by their numbers."""
-        seqs = np.array(self._keys.seq, np.int64)
+        seqs = self._keys.seq
         if len(seqs) == len(self.seq) == len(numbers) and np.array_equal(seqs, numbers):
             return self._starts
-        firsts = np.array(self._slices.seq[: len(seqs)], np.int64)
+        firsts = self._slices.seq[: len(seqs)]
         slots = self._starts[: len(seqs)] + seqs - firsts
         order = np.argsort(seqs)
         of_numbers: Integers = slots[order[np.searchsorted(seqs[order], numbers)]]
@@ -292,10 +291,10 @@ class SliceTable:
         seqs = np.unique(self.seq[index[index != NONE]])
         keys = self._read_steps(seqs.tolist())
         records = records_of(self.layout, keys.slices)
-        order, places = _places_in(np.array(keys.seq, np.int64), self.seq[index])
+        order, places = _places_in(keys.seq, self.seq[index])
         if len(order):
             places = np.where((index == NONE) | (places == NONE), NONE, order[places])
-        by_seq = {seq: place for place, seq in enumerate(keys.seq)}
+        by_seq = {seq: place for place, seq in enumerate(keys.seq.tolist())}
         seqs_of = [(int(self.seq[slot]), block) for slot, block in self._replaced]
         replaced = [(by_seq.get(seq), seq, block) for seq, block in seqs_of]
         return self._with_replaced(records, replaced), places
