@@ -163,7 +163,9 @@ def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
                 runs.append((first, beyond - first))
             first = seq
         beyond = seq + 1
-    return [*runs, (first, beyond - first)]
+    if beyond > first:
+        runs.append((first, beyond - first))
+    return runs
 
 
 _IN_RUN = f"""FROM json_each(:runs) r CROSS JOIN {{table}} x ON x.buffer_id = :id
@@ -219,37 +221,34 @@ _LABELS, _QUARANTINE, _DELETED = 1, 2, 4
 def read_marks(
     connection: Connection,
     buffer_id: int,
-    firsts: Sequence[int],
-    counts: Sequence[int],
-    places: Sequence[int],
+    runs: Iterable[tuple[int, int]],
     wanted: Wanted,
+    *,
     has_chunks: bool,
+    chunks: Iterable[int] = (),
 ) -> Marks:
     """Return what became of the steps of runs of numbers; all but `versions`.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        firsts: First number of each run; the runs may overlap.
-        counts: Number of steps of each run, at most 256.
-        places: Place of its first step in its chunk, if values are wanted.
+        runs: (first, n) of each run, with n at most 256; they may overlap.
         wanted: The marks to read.
         has_chunks: The steps are in chunks; otherwise each is a row.
+        chunks: First numbers of their chunks, or numbers of the rows, if values are wanted.
     """
-    if not firsts or not any(wanted):
-        return Marks()
     # Of runs that begin with the same step, the longest.
-    runs = dict(sorted(zip(firsts, counts, strict=True)))
-    chunks = sorted({first - place for first, place in zip(firsts, places, strict=True)})
+    distinct = dict(sorted(runs))
+    if not distinct or not any(wanted):
+        return Marks()
     dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
     if dialect == "sqlite":
-        given["runs"] = run_list(runs.items())
-        given["chunks"] = number_list(chunks)
+        given |= {"runs": run_list(distinct.items()), "chunks": number_list(sorted(chunks))}
         marks = _sqlite_marks(connection, given, wanted)
     else:
-        given["firsts"] = number_array(runs)
-        given["ends"] = number_array([first + n for first, n in runs.items()])
-        given["chunks"] = number_array(chunks)
+        ends = [first + n for first, n in distinct.items()]
+        given |= {"firsts": number_array(distinct), "ends": number_array(ends)}
+        given["chunks"] = number_array(sorted(chunks))
         marks = _pg_marks(connection, given, wanted)
     if wanted.replaced:
         marks.replaced = fetch(connection, _REPLACED[dialect], given)

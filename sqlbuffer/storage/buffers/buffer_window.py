@@ -21,11 +21,11 @@ windows = table(
     column("session_id"),
     column("has_labels"),
     column("has_quarantine"),
+    column("has_deleted"),
     column("low_seq"),
     column("high_seq"),
 )
 
-_buffers = table("buffers", column("id"), column("has_deleted"))
 _chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
 
@@ -56,8 +56,9 @@ class SampledWindow:
         session: Number of the current session.
         has_labels: Rows may have been annotated.
         has_quarantine: Rows may be in quarantine.
-        newest_single: First number of the newest chunk without an episode; None if there is none.
-        has_deleted: Steps of chunks may have been deleted; None if that was not asked for.
+        has_deleted: Steps of chunks may have been deleted.
+        newest_single: First number of the newest chunk without an episode; None if there is none,
+            or that was not asked for.
     """
 
     low: int
@@ -68,8 +69,8 @@ class SampledWindow:
     session: int | None
     has_labels: bool
     has_quarantine: bool
+    has_deleted: bool
     newest_single: int | None
-    has_deleted: bool | None
 
     @property
     def span(self) -> int:
@@ -82,7 +83,9 @@ def select_window(buffer_id: int) -> Select[Any]:
     return select(windows).where(windows.c.buffer_id == buffer_id)
 
 
-def select_sampled_window(buffer_id: int, evict_by: str, steps: Any) -> Select[Any]:
+def select_sampled_window(
+    buffer_id: int, evict_by: str, steps: Any, *, finds_single: bool = False
+) -> Select[Any]:
     """Select the window of a buffer with the columns of `SampledWindow`.
 
     If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
@@ -90,16 +93,13 @@ def select_sampled_window(buffer_id: int, evict_by: str, steps: Any) -> Select[A
     Args:
         buffer_id: The buffer.
         evict_by: Unit of eviction.
-        steps: The table of its steps. Of those in chunks, `newest_single` and `has_deleted` are
-            read.
+        steps: The table of its steps.
+        finds_single: Read `newest_single` of steps in chunks.
     """
     single: ColumnElement[Any] = null()
-    has_deleted: ColumnElement[Any] = null()
-    if steps is not experiences:
+    if finds_single and steps is not experiences:
         of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
         single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
-        flag = select(_buffers.c.has_deleted).where(_buffers.c.id == buffer_id)
-        has_deleted = flag.scalar_subquery()
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
         # Only the rows show where the oldest row is.
@@ -110,9 +110,8 @@ def select_sampled_window(buffer_id: int, evict_by: str, steps: Any) -> Select[A
         windows.c[name]
         for name in (
             "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
-            "has_quarantine",
+            "has_quarantine", "has_deleted",
         )
     )  # fmt: skip
-    return select(
-        low, *others, single.label("newest_single"), has_deleted.label("has_deleted")
-    ).where(windows.c.buffer_id == buffer_id)
+    own = windows.c.buffer_id == buffer_id
+    return select(low, *others, single.label("newest_single")).where(own)

@@ -144,13 +144,11 @@ def with_slices(slices: SliceColumns, more: Sequence[Slice]) -> SliceColumns:
     """Return slices with more of them behind."""
     if not more:
         return slices
-    return SliceColumns(
-        *(
-            np.concatenate([own, np.array(further, np.int64)])
-            if isinstance(own, np.ndarray)
-            else (*own, *further)
-            for own, further in zip(slices, zip(*more, strict=True), strict=True)
-        )
+    return SliceColumns._make(
+        np.concatenate([own, np.array(further, np.int64)])
+        if isinstance(own, np.ndarray)
+        else (*own, *further)
+        for own, further in zip(slices, zip(*more, strict=True), strict=True)
     )
 
 
@@ -180,7 +178,7 @@ def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
         slices = SliceColumns(
             seq, none, zero + no_t, place, one, rewards, ends, block_steps, offsets, records
         )
-        return Keys(seq, *names, zero, zero, zero, slices, *[none] * _N_OF_EPISODE)
+        return Keys._make((seq, *names, zero, zero, zero, slices, *[none] * _N_OF_EPISODE))
     _, *names, ts, first_seq, n_steps, episode_id = columns[:8]
     firsts, counts = np.array(first_seq, np.int64), np.array(n_steps, np.int64)
     own = seq - firsts  # place in the chunk
@@ -192,15 +190,14 @@ def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
         place, ends_at = np.where(is_single, own, place), np.where(is_single, own + 1, ends_at)
         slice_t, first_t = np.where(is_single, -1, slice_t), np.maximum(chunk_t, 0)
     of_slices = firsts + place, episode_id, slice_t, place, ends_at - place, *columns[8:13]
-    return Keys(
-        seq, *names, first_t + own, first_t, first_t + counts - 1,
-        SliceColumns(*of_slices), *columns[13:],
-    )  # fmt: skip
+    places = first_t + own, first_t, first_t + counts - 1
+    return Keys._make((seq, *names, *places, SliceColumns(*of_slices), *columns[13:]))
 
 
 def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
     """Return the ranges of episodes, (episode, first t, last t), in reach but in other chunks."""
-    of, t, first_t, last_t = keys.slices.episode_id, keys.t, keys.first_t, keys.last_t
+    t, first_t, last_t = keys.t, keys.first_t, keys.last_t
+    of: Sequence[Any] = keys.slices.episode_id
     firsts, lasts = np.maximum(t + reach.first, 0), t + reach.last
     ranges = set()
     for i in np.flatnonzero(first_t > firsts).tolist():

@@ -61,7 +61,7 @@ def chunk_columns(
     shared["inserted_at"] = list(map(utc_time, own["inserted_at"]))
     batch = ColumnBatch(seq, of.run_of, shared, {"id": of.ids(), "step": of.steps(), "t": of.ts()})
     _note_missing(batch, "t", batch.own["t"] < 0)
-    reals = {"execute_time": of.times(), "reward": of.rewards()}
+    reals: dict[str, Any] = {"execute_time": of.times(), "reward": of.rewards()}
     reals |= {name: of.reals(column) for name, column in _REALS.items()}
     for name, values in reals.items():
         if values is not None:

@@ -116,10 +116,8 @@ class News:
 
     def _read_marks(self, runs: Sequence[tuple[int, int]], wanted: Wanted) -> None:
         """Read marks of the steps of runs of numbers, (first, n)."""
-        if runs and any(wanted):
-            firsts, counts = zip(*runs, strict=True)
-            buffer = self._connection, self._buffer_id
-            self.marks.add(read_marks(*buffer, firsts, counts, firsts, wanted, True))
+        own = read_marks(self._connection, self._buffer_id, runs, wanted, has_chunks=True)
+        self.marks.add(own)
 
     def read_priorities(self, entries: Sequence[ChangeEntry], origin: str) -> None:
         """Read the priorities that were set.

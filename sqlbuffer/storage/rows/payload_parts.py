@@ -242,13 +242,9 @@ class Payloads:
 
     def _with_late(self, connection: Connection, rows: list[Row]) -> list[Row]:
         """Return rows of `columns` with values that were given late."""
-        if not rows:
-            return rows
-        firsts, counts = zip(*runs_of([row[0] for row in rows]), strict=True)
         wanted = Wanted(labels=True, extra=True)
-        marks = read_marks(
-            connection, self._buffer_id, firsts, counts, firsts, wanted, has_chunks=False
-        )
+        runs = runs_of([row[0] for row in rows])
+        marks = read_marks(connection, self._buffer_id, runs, wanted, has_chunks=False)
         return with_marks(rows, marks, self._names)
 
     def matching(

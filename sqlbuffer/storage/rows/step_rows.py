@@ -92,8 +92,7 @@ def read_rows(
     runs = _Runs._make(zip(*found, strict=True) if found else [()] * len(_Runs._fields))
     rows = list(zip(*_columns(runs, columns, parts), strict=True))
     if any(wanted):
-        of = runs.seq, runs.n, runs.place
-        marks = read_marks(connection, buffer_id, *of, wanted, has_chunks=True)
+        marks = read_marks(connection, buffer_id, runs_of(seqs), wanted, has_chunks=True)
         rows = with_marks(rows, marks, columns)
     return rows
 

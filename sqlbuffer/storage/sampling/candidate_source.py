@@ -62,11 +62,13 @@ class CandidateSource:
             sampled: Only rows that may be sampled.
         """
         columns = self.whole_rows.reading if columns is None else columns
-        buffer = self.buffer
+        buffer, query = self.buffer, self.window_query
+        if isinstance(columns, SliceReading) and columns.finds_single:
+            query = self._window_with_single
         # One state throughout: rows that are evicted during the draw stay in the result.
         with (
             translated(buffer.url),
-            snapshot(buffer.engine, self.window_query) as connection,
+            snapshot(buffer.engine, query) as connection,
         ):
             now = self.window_answered(answer(connection))
             node = resolve_labels(node, bool(now.has_labels))
@@ -103,6 +105,10 @@ class CandidateSource:
         """The select of the window, as text that can be sent together with another statement."""
         return self.buffer.text_of(self._select_window())
 
+    @cached_property
+    def _window_with_single(self) -> str:
+        return self.buffer.text_of(self._select_window(finds_single=True))
+
     def window_answered(self, found: Sequence[Any]) -> SampledWindow:
         """Return the window that a select of it found.
 
@@ -117,6 +123,7 @@ class CandidateSource:
         """Return the window of the rows that may be sampled now, in a transaction."""
         return self.window_answered(connection.execute(self._select_window()).all())
 
-    def _select_window(self) -> Select[Any]:
+    def _select_window(self, *, finds_single: bool = False) -> Select[Any]:
         info = self.buffer.info
-        return select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
+        evict_by = info.config.retention.evict_by
+        return select_sampled_window(info.id, evict_by, steps_of(info), finds_single=finds_single)

@@ -288,7 +288,8 @@ class Candidates:
         wanted = Wanted(
             labels=self.has_labels,
             quarantine=self.limits.quarantine,
-            deleted=self.has_deleted,
+            # Keys that were deleted are not read.
+            deleted=self.has_deleted and not self.reading.reach.is_alone,
             replaced=self.may_replace,
             values=self.reading.reach.has_values,
         )
@@ -298,9 +299,14 @@ class Candidates:
         if not new:
             return Marks()
         self._marked |= new
-        runs = zip(*new, strict=True)
-        own = self.connection, self.buffer_id
-        return read_marks(*own, *runs, wanted, self.steps.has_chunks)
+        return read_marks(
+            self.connection,
+            self.buffer_id,
+            [(first, n) for first, n, _ in new],
+            wanted,
+            has_chunks=self.steps.has_chunks,
+            chunks={first - place for first, _, place in new} if wanted.values else (),
+        )
 
     @property
     def _has_versions(self) -> bool:

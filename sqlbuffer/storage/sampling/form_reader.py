@@ -86,7 +86,10 @@ class FormReader:
             has_values=needs_values(form),
             most_bytes=LARGE_STEP - 1 if skips else ANY_SIZE,
         )
-        self.columns = SliceReading(reach, _is_key(form))
+        self._refuses_single = isinstance(form, TransitionForm) and not (
+            form.has_next or form.skip_single
+        )
+        self.columns = SliceReading(reach, _is_key(form), finds_single=self._refuses_single)
         self.is_of_steps = isinstance(form, StepForm)
         self.tested_at_once = (
             EPISODES_AT_ONCE if isinstance(form, TrajectoryForm) else TESTED_AT_ONCE
@@ -176,8 +179,7 @@ class FormReader:
         return EpisodePopulation(candidates, self.columns, self.form.include_partial)
 
     def _refuse_single(self, candidates: Candidates) -> None:
-        form = self.form
-        if isinstance(form, TransitionForm) and not (form.has_next or form.skip_single):
+        if self._refuses_single:
             single = candidates.step_without_episode
             if single is not None:
                 raise no_successor(single)

@@ -18,10 +18,12 @@ class SliceReading:
     Attributes:
         reach: The steps around it.
         is_key: Further condition for a step to be a key.
+        finds_single: Find out if there are steps without an episode.
     """
 
     reach: Reach
     is_key: IsKey | None = None
+    finds_single: bool = False
 
 
 # (first seq, n, model version, session) of a run of steps; see `Marks.versions`.

@@ -361,6 +361,7 @@ VIEWS = {
             "session_id": ("integer", "key of the current session"),
             "has_labels": ("boolean", "rows may have annotations"),
             "has_quarantine": ("boolean", "rows may be in quarantine"),
+            "has_deleted": ("boolean", "steps of chunks may have a row in `deleted_steps`"),
             "high_seq": (
                 "integer",
                 "`seq` of the newest row; with chunks the last `seq` of the newest, deleted or not",

@@ -434,9 +434,13 @@ def test_a_refusal_that_is_over_stops_no_writer(buffer_url, caplog):
         ReplayBuffer(buffer_url) as other,
         buffer.episode("t") as episode,
     ):
-        with pytest.raises(FlowControlError):
+
+        def fill():
             for step in range(100):
                 episode.append(state=step)
+
+        with pytest.raises(FlowControlError):
+            fill()
         caplog.clear()
         wait_until(lambda: "could not be stored yet" in caplog.text, "the thread was refused")
         other.sample(16, sampler=RandomSampler(replace=True))

@@ -217,6 +217,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_windows."session_id" IS 'key of the current session';
     COMMENT ON COLUMN v_windows."has_labels" IS 'rows may have annotations';
     COMMENT ON COLUMN v_windows."has_quarantine" IS 'rows may be in quarantine';
+    COMMENT ON COLUMN v_windows."has_deleted" IS 'steps of chunks may have a row in `deleted_steps`';
     COMMENT ON COLUMN v_windows."high_seq" IS '`seq` of the newest row; with chunks the last `seq` of the newest, deleted or not';
     COMMENT ON COLUMN v_windows."low_seq" IS 'rows up to this `seq` are no longer in the buffer';
     COMMENT ON VIEW new_experiences IS 'Insert rows here; see the page on tables.';
