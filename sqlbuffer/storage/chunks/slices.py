@@ -140,8 +140,8 @@ class Keys(NamedTuple):
     final: Sequence[Any]
 
 
-def with_slices(slices: SliceColumns, more: Sequence[Slice]) -> SliceColumns:
-    """Return slices with more of them behind."""
+def with_slices(slices: SliceColumns, more: Sequence[tuple[Any, ...]]) -> SliceColumns:
+    """Return slices with more of them behind, which have the form of `Slice`."""
     if not more:
         return slices
     return SliceColumns._make(

@@ -53,6 +53,7 @@ from sqlbuffer.storage.sampling.slice_table import SliceTable
 from sqlbuffer.storage.schema.column_types import SeqList
 
 _SEQ_OF = itemgetter(0)
+_EPISODE_ID = Slice._fields.index("episode_id")
 FEW_HOLES, MOST_PROBED = 8, 65_536
 MAX_SEQS = 2**20  # in one call
 
@@ -112,7 +113,8 @@ class Candidates:
         self.selective = statements.names_few_rows(node)
         self.connection, self.buffer_id, self.node = connection, buffer_id, node
         self.reading = reading
-        self._slices: list[Slice] = []  # with steps near to keys, in other chunks
+        # With steps near to keys, in other chunks; in the form of `Slice`.
+        self._slices: list[tuple[Any, ...]] = []
         self._ranges: set[tuple[int, int, int]] = set()  # of episodes, which these slices cover
         self._marks = Marks()  # of the steps of slices
         self._marked: set[tuple[int, int, int]] = set()  # runs of these
@@ -255,7 +257,7 @@ class Candidates:
         reach = self.reading.reach
         rows = map(self._payloads.__getitem__, dict.fromkeys(numbers.tolist()))
         keys = keys_of(list(rows), reach)
-        near = [] if reach.is_alone else self._near(keys, reach)
+        near = () if reach.is_alone else self._near(keys, reach)
         slices = with_slices(keys.slices, near)
         self._marks.add(self._read_marks(slices))
         limits = self.limits.of_steps
@@ -263,7 +265,7 @@ class Candidates:
         table = SliceTable(layout, keys, slices, self.window_low, self._marks, limits, read_steps)
         return table, numbers
 
-    def _near(self, keys: Keys, reach: Reach) -> list[Slice]:
+    def _near(self, keys: Keys, reach: Reach) -> list[tuple[Any, ...]]:
         """Return the slices of other chunks with steps in reach of keys."""
         ranges = [one for one in missing_ranges(keys, reach) if one not in self._ranges]
         if ranges:
@@ -274,7 +276,7 @@ class Candidates:
             self._slices += slices
             self._marks.versions += versions
         of = set(keys.slices.episode_id)
-        return [one for one in self._slices if one.episode_id in of]
+        return [one for one in self._slices if one[_EPISODE_ID] in of]
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
         """Return steps alone, with their bytes."""

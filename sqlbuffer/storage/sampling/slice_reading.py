@@ -66,13 +66,16 @@ def read_ranges(
     reach: Reach,
     has_versions: bool,
     steps: StepLayout,
-) -> tuple[list[Slice], list[Versions]]:
+) -> tuple[list[tuple[Any, ...]], list[Versions]]:
     """Return slices with the steps of ranges of episodes, (episode, first t, last t).
+
+    Each slice is a tuple in the form of `Slice`.
 
     The other arguments are those of `read_keys`.
     """
     rows = steps.read_ranges(connection, buffer_id, ranges, reach, has_versions)
     if not has_versions:
-        return list(map(Slice._make, rows)), []
-    slices = [Slice._make(row[:-2]) for row in rows]
-    return slices, [(one.seq, one.n, *row[-2:]) for one, row in zip(slices, rows, strict=True)]
+        return rows, []
+    slices = [row[:-2] for row in rows]
+    ends = [(one.seq, one.n) for one in map(Slice._make, slices)]
+    return slices, [(*end, *row[-2:]) for end, row in zip(ends, rows, strict=True)]

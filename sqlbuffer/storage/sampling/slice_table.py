@@ -355,7 +355,8 @@ class StepsInSlices:
         table = self._table
         records, index = table.records_at(self._index)
         if isinstance(records, np.ndarray):
-            return {name: _taken(records[name], index) for name in names}
+            place = self._place if index is self._index else _Place(index)
+            return {name: place.taken(records[name]) for name in names}
         distinct, firsts, inverse = np.unique(index, return_index=True, return_inverse=True)
         there = distinct[distinct >= 0].tolist()
         slots = self._index.reshape(-1)[firsts]
@@ -370,7 +371,11 @@ class StepsInSlices:
 
     def built_in(self, names: Sequence[str]) -> Arrays:
         """Return values that every step has; see `StepsAt.built_in`."""
-        return {name: _taken(self._table.built_in(name), self._index) for name in names}
+        return {name: self._place.taken(self._table.built_in(name)) for name in names}
+
+    @cached_property
+    def _place(self) -> "_Place":
+        return _Place(self._index)
 
     def is_any_barred(self) -> Flags:
         """Return in which rows of the index a step may not be sampled; see `StepsAt`."""
@@ -381,15 +386,27 @@ class StepsInSlices:
         return any_barred
 
 
-def _taken(values: NDArray[Any], index: Integers) -> NDArray[Any]:
-    """Return values at the indexes, zeros at -1."""
-    if not len(values):
-        return np.zeros((*index.shape, *values.shape[1:]), values.dtype)
-    taken = np.take(values, np.maximum(index, 0), axis=0)
-    is_missing = index < 0
-    if is_missing.any():
-        taken[is_missing] = np.zeros((), values.dtype)
-    return taken
+class _Place:
+    """Places of values, of which some are missing.
+
+    Args:
+        index: The places; -1 for a missing value.
+    """
+
+    def __init__(self, index: Integers) -> None:
+        is_missing = index < 0
+        self._index, self._is_missing = index, is_missing if is_missing.any() else None
+        if self._is_missing is not None:
+            self._index = np.maximum(index, 0)
+
+    def taken(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values, zeros for missing ones."""
+        if not len(values):
+            return np.zeros((*self._index.shape, *values.shape[1:]), values.dtype)
+        taken = values.take(self._index, axis=0)
+        if self._is_missing is not None:
+            taken[self._is_missing] = np.zeros((), values.dtype)
+        return taken
 
 
 def _at_replaced(seq: Integers, links: NDArray[Any], marks: Marks) -> list[tuple[int, bytes]]:
