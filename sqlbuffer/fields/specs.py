@@ -53,6 +53,11 @@ class FieldSpec:
     default: tuple[tuple[int, ...], bytes] | None = None
     column: bool = False
 
+    @property
+    def is_number(self) -> bool:
+        """True for a number or a flag of up to 8 bytes, which can be given late."""
+        return self.shape == () and self.dtype.kind in "biuf" and self.dtype.itemsize <= 8
+
     @classmethod
     def parse(cls, name: object, given: Any) -> "FieldSpec":
         """Return the field of a declaration: a dtype, `(dtype, shape)`, `(dtype, shape, default)`,

@@ -76,12 +76,12 @@ class Given:
         """Return values of a field as JSON has them."""
         spec = self.specs.get(name)
         if spec is None:
-            known = ", ".join(name for name, spec in self.specs.items() if _is_scalar(spec))
+            known = ", ".join(name for name, spec in self.specs.items() if spec.is_number)
             raise FieldError(
                 f"annotate() does not know {name!r}; it takes reward=, adv_t=, v_t=, extra= and "
                 f"scalar fields of the buffer{f': {known}' if known else ', which has none'}"
             )
-        if not _is_scalar(spec):
+        if not spec.is_number:
             raise FieldError(
                 f"field {name!r}: only a number of up to 64 bits or a boolean can be annotated; "
                 f"this is {spec}"
@@ -104,10 +104,6 @@ def _is_list(name: str, value: Any) -> bool:
         return np.ndim(value) > 0
     except ValueError:
         raise FieldError(f"{name}: expected numbers in one dimension, got {shown(value)}") from None
-
-
-def _is_scalar(spec: FieldSpec) -> bool:
-    return spec.shape == () and spec.dtype.kind in "biuf" and spec.dtype.itemsize <= 8
 
 
 def checked_version(version: Any) -> int | None:

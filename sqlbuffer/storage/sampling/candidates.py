@@ -287,15 +287,17 @@ class Candidates:
     def _read_marks(self, slices: SliceColumns) -> Marks:
         """Return the marks of the steps of those slices whose marks were not read yet."""
         assert isinstance(self.reading, SliceReading)
+        reach = self.reading.reach
         wanted = Wanted(
             labels=self.has_labels,
+            only_rewards=not (reach.has_values or self.reading.has_numbers),
             quarantine=self.limits.quarantine,
             # Keys that were deleted are not read.
-            deleted=self.has_deleted and not self.reading.reach.is_alone,
+            deleted=self.has_deleted and not reach.is_alone,
             replaced=self.may_replace,
-            values=self.reading.reach.has_values,
+            values=reach.has_values,
         )
-        if not any(wanted):
+        if not any(wanted._replace(only_rewards=False)):
             return Marks()
         new = set(slices.runs()) - self._marked
         if not new:

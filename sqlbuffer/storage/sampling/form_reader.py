@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.forms import (
+    NEXT,
     Form,
     StepForm,
     TrajectoryForm,
@@ -89,7 +90,12 @@ class FormReader:
         self._refuses_single = isinstance(form, TransitionForm) and not (
             form.has_next or form.skip_single
         )
-        self.columns = SliceReading(reach, _is_key(form), finds_single=self._refuses_single)
+        self.columns = SliceReading(
+            reach,
+            _is_key(form),
+            finds_single=self._refuses_single,
+            has_numbers=any(layout.specs[name].is_number for name in _fields_of(form, layout)),
+        )
         self.is_of_steps = isinstance(form, StepForm)
         self.tested_at_once = (
             EPISODES_AT_ONCE if isinstance(form, TrajectoryForm) else TESTED_AT_ONCE
@@ -183,6 +189,15 @@ class FormReader:
             single = candidates.step_without_episode
             if single is not None:
                 raise no_successor(single)
+
+
+def _fields_of(form: Form, layout: Layout) -> set[str]:
+    """Return the declared fields that a batch is made of."""
+    names: set[str | None] = {*form.names}
+    if isinstance(form, TransitionForm):
+        names |= {*form.following, *form.sequence_fields, form.terminal_field}
+        names |= {NEXT + name for name in form.following}
+    return {name for name in layout.specs if name in names}
 
 
 def _reach_of(form: Form) -> Reach:

@@ -19,11 +19,13 @@ class SliceReading:
         reach: The steps around it.
         is_key: Further condition for a step to be a key.
         finds_single: Find out if there are steps without an episode.
+        has_numbers: The batch has declared fields that can be given late.
     """
 
     reach: Reach
     is_key: IsKey | None = None
     finds_single: bool = False
+    has_numbers: bool = True
 
 
 # (first seq, n, model version, session) of a run of steps; see `Marks.versions`.
