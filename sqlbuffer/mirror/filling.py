@@ -136,7 +136,7 @@ class Filling:
         if news.is_start:
             memory = self.new_memory(news.count_steps())
         # A reward that was given late changes the return of its episode.
-        episodes = _episodes_of(memory, [seq for seq, *_ in news.marks.labels])
+        episodes = _episodes_of(memory, news.labelled)
         sessions: set[int] = set()
         pages: list[list[ChunkRow]] = []
         for page in news.chunks(memory):

@@ -20,7 +20,6 @@ from sqlbuffer.storage.dialects.arrays import (
     number_list,
     run_list,
 )
-from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.schema.column_types import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
@@ -58,7 +57,8 @@ class Marks:
         quarantined: Steps in quarantine.
         labels: (seq, reward, adv_t, v_t, JSON of fields) of annotated steps, or (seq, reward) if
             only rewards were wanted; None for a value that was not given.
-        versions: (first seq, n, model version, session) of runs of steps, if limits need them.
+        excluded: (first seq, n) of runs of steps that may not be sampled, by their model version or
+            session.
         replaced: (seq, block of the typed fields, reward, terminated, truncated) of steps that were
             replaced in place.
         values: (seq, None, adv_t, v_t, None) of steps that were stored with such values.
@@ -68,7 +68,7 @@ class Marks:
     deleted: list[int] = field(default_factory=list)
     quarantined: list[int] = field(default_factory=list)
     labels: list[tuple[Any, ...]] = field(default_factory=list)
-    versions: list[tuple[Any, ...]] = field(default_factory=list)
+    excluded: list[tuple[int, int]] = field(default_factory=list)
     replaced: list[tuple[Any, ...]] = field(default_factory=list)
     values: list[tuple[Any, ...]] = field(default_factory=list)
     extras: list[tuple[int, str]] = field(default_factory=list)
@@ -78,18 +78,10 @@ class Marks:
         self.deleted += more.deleted
         self.quarantined += more.quarantined
         self.labels += more.labels
-        self.versions += more.versions
+        self.excluded += more.excluded
         self.replaced += more.replaced
         self.values += more.values
         self.extras += more.extras
-
-    def barred_by(self, limits: Eligibility) -> set[int]:
-        """Return the numbers of the steps that may not be sampled."""
-        barred = set(self.quarantined if limits.quarantine else ())
-        for first_seq, n, version, session in self.versions:
-            if limits.excludes(version, session):
-                barred.update(range(first_seq, first_seq + n))
-        return barred
 
 
 class LateValues(NamedTuple):
@@ -248,7 +240,7 @@ def read_marks(
     has_chunks: bool,
     chunks: Iterable[int] = (),
 ) -> Marks:
-    """Return what became of the steps of runs of numbers; all but `versions`.
+    """Return what became of the steps of runs of numbers; all but `excluded`.
 
     Args:
         connection: The transaction.

@@ -373,7 +373,7 @@ class StepMemory:
         """
         changed, limited = self._show_staged(low), self.limits
         marks = changes.marks
-        gone = self._known(marks.deleted)
+        gone = np.unique(self._known(marks.deleted))
         self._remove(gone)
         self._replace(marks)
         self._relabel(marks)

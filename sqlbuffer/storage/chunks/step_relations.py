@@ -327,13 +327,15 @@ def _pg_packed(place: str) -> dict[str, str]:
 def _sqlite_packed(place: str) -> dict[str, str]:
     path = f"'$[' || {place} || ']'"
 
-    def stored(name: str) -> str:
-        # For two paths json_extract returns a list, whose text has each value as it is stored.
-        pair = f"json_extract(d.payloads, '$.none', {path} || '.{name}')"
-        return (
-            f"CASE WHEN d.payloads IS NOT NULL THEN "
-            f"nullif(substr({pair}, 7, length({pair}) - 7), 'null') END"
-        )
+    def as_stored(json: str, path: str) -> str:
+        # For two paths json_extract returns a list, whose text has each value as it is stored. For
+        # one path a text comes without its quotes, and a number may get other digits.
+        pair = f"json_extract({json}, '$.none', {path})"
+        return f"substr({pair}, 7, length({pair}) - 7)"
+
+    def payload(name: str) -> str:
+        value = as_stored("d.payloads", f"{path} || '.{name}'")
+        return f"CASE WHEN d.payloads IS NOT NULL THEN nullif({value}, 'null') END"
 
     return {
         **_common(place, f"json_extract(c.times, {path})"),
@@ -347,10 +349,10 @@ def _sqlite_packed(place: str) -> dict[str, str]:
             name: f"CASE WHEN c.{name} = '[]' THEN 0 ELSE json_extract(c.{name}, {path}) END"
             for name in _FLAGS
         },
-        **{name: stored(name) for name in _PAYLOADS},
+        **{name: payload(name) for name in _PAYLOADS},
         "fields": (
-            "CASE WHEN c.fields IS NOT NULL THEN (SELECT json_group_object(f.key, "
-            f"json_extract(f.value, {path})) FROM json_each(c.fields) f) END"
+            "CASE WHEN c.fields IS NOT NULL THEN (SELECT '{' || group_concat(json_quote(f.key) "
+            f"|| ':' || {as_stored('f.value', path)}) || '}}' FROM json_each(c.fields) f) END"
         ),
     }
 

@@ -58,6 +58,7 @@ class News:
         state: The state of the buffer.
         is_start: The buffer is read from the start: earlier knowledge is no longer valid.
         marks: What became of steps after they were stored, as it is now.
+        labelled: Steps that were labelled since; some may have been deleted again.
         released: Steps that are no longer in quarantine.
         selection: Steps that meet the condition of the follower; None if it has no condition.
         priorities: Steps whose priorities were set, with the priorities, if the buffer keeps them.
@@ -72,7 +73,8 @@ class News:
         selected: SelectedSteps | None = None,
     ) -> None:
         self._connection, self._buffer_id, self._before = connection, buffer_id, before
-        self._selected, self._labelled = selected, list[int]()
+        self._selected = selected
+        self.labelled: Sequence[int] = ()
         self.selection: Selection | None = None
         self.state, self.is_start = now, before is None
         self.read: list[tuple[int, int, str]] = []
@@ -97,7 +99,7 @@ class News:
         self.marks.deleted = sorted(changed.get("deleted", ()))
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
-            self._labelled = sorted(labelled)
+            self.labelled = sorted(labelled)
             self._read_marks(runs_of(labelled), Wanted(labels=True))
         if moved:
             self._read_marks(runs_of(moved), Wanted(quarantine=True))
@@ -185,7 +187,7 @@ class News:
         connection, now = self._connection, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
-        own = selected.at_look(connection, self._before, now, self._labelled, kept)
+        own = selected.at_look(connection, self._before, now, self.labelled, kept)
         self.selection = own
         if own.older and self._reads_priorities:
             self._read_priorities_of(own.older)

@@ -260,9 +260,8 @@ class Candidates:
         near = () if reach.is_alone else self._near(keys, reach)
         slices = with_slices(keys.slices, near)
         self._marks.add(self._read_marks(slices))
-        limits = self.limits.of_steps
         read_steps = None if reach.is_alone else self._read_steps
-        table = SliceTable(layout, keys, slices, self.window_low, self._marks, limits, read_steps)
+        table = SliceTable(layout, keys, slices, self.window_low, self._marks, read_steps)
         return table, numbers
 
     def _near(self, keys: Keys, reach: Reach) -> list[tuple[Any, ...]]:
@@ -274,7 +273,9 @@ class Candidates:
                 self.connection, self.buffer_id, ranges, reach, self._has_versions, self.steps
             )
             self._slices += slices
-            self._marks.versions += versions
+            for one, version in zip(map(Slice._make, slices), versions, strict=False):
+                if self.limits.of_steps.excludes(*version):
+                    self._marks.excluded.append((one.seq, one.n))
         of = set(keys.slices.episode_id)
         return [one for one in self._slices if one[_EPISODE_ID] in of]
 
@@ -326,12 +327,15 @@ class Candidates:
         rows, versions = read_keys(
             self.connection, self.buffer_id, seqs, reach, has_versions, self.steps
         )
-        marks = Marks(versions=versions)
+        if has_versions:
+            excludes = self.limits.of_steps.excludes
+            own = zip(rows, versions, strict=True)
+            rows = [row for row, version in own if not excludes(*version)]
         if self.limits.quarantine:
-            marks.add(self._read_marks(keys_of(rows, reach).slices))
-        self._marks.add(marks)
-        if barred := marks.barred_by(self.limits.of_steps):
-            rows = [row for row in rows if row[0] not in barred]
+            marks = self._read_marks(keys_of(rows, reach).slices)
+            self._marks.add(marks)
+            quarantined = set(marks.quarantined)
+            rows = [row for row in rows if row[0] not in quarantined]
         self._payloads.update(zip(map(_SEQ_OF, rows), rows, strict=True))
 
     def _matching_among(self, seqs: Sequence[int]) -> list[int]:
@@ -439,7 +443,8 @@ class Candidates:
         Raises:
             ArgumentError: They are not a list of integers.
         """
-        wanted = bindparam(None, list(_checked_seqs(seqs)), SeqList(), unique=True)
+        held = [seq for seq in _checked_seqs(seqs) if self.low < seq <= self.high]
+        wanted = bindparam(None, held, SeqList(), unique=True)
         given, is_one = self.steps.at(literal(self.buffer_id, Integer()), wanted)
         among = compile_condition(self.node, given) & is_one
         if self.limits:

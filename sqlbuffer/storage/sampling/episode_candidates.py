@@ -59,12 +59,13 @@ class EpisodePopulation(Candidates):
             # The first remaining step of a partial episode may be ineligible although a later one
             # is eligible.
             0 if include_partial else rows.low,
+            rows.steps,
         )
         self._partial = include_partial
         self._picked: set[int] = set()
         self._priorities = rows._priorities
         self.has_labels, self.has_deleted = rows.has_labels, rows.has_deleted
-        self.steps, self.may_replace = rows.steps, rows.may_replace
+        self.may_replace = rows.may_replace
 
     @cached_property
     def picks_first(self) -> bool:
@@ -142,6 +143,12 @@ class EpisodePopulation(Candidates):
     def oldest(self, n: int) -> list[int]:
         """Return up to n keys, oldest first."""
         return sorted(self._pick(_oldest, checked_count(n, "n")))
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Return up to `limit` keys, oldest first, after the first `offset`; reads all keys."""
+        offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
+        found: list[int] = self.keys()[offset : offset + limit].tolist()
+        return found
 
     def _pick(
         self,

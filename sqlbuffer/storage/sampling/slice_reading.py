@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.slices import Reach, Slice, keys_of
+from sqlbuffer.storage.chunks.slices import Reach
 from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.row_selection import IsKey
 
@@ -28,8 +28,8 @@ class SliceReading:
     has_numbers: bool = True
 
 
-# (first seq, n, model version, session) of a run of steps; see `Marks.versions`.
-Versions = tuple[Any, ...]
+# The model version and the session of the steps of a slice.
+Version = tuple[int | None, int | None]
 
 
 def read_keys(
@@ -39,7 +39,7 @@ def read_keys(
     reach: Reach,
     has_versions: bool,
     steps: StepLayout,
-) -> tuple[list[tuple[Any, ...]], list[Versions]]:
+) -> tuple[list[tuple[Any, ...]], list[Version]]:
     """Return the steps that are there and can be keys, as `keys_of` takes them.
 
     Args:
@@ -55,10 +55,7 @@ def read_keys(
     rows = steps.read_keys(connection, buffer_id, seqs, reach, has_versions)
     if not has_versions:
         return rows, []
-    versions = [row[-2:] for row in rows]
-    rows = [row[:-2] for row in rows]
-    runs = keys_of(rows, reach).slices.runs()
-    return rows, [(first, n, *own) for (first, n, _), own in zip(runs, versions, strict=True)]
+    return [row[:-2] for row in rows], [(row[-2], row[-1]) for row in rows]
 
 
 def read_ranges(
@@ -68,7 +65,7 @@ def read_ranges(
     reach: Reach,
     has_versions: bool,
     steps: StepLayout,
-) -> tuple[list[tuple[Any, ...]], list[Versions]]:
+) -> tuple[list[tuple[Any, ...]], list[Version]]:
     """Return slices with the steps of ranges of episodes, (episode, first t, last t).
 
     Each slice is a tuple in the form of `Slice`.
@@ -78,6 +75,4 @@ def read_ranges(
     rows = steps.read_ranges(connection, buffer_id, ranges, reach, has_versions)
     if not has_versions:
         return rows, []
-    slices = [row[:-2] for row in rows]
-    ends = [(one.seq, one.n) for one in map(Slice._make, slices)]
-    return slices, [(*end, *row[-2:]) for end, row in zip(ends, rows, strict=True)]
+    return [row[:-2] for row in rows], [(row[-2], row[-1]) for row in rows]

@@ -36,7 +36,6 @@ from sqlbuffer.storage.chunks.slices import (
     records_of,
     rewards_of,
 )
-from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.marks import LateValues, Marks, late_values
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
@@ -93,7 +92,6 @@ class SliceTable:
         slices: Their slices, and behind them further ones of their episodes.
         low: Lower end of the window.
         marks: What became of the steps.
-        limits: Limits on the steps that may be sampled.
         read_steps: Reads steps by number, each as a key of its own, if slices lack bytes.
 
     Attributes:
@@ -109,7 +107,6 @@ class SliceTable:
         slices: SliceColumns,
         low: int,
         marks: Marks,
-        limits: Eligibility,
         read_steps: Callable[[Sequence[int]], Keys] | None = None,
     ) -> None:
         self.layout, self._read_steps = layout, read_steps
@@ -124,7 +121,7 @@ class SliceTable:
         self.late: dict[str, tuple[Integers, NDArray[Any]]] = {}
         for labels in (marks.values, marks.labels):
             self._put_late(links, late_values(labels, layout.specs, self._slots_of_all))
-        self.has_barred = self._bar(links, marks, limits)
+        self.has_barred = self._bar(links, marks)
         self._links = links
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._link_bytes = as_records(links, bytes_of(LINK))
@@ -191,14 +188,17 @@ class SliceTable:
                 self._values[name][slots] = reals
         self.late |= late.fields
 
-    def _bar(self, links: NDArray[Any], marks: Marks, limits: Eligibility) -> bool:
+    def _bar(self, links: NDArray[Any], marks: Marks) -> bool:
         """Mark the steps that may not be sampled; return True if there are any."""
-        is_barred = np.zeros(len(links), bool)
-        if limits.quarantine and marks.quarantined:
-            is_barred |= np.isin(self.seq, np.array(marks.quarantined, np.int64))
-        for first_seq, n, version, session in marks.versions:
-            if limits.excludes(version, session):
-                is_barred |= (self.seq >= first_seq) & (self.seq < first_seq + n)
+        if not (marks.quarantined or marks.excluded):
+            return False
+        is_barred = np.isin(self.seq, np.array(marks.quarantined, np.int64))
+        if marks.excluded:
+            runs = np.array(sorted(marks.excluded), np.int64)
+            # Of the runs that begin up to a step, the end of the one that reaches furthest.
+            ends = np.maximum.accumulate(runs.sum(axis=1))
+            at = np.searchsorted(runs[:, 0], self.seq, side="right") - 1
+            is_barred |= (at >= 0) & (self.seq < ends[at])
         links["flags"][is_barred] |= np.uint8(BARRED)
         return bool(is_barred.any())
 

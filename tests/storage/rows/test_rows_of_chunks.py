@@ -28,6 +28,31 @@ def step(n, **more):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_conditions_on_reals_find_the_same_steps_by_every_way(schema_url, dtype):
+    declared = {"obs": "float32", "r": {"dtype": dtype, "column": True}}
+    with ReplayBuffer(schema_url, "b", create=True, fields=declared) as buffer:
+        values = (np.arange(1, 301) / 3).astype(dtype)
+        buffer.extend({"obs": np.arange(300), "r": values}, task_id="t")
+        for place in (0, 31, 32, 299):
+            value = float(values[place])
+            for condition, n in (
+                (QueryBuilder().eq("r", value), 1),
+                (QueryBuilder().lte("r", value), place + 1),
+                (QueryBuilder().gt("r", value), 299 - place),
+            ):
+                assert buffer.size(condition) == n
+                assert sum(1 for _ in buffer.get_all(condition)) == n
+                if n:
+                    assert len(buffer.sample(400, condition=condition)) == n
+                    drawn = buffer.sample_arrays(300, condition=condition)
+                    assert len(set(drawn.info["seq"].tolist())) <= n
+                    with buffer.mirror(condition=condition) as mirror:
+                        assert {*mirror.sample_arrays(400).info["seq"].tolist()} <= {
+                            row.seq for row in buffer.get_all(condition)
+                        }
+
+
 def odd_steps():
     reals = [None, float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1.5]
     trees = [None, {}, [], "", 0, False, {"a": [None, "ü", np.arange(3)]}, b"\0\xff", {"$a": 1}]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
+from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer, Sampler
 from sqlbuffer.batches.forms import TrajectoryForm
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.storage.sampling import episode_candidates
@@ -163,6 +163,42 @@ def test_keys_are_those_of_the_episodes_and_read_in_their_order(buffer, buffer_u
         assert batch.info["seq"].tolist() == [
             k for k in [*keys.tolist()[::-1], keys[0]] if k in batch.info["seq"]
         ]
+
+
+class Asks(Sampler):
+    """Chooses all keys, and notes what it was told of them."""
+
+    def choose(self, candidates, batch_size):
+        keys = candidates.keys().tolist()
+        self.told = (
+            candidates.page(1, 2),
+            candidates.tasks(),
+            candidates.first_of_tasks([keys[-1], keys[0]]),
+        )
+        return keys[:batch_size]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_sampler_is_told_of_episodes(buffer, buffer_url, partial):
+    store(buffer, buffer_url, [Made(2), Made(3), Made(4)])
+    sampler = Asks()
+    keys = draw(buffer, 3, sampler=sampler, include_partial=partial).info["seq"].tolist()
+    firsts = {keys[0]: sampler.told[1][0], keys[-1]: sampler.told[1][-1]}
+    assert sampler.told == (keys[1:], list(dict.fromkeys(sampler.told[1])), firsts)
+    assert len(sampler.told[1]) == 3
+
+
+def test_numbers_that_have_left_are_no_first_rows(buffer_url):
+    class Told(Sampler):
+        def choose(self, candidates, batch_size):
+            self.told = candidates.first_of_tasks(range(1, 9))
+            return candidates.oldest(batch_size)
+
+    with ReplayBuffer(buffer_url, "small", fields=FIELDS, max_capacity=5) as small:
+        small.extend({"obs": np.zeros((8, 2)), "action": np.zeros(8, int)}, task_id="t")
+        sampler = Told()
+        (first,) = small.sample_arrays(1, sampler=sampler).info["seq"].tolist()
+        assert sampler.told == {first: "t"}
 
 
 def test_what_was_asked_for_is_what_comes(buffer, buffer_url):
