@@ -135,18 +135,6 @@ def test_a_label_of_a_step_that_was_deleted_since_changes_the_return(buffer, mir
     assert returns[0] == returns[1]
 
 
-def test_new_steps_that_were_deleted_are_counted_once(buffer_url):
-    condition = QueryBuilder().gte("exp_meta.step", 0)
-    with (
-        ReplayBuffer(buffer_url, fields=FIELDS, min_size=8) as buffer,
-        buffer.mirror(condition=condition, refresh_s=3600) as mirror,
-    ):
-        stored = buffer.extend(columns(10), task_id="new")
-        buffer.delete(QueryBuilder().in_("seq", [int(seq) for seq in stored.seqs[8:]]))
-        mirror.refresh()
-        assert mirror.sample_arrays(64).n_rows == 64
-
-
 def test_open_episodes_grow_and_end(buffer, mirror):
     with buffer.episode(episode_id="growing") as episode:
         for t in range(40):

@@ -28,7 +28,7 @@ class Reach:
         stride: Only steps whose place in the episode is a multiple of this are keys; 1 for all.
         final_within: The final observation of an episode is read if it ends at most this many steps
             after the key; negative to read none.
-        most_bytes: Typed fields are not read of steps with more bytes.
+        most_bytes: Typed fields are not read of chunks whose steps have more bytes on average.
         has_values: Read advantages and values.
         is_alone: No other steps are read, and no episodes.
     """
