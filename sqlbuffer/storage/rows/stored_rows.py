@@ -1,4 +1,4 @@
-"""The columns of a stored row, its late and replaced values, and the order of the rows of a task."""
+"""Stored rows: their columns, late and replaced values, and their order within a task."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
