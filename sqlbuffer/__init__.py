@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
     from sqlbuffer.steps.priority_update import PriorityUpdate
     from sqlbuffer.steps.store_result import StoreResult
+    from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.sampling.candidates import Candidates
+    from sqlbuffer.transaction import Transaction
 
 _HOME = {
     **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
@@ -42,6 +44,7 @@ _HOME = {
     "Candidates": "storage.sampling.candidates",
     "Connection": "config.connection",
     "CopyReport": "copying.copy_report",
+    **dict.fromkeys(("Document", "Documents"), "storage.documents"),
     "EpisodeWriter": "episode_writer",
     "FieldSpec": "fields.specs",
     "LeasedBatch": "front.leasing",
@@ -55,6 +58,7 @@ _HOME = {
     "Removed": "stats",
     **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
+    "Transaction": "transaction",
     "QueryBuilder": "query.builder",
     "QueryFilter": "query.query_filter",
     **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),
@@ -87,6 +91,8 @@ __all__ = [
     "CopyReport",
     "DataRow",
     "DefaultConverter",
+    "Document",
+    "Documents",
     "EpisodeWriter",
     "ExpMeta",
     "Experience",
@@ -112,6 +118,7 @@ __all__ = [
     "Sampler",
     "StoreResult",
     "TaskSampler",
+    "Transaction",
     "fields_from_env",
     "mix",
 ]

@@ -2,9 +2,9 @@
 
 import builtins
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from sqlbuffer.arguments import (
     SAME,
@@ -70,10 +70,14 @@ from sqlbuffer.steps.step_arguments import StepKeys, takes, whole_step
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.documents import Documents
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
+
+if TYPE_CHECKING:
+    from sqlbuffer.transaction import Transaction
 
 __all__ = ["ReplayBuffer", "StoreResult"]
 
@@ -156,9 +160,18 @@ class ReplayBuffer:
         decoding = RowDecoding(store.source, *rebuilders)
         self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
-        self._reader = RowReader(store.reading.rows, RowDecoding(store.reading.source, *rebuilders))
+        self._reader_of = {
+            own: RowReader(own.rows, RowDecoding(own.source, *rebuilders))
+            for own in (store, store.reading)
+        }
+        self._documents = Documents(store)
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
+
+    @property
+    def _reader(self) -> RowReader:
+        """Reads the rows, from a standby if there is one."""
+        return self._reader_of[self._store.reading]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self._store, "types": self._types, "session": self._own_session}
@@ -1586,6 +1599,45 @@ class ReplayBuffer:
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.retention.delete(node)
+
+    @property
+    def documents(self) -> Documents:
+        """Small JSON documents that belong to the buffer, by key."""
+        return self._documents
+
+    def transaction(self, work: "Callable[[Transaction], T]") -> T:
+        """Call `work(tx)` in one transaction, and return its result.
+
+        `tx` is a `Transaction`: it has `store`, `store_batch`, `extend`, `store_episode`,
+        `annotate`, `quarantine`, `release`, `delete` and `documents`, and reads with `size`,
+        `get_paginated`, `get_by_task_id` and `get_batch_by_task_ids`. All of them take effect, or
+        none, and that once. After a lost connection or a deadlock `work` is called again, so it
+        changes nothing else that could not be changed twice. An error undoes everything.
+
+        Waiting steps are stored before. Rows and documents that `work` has changed are locked until
+        it ends, so keep it short. The rate limiter refuses at once what it does not allow.
+
+        Args:
+            work: The function. It writes with `tx` only, not with a buffer of this database.
+
+        Raises:
+            SQLBufferError: The error of a call of `work`; nothing is written.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> def import_once(tx):
+            ...     if tx.documents.get("imported", lock=True) is None:
+            ...         tx.extend({"state": [1, 2]}, task_id="t1")
+            ...         tx.documents.put("imported", ["a.json"])
+            >>> buffer.transaction(import_once), buffer.transaction(import_once), len(buffer)
+            (None, None, 2)
+        """
+        from sqlbuffer.transaction import Transaction
+
+        self.flush()
+        result, n_stored = self._store.write(lambda c: Transaction(self, c).run(work))
+        self._store.clean(n_stored)
+        return result
 
     def copy_to(
         self,

@@ -134,6 +134,12 @@ class SessionNotFoundError(SQLBufferError, KeyError):
     __str__ = Exception.__str__
 
 
+class DocumentChangedError(SQLBufferError):
+    """A document has another version than the change expected: another process has written it since
+    it was read. Read it again, and repeat the change.
+    """
+
+
 class CopyError(SQLBufferError):
     """A buffer cannot be copied. The message names the difference or the missing steps, and the
     remedy.

@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
+from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -21,6 +22,7 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow.pacing import Pacer
@@ -95,7 +97,8 @@ class BufferStore(OpenBuffer):
     @property
     def reading(self) -> "BufferStore":
         """The same buffer where it is read: on the standby, if there is one, else this one."""
-        return self if self._standby is None else self._standby
+        # A transaction sees what it has written.
+        return self if self._standby is None or is_joined() else self._standby
 
     @property
     def drawing(self) -> "BufferStore":
@@ -116,6 +119,10 @@ class BufferStore(OpenBuffer):
     def read_after(self, own_writes: OwnWrites) -> None:
         """Let reads and draws bring the steps of this process up to date in another way."""
         self.own_writes = self.rows.own_writes = self.draws.own_writes = own_writes
+
+    def clean(self, n_stored: int) -> None:
+        """Clean after a transaction that has stored steps."""
+        clean_after_write(self.engine, n_stored, 0, self.watermark if n_stored else None)
 
     def close(self) -> None:
         """Publish sampled rows that are not counted yet, then close idle connections."""

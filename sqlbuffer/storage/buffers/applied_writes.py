@@ -17,7 +17,7 @@ from sqlbuffer.errors import StorageUnreachableError
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
-from sqlbuffer.storage.database.transactions import answer
+from sqlbuffer.storage.database.transactions import answer, joined_connection
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import writing
@@ -106,6 +106,11 @@ class WriteOnce(Generic[T]):
             ConnectionLost: It is not known if the write was committed; run again.
             StorageUnreachableError: It can no longer be found out if the write was committed.
         """
+        own = joined_connection(engine)
+        if own is not None:  # the transaction around takes effect once
+            self.note = None
+            with translated(self._url):
+                return work(own)
         done: list[T] = []
         try:
             query = self._query(engine, notes)

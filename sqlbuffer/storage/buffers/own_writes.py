@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from sqlbuffer.storage.database.transactions import is_joined
+
 # Limit of the waiting steps that a draw may leave out: one for this many stored steps.
 FEWEST_STORED_FOR_ONE = 64
 
@@ -39,7 +41,9 @@ class OwnWrites:
         self._queues.append(queue)
 
     def store(self) -> None:
-        """Store all waiting steps."""
+        """Store all waiting steps; not in a transaction, which may be undone."""
+        if is_joined():
+            return
         for queue in self._queues:
             if not queue.is_empty:
                 queue.store_now()

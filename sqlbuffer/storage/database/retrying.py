@@ -14,6 +14,7 @@ from sqlbuffer.storage.database.errors import (
     Deadlock,
     RecoveryConflict,
 )
+from sqlbuffer.storage.database.transactions import is_joined
 
 # Not the generator that the user may have seeded.
 _RANDOM = random.SystemRandom()
@@ -62,6 +63,8 @@ def retried(work: Callable[[], T], retry_s: float, on_loss: Callable[[], None]) 
         StorageBusyError: Each of many attempts ended in a deadlock, or a standby ended the query
             each time.
     """
+    if is_joined():
+        return work()  # the transaction around is repeated as a whole
     began: float | None = None
     deadlocks = 0
     pause_s, log_s = FIRST_PAUSE_S, FIRST_LOG_S

@@ -7,6 +7,7 @@ pgbouncer in transaction mode a `SET` of the session would reach other clients.
 
 import selectors
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from sqlalchemy import Connection, Engine, event
+
+from sqlbuffer.errors import ArgumentError
 
 # The execution option of a connection that holds its `Begin`.
 BEGIN = "sqlbuffer_begin"
@@ -159,20 +162,91 @@ def answer(connection: Connection) -> Sequence[Any]:
     return found
 
 
+class _Thread(threading.local):
+    """What a thread does with transactions.
+
+    Attributes:
+        joined: The transaction that reads and writes of this thread use in place of their own.
+        held: Engines on which `work` of this thread has a transaction open.
+    """
+
+    joined: Connection | None = None
+    held: tuple[Engine, ...] = ()
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def held(connection: Connection) -> Iterator[None]:
+    """Note that a function of the user runs in a transaction, whose calls `joined` marks.
+
+    Another write to the same database would wait for this transaction, and it for that.
+    """
+    before, _thread.held = _thread.held, (*_thread.held, connection.engine)
+    try:
+        yield
+    finally:
+        _thread.held = before
+
+
+@contextmanager
+def joined(connection: Connection) -> Iterator[None]:
+    """Let reads and writes of this thread use the transaction of a connection."""
+    before, _thread.joined = _thread.joined, connection
+    try:
+        yield
+    finally:
+        _thread.joined = before
+
+
+def is_joined() -> bool:
+    """Return True if the calls of this thread are part of a transaction that goes on."""
+    return _thread.joined is not None
+
+
+def joined_connection(engine: Engine) -> Connection | None:
+    """Return the connection that calls of this thread use; None: they begin their own one."""
+    connection = _thread.joined
+    return None if connection is None or connection.engine is not engine else connection
+
+
+def check_not_held(engine: Engine) -> None:
+    """Check that a write does not wait for a transaction of this thread.
+
+    Raises:
+        ArgumentError: It would.
+    """
+    if any(own is engine for own in _thread.held):
+        raise ArgumentError(
+            "this call would wait for the transaction around it: inside of transaction(work), "
+            "write with the object that work gets (tx.store_batch(...)), not with a buffer"
+        )
+
+
 @contextmanager
 def snapshot(
     engine: Engine, query: str | None = None, *, in_order: bool = False
 ) -> Iterator[Connection]:
     """Begin a transaction that reads one state of the database throughout; see `Begin`."""
     with reading(engine, Begin(snapshot=True, query=query, in_order=in_order)) as connection:
-        if query is not None:
+        if query is not None and not connection.in_transaction():
             connection.begin()
         yield connection
 
 
 @contextmanager
 def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
-    """Return a connection whose transactions begin in one way; what they write is not committed."""
+    """Return a connection whose transactions begin in one way; what they write is not committed.
+
+    Where calls are part of a transaction (`joined`), it is the connection of that.
+    """
+    own = joined_connection(engine)
+    if own is not None:
+        if begin is not None and begin.query is not None:
+            keep_answer(own, driver_of(own).execute(begin.query).fetchall())
+        yield own
+        return
     with (
         engine.connect().execution_options(**{BEGIN: begin}) as connection,
         invalidated_when_lost(connection),

@@ -8,12 +8,18 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer.errors import StorageFullError
+from sqlbuffer.errors import StorageBusyError, StorageFullError
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
 from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of
+from sqlbuffer.storage.database.transactions import (
+    BEGIN,
+    Begin,
+    check_not_held,
+    driver_of,
+    is_joined,
+)
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
@@ -30,6 +36,7 @@ def writing(
 
     It is committed at the end of the block, and rolled back on an exception.
     """
+    check_not_held(engine)
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
     with (
@@ -58,6 +65,8 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
     Raises:
         StorageBusyError: Another writer is active.
     """
+    if is_joined():
+        raise StorageBusyError("a transaction of this thread is open")
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True)}
     with (

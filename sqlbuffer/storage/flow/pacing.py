@@ -23,7 +23,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.database.transactions import reading
+from sqlbuffer.storage.database.transactions import is_joined, reading
 from sqlbuffer.storage.dialects.connections import hurried, writing
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.flow.limiters import FlowReading
@@ -236,6 +236,7 @@ class Pacer:
         if self._policy is None:
             return None
         wait_s = self._store.options.wait_s if wait_s is None else wait_s
+        wait_s = 0.0 if is_joined() else wait_s  # others may wait for the transaction
         deadline = time.monotonic() + wait_s
         mark = WaitingMark(self._holder, partial(self.write_mark, role, n), self.clear_mark)
         pause_s = FIRST_PAUSE_S

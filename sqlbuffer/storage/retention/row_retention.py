@@ -13,6 +13,7 @@ from sqlbuffer.storage.buffers.stored_config import change_config
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.copies.copy_target import forget_copy
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.dialects.connections import make_room
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.holds.hold import held_low
@@ -109,6 +110,8 @@ class Retention:
 
     def _delete(self, work: Callable[[Connection], int]) -> int:
         """Return the result of a transaction that deletes, if possible on a full disk too."""
+        if is_joined():
+            return self.buffer.write(work)
         with translated(self.buffer.url):
             advice = make_room(self.buffer.engine)
         try:

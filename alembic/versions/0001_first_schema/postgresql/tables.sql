@@ -890,6 +890,20 @@ COMMENT ON COLUMN rank_agreements.name IS 'what they agree on';
 COMMENT ON COLUMN rank_agreements.value IS 'the value that all ranks use, as JSON';
 COMMENT ON COLUMN rank_agreements.agreed_at IS 'when it was written or used last';
 
+CREATE TABLE documents (
+    buffer_id INTEGER NOT NULL,
+    key TEXT COLLATE "C" NOT NULL,
+    version BIGINT NOT NULL,
+    value JSONB NOT NULL,
+    changed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_documents PRIMARY KEY (buffer_id, key)
+);
+COMMENT ON COLUMN documents.buffer_id IS 'the buffer';
+COMMENT ON COLUMN documents.key IS 'name of the document';
+COMMENT ON COLUMN documents.version IS '1, and one more with each change';
+COMMENT ON COLUMN documents.value IS 'its value';
+COMMENT ON COLUMN documents.changed_at IS 'when it was written last';
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)
@@ -976,6 +990,7 @@ ALTER TABLE followers ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE copies ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE holds ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rank_agreements ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE documents ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;

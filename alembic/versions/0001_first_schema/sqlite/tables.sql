@@ -555,6 +555,15 @@ CREATE TABLE rank_agreements (
     CONSTRAINT pk_rank_agreements PRIMARY KEY (buffer_id, topic, name)
 );
 
+CREATE TABLE documents (
+    buffer_id INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    value TEXT NOT NULL,
+    changed_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_documents PRIMARY KEY (buffer_id, "key")
+);
+
 CREATE TABLE schema_info (
     min_client TEXT NOT NULL,
     CONSTRAINT pk_schema_info PRIMARY KEY (min_client)

@@ -1,0 +1,207 @@
+"""Small documents of a buffer: JSON values by key, which several processes change safely."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Table,
+    Text,
+    cast,
+    delete,
+    func,
+    literal,
+    select,
+    text,
+    update,
+)
+
+from sqlbuffer.checks import checked_integer
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.encoding.records import encode_key
+from sqlbuffer.errors import DocumentChangedError, FieldError
+from sqlbuffer.sizes import shown_size
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.schema.metadata import JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+MAX_BYTES = 2**20
+_RIGHTS = "INSERT, UPDATE (version, value, changed_at), DELETE"
+
+documents = Table(
+    "documents",
+    metadata,
+    buffer_key(),
+    Column("key", KEY, primary_key=True, comment="name of the document"),
+    Column("version", BigInteger, nullable=False, comment="1, and one more with each change"),
+    Column("value", JSON, nullable=False, comment="its value"),
+    Column(
+        "changed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when it was written last",
+    ),
+    info={"writer_may": _RIGHTS, "learner_may": _RIGHTS},
+)
+
+_D = documents.c
+_ADD = text(
+    "INSERT INTO documents (buffer_id, key, version, value) "
+    "VALUES (:buffer_id, :key, 1, :value) ON CONFLICT (buffer_id, key) DO NOTHING"
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as it is stored.
+
+    Attributes:
+        key: Its name.
+        value: Its value.
+        version: 1, and one more with each change.
+    """
+
+    key: str
+    value: Any
+    version: int
+
+
+class Documents:
+    """The documents of a buffer: small JSON values by key.
+
+    They are for state that belongs to the steps and changes with them, such as a cursor. A change
+    can depend on the version that was read (`version`), so that no process overwrites what another
+    one has written since. In `ReplayBuffer.transaction` they change together with the steps.
+
+    Args:
+        buffer: The buffer.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> documents = ReplayBuffer("sqlite://").documents
+        >>> documents.put("cursor", {"row": 10})
+        1
+        >>> documents.get("cursor")
+        Document(key='cursor', value={'row': 10}, version=1)
+        >>> documents.put("cursor", {"row": 20}, version=1)
+        2
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self._buffer = buffer
+
+    def get(self, key: str, *, lock: bool = False) -> Document | None:
+        """Return a document; None if there is none.
+
+        Args:
+            key: Its name.
+            lock: In a transaction: no other process changes the document before it ends. SQLite has
+                one writer at a time, so that holds there in any case.
+
+        Raises:
+            FieldError: The key is not text that a database can store.
+        """
+        key = encode_key(key, "key")
+        own = select(_D.key, cast(_D.value, Text), _D.version).where(*self._is(key))
+
+        def read(connection: Connection) -> Document | None:
+            row = connection.execute(own.with_for_update() if lock else own).one_or_none()
+            return None if row is None else Document(row[0], decode(row[1], None), row[2])
+
+        return self._buffer.read(read)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the names of the documents that begin with a prefix, in order."""
+        starts = func.substr(_D.key, 1, len(prefix)) == prefix
+        own = select(_D.key).where(_D.buffer_id == self._buffer.info.id, starts).order_by(_D.key)
+        return self._buffer.read(lambda connection: list(connection.execute(own).scalars()))
+
+    def put(self, key: str, value: Any, *, version: int | None = None) -> int:
+        """Write a document, and return its new version.
+
+        Args:
+            key: Its name, up to 1,000 bytes.
+            value: JSON of up to 1 MiB; NaN, infinities and times are kept too.
+            version: The version that the change replaces, 0 if there must be none yet; None: any.
+
+        Raises:
+            DocumentChangedError: The document has another version; nothing is written.
+            FieldError: The key is not text, or the value is not JSON, or too large.
+        """
+        key, json, before = encode_key(key, "key"), _json(key, value), _checked(version)
+        return self._buffer.write(lambda connection: self._put(connection, key, json, before))
+
+    def _put(self, connection: Connection, key: str, json: str, before: int | None) -> int:
+        if not before:
+            given = {"buffer_id": self._buffer.info.id, "key": key, "value": json}
+            if connection.execute(_ADD, given).rowcount == 1:
+                return 1
+            if before == 0:
+                raise self._changed(connection, key, before)
+        new = {"value": cast(literal(json), JSON), "version": _D.version + 1}
+        own = update(documents).where(*self._is(key)).values(**new, changed_at=utc_now())
+        if before is not None:
+            own = own.where(_D.version == before)
+        written: int | None = connection.execute(own.returning(_D.version)).scalar_one_or_none()
+        if written is None:
+            raise self._changed(connection, key, before)
+        return written
+
+    def delete(self, key: str, *, version: int | None = None) -> bool:
+        """Delete a document; return True if there was one.
+
+        Args:
+            key: Its name.
+            version: The version that is deleted; None: any.
+
+        Raises:
+            DocumentChangedError: The document has another version; nothing is deleted.
+        """
+        key, before = encode_key(key, "key"), _checked(version)
+
+        def work(connection: Connection) -> bool:
+            own = delete(documents).where(*self._is(key))
+            if before is None:
+                return connection.execute(own).rowcount == 1
+            if connection.execute(own.where(_D.version == before)).rowcount != 1:
+                raise self._changed(connection, key, before)
+            return True
+
+        return self._buffer.write(work)
+
+    def _is(self, key: str) -> tuple[Any, Any]:
+        return _D.buffer_id == self._buffer.info.id, _D.key == key
+
+    def _changed(
+        self, connection: Connection, key: str, before: int | None
+    ) -> DocumentChangedError:
+        """Return the error for a document that has another version."""
+        now = connection.execute(select(_D.version).where(*self._is(key))).scalar_one_or_none()
+        has = "there is no such document" if now is None else f"it has version {now}"
+        wanted = "none was expected" if before == 0 else f"version {before} was expected"
+        return DocumentChangedError(
+            f"document {key!r} of buffer {self._buffer.info.name!r}: {has}, and {wanted}; read it "
+            f"again, and repeat the change with its version"
+        )
+
+
+def _json(key: str, value: Any) -> str:
+    encoder = Encoder()
+    json = encoder.json(value, f"document {key!r}")
+    if encoder.blob:
+        raise FieldError(f"document {key!r}: arrays and bytes are not kept; give JSON values")
+    json = "null" if json is None else json
+    if len(json.encode()) > MAX_BYTES:
+        raise FieldError(
+            f"document {key!r} has {shown_size(len(json.encode()))}, and documents have up to "
+            f"{shown_size(MAX_BYTES)}; store larger values as steps"
+        )
+    return json
+
+
+def _checked(version: Any) -> int | None:
+    return None if version is None else checked_integer(version, "version", 0)
