@@ -15,7 +15,7 @@ from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.target_keys import TargetKeys
-from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.store import BufferStore
 
 # Called with the steps copied so far, the last number that was copied and the range of numbers.

@@ -19,7 +19,7 @@ from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.copy_start import take_hold
 from sqlbuffer.storage.copies.range_pieces import range_pieces
 from sqlbuffer.storage.copies.source_steps import CopySource
-from sqlbuffer.storage.database.engine import is_memory
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.holds.hold import Hold
 from sqlbuffer.storage.holds.hold_keeper import HoldKeeper
 

@@ -9,8 +9,8 @@ from weakref import WeakSet, ref
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
 from sqlbuffer.storage.flow.credits import SampleCredits
 from sqlbuffer.storage.flow.pacing import PUBLISH_S

@@ -27,8 +27,8 @@ from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.own_priorities import Integers, OwnPriorities, Reals
 from sqlbuffer.mirror.sharing.publisher import Publisher
 from sqlbuffer.storage.buffers.applied_writes import commits_of
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.retrying import without_repeats
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.following.buffer_state import BufferState
 from sqlbuffer.storage.following.feed import Feed
 from sqlbuffer.storage.store import BufferStore

@@ -17,8 +17,8 @@ from sqlbuffer.interchange.example_columns import example_columns
 from sqlbuffer.interchange.held_stream import HeldStream
 from sqlbuffer.interchange.parquet.arrow_schema import StepSchema
 from sqlbuffer.interchange.parquet.arrow_tables import step_table
-from sqlbuffer.storage.database.engine import is_memory, resolve_url
-from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.urls import Database, is_memory
 
 # Estimated size of a step's built-in columns.
 KEY_BYTES = 100

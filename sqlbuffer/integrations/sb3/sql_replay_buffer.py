@@ -28,8 +28,8 @@ from sqlbuffer.integrations.sb3.sample_making import SampleMaker, Samples
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.database.engine import is_memory, resolve_url
-from sqlbuffer.storage.database.urls import Database, parsed_url, shown_url
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
 
 
 class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]

@@ -12,9 +12,8 @@ from typing import Any
 
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.mirror.sharing.segment import is_segment
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.own_descriptors import close_own, open_own
-from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.urls import is_memory, shown_url
 from sqlbuffer.storage.store import BufferStore
 
 try:

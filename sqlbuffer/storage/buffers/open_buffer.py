@@ -25,12 +25,11 @@ from sqlbuffer.storage.database.engine import (
     begin_epoch,
     close_idle,
     engine_for,
-    is_memory,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import reading
-from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.urls import is_memory, shown_url
 from sqlbuffer.storage.dialects.connections import reuse_log
 from sqlbuffer.storage.watermarks.watermark import Watermark
 

@@ -12,10 +12,10 @@ from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
 from sqlbuffer.storage.copies.source_steps import CopySource
 from sqlbuffer.storage.copies.tables import copies
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import reading, snapshot
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.holds.hold import Hold
 
 

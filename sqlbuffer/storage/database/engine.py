@@ -26,6 +26,7 @@ from sqlbuffer.storage.database.urls import (
     Database,
     check_characters,
     is_immutable,
+    is_memory,
     parsed_url,
     sqlite_path,
     unread_log,
@@ -118,11 +119,6 @@ def _resolve_sqlite(url: URL) -> URL:
         url = url.set(database=str(Path(url.database or "").expanduser().absolute()))
     check_characters(url)  # after the working folder was added
     return with_options_of_sqlite(url)
-
-
-def is_memory(url: URL) -> bool:
-    """Return True if the URL names a SQLite database that exists in this process only."""
-    return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
 
 
 def engine_for(url: URL) -> Engine:

@@ -5,8 +5,7 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError, URLError
-from sqlbuffer.storage.database.engine import is_memory
-from sqlbuffer.storage.database.urls import folder_of, sqlite_path
+from sqlbuffer.storage.database.urls import folder_of, is_memory, sqlite_path
 
 
 def existing_file(url: URL) -> Path:

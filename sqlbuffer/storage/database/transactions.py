@@ -20,6 +20,7 @@ from psycopg.pq.abc import PGconn
 from sqlalchemy import Connection, Engine, event
 
 from sqlbuffer.errors import ArgumentError
+from sqlbuffer.storage.database.urls import is_memory
 
 # The execution option of a connection that holds its `Begin`.
 BEGIN = "sqlbuffer_begin"
@@ -200,6 +201,11 @@ def joined(connection: Connection) -> Iterator[None]:
         _thread.joined = before
 
 
+def _is_same(one: Engine, other: Engine) -> bool:
+    """Return True for engines of one database: a process may have made another one meanwhile."""
+    return one is other or (one.url == other.url and not is_memory(one.url))
+
+
 def is_joined() -> bool:
     """Return True if the calls of this thread are part of a transaction that goes on."""
     return _thread.joined is not None
@@ -208,7 +214,7 @@ def is_joined() -> bool:
 def joined_connection(engine: Engine) -> Connection | None:
     """Return the connection that calls of this thread use; None: they begin their own one."""
     connection = _thread.joined
-    return None if connection is None or connection.engine is not engine else connection
+    return connection if connection is not None and _is_same(connection.engine, engine) else None
 
 
 def check_not_held(engine: Engine) -> None:
@@ -217,7 +223,7 @@ def check_not_held(engine: Engine) -> None:
     Raises:
         ArgumentError: It would.
     """
-    if any(own is engine for own in _thread.held):
+    if any(_is_same(own, engine) for own in _thread.held):
         raise ArgumentError(
             "this call would wait for the transaction around it: inside of transaction(work), "
             "write with the object that work gets (tx.store_batch(...)), not with a buffer"

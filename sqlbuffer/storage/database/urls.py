@@ -184,6 +184,11 @@ def sqlite_path(url: URL) -> Path:
     return Path(unquote(name.removeprefix("file:").partition("?")[0]))
 
 
+def is_memory(url: URL) -> bool:
+    """Return True if the URL names a SQLite database that exists in this process only."""
+    return url.get_backend_name() == "sqlite" and (url.database in (None, "", ":memory:"))
+
+
 def is_immutable(url: URL) -> bool:
     """Return True if a SQLite URL makes the driver read the file without its log.
 

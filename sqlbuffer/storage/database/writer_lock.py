@@ -13,9 +13,8 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.own_descriptors import close_own, open_own
-from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.urls import is_memory, sqlite_path
 
 try:
     import fcntl

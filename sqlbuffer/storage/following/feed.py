@@ -13,10 +13,9 @@ from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes.follower import Follower, is_trimmed
-from sqlbuffer.storage.database.engine import is_memory
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
-from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.urls import is_memory, sqlite_path
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.following import postgresql, sqlite
 from sqlbuffer.storage.following.anchor import MOST_CHUNKS, Anchor

@@ -23,14 +23,13 @@ from sqlbuffer.extras import UPGRADE
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
     engine_for,
-    is_memory,
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
-from sqlbuffer.storage.database.urls import Database, shown_url
+from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 from sqlbuffer.storage.migrations.required_features import check_postgresql
 from sqlbuffer.storage.schema.tables import schema_info

@@ -12,12 +12,11 @@ from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
-    is_memory,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import reading
-from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.database.urls import Database, is_memory
 from sqlbuffer.storage.migrations import migrate, required_features
 
 T = TypeVar("T")

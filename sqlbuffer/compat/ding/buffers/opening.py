@@ -8,7 +8,8 @@ from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.database.engine import is_memory, resolve_url
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, make_ring
 from sqlbuffer.storage.extensions.tables import RING
 from sqlbuffer.storage.store import BufferStore

@@ -1,0 +1,306 @@
+"""Several calls and documents of a buffer in one transaction."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+
+from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer
+from sqlbuffer.errors import (
+    ArgumentError,
+    DocumentChangedError,
+    FieldError,
+    FlowControlError,
+    StorageError,
+)
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from tests.support.proxy import proxied
+from tests.support.sql import scalar
+
+LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
+
+
+@pytest.fixture(params=LAYOUTS)
+def buffer(buffer_url, request):
+    with ReplayBuffer(buffer_url, **LAYOUTS[request.param]) as buffer:
+        buffer.extend(columns(buffer, [0, 1, 2]), task_id="old")
+        yield buffer
+
+
+def columns(buffer, numbers):
+    rewards = [float(number) for number in numbers]
+    if buffer.fields:
+        return {"obs": rewards, "reward": rewards}
+    return {"state": list(numbers), "reward": rewards}
+
+
+def rewards_of(buffer, task_id):
+    return [row.exp_data.reward_t for row in buffer.get_by_task_id(task_id)]
+
+
+def change_all(tx):
+    stored = tx.extend(columns(tx.buffer, [5, 6, 7]), task_id="new")
+    assert tx.annotate(stored.seqs[:2], reward=9.0) == 2
+    assert tx.quarantine([int(stored.seqs[2])]) == 1
+    assert tx.delete(QueryBuilder().eq("task_id", "old").and_().gt("reward", 0.5)) == 2
+    assert tx.documents.put("cursor", {"seq": int(stored.seqs[2])}, version=0) == 1
+    return stored
+
+
+def test_all_calls_take_effect_and_are_seen_at_once(buffer, buffer_url):
+    with ReplayBuffer(buffer_url) as other:
+
+        def work(tx):
+            stored = change_all(tx)
+            assert rewards_of(tx, "new") == [9.0, 9.0, 7.0]
+            assert rewards_of(tx, "old") == [0.0]
+            assert (tx.size(), other.size()) == (4, 3)
+            assert rewards_of(other, "new") == []
+            assert (tx.documents.keys(), other.documents.keys()) == (["cursor"], [])
+            return stored.inserted
+
+        assert buffer.transaction(work) == 3
+        for one in (buffer, other):
+            assert rewards_of(one, "new") == [9.0, 9.0, 7.0]
+            assert rewards_of(one, "old") == [0.0]
+            assert one.documents.get("cursor").value == {"seq": 6}
+        assert len({row.exp_data.reward_t for row in other.sample(64)} & {7.0}) == 0
+
+
+class Stopped(Exception):
+    pass
+
+
+def run_threads(function, arguments):
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        list(pool.map(function, arguments))
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_an_error_undoes_all_calls_even_if_it_is_caught(buffer, is_caught):
+    def work(tx):
+        change_all(tx)
+        if not is_caught:
+            raise Stopped
+        with pytest.raises(FieldError):
+            tx.annotate([1])
+        with pytest.raises(FieldError):  # no later call either
+            tx.size()
+
+    with pytest.raises(FieldError if is_caught else Stopped):
+        buffer.transaction(work)
+    assert rewards_of(buffer, "old") == [0.0, 1.0, 2.0]
+    assert rewards_of(buffer, "new") == []
+    assert buffer.documents.keys() == []
+    assert buffer.size() == 3
+    change = buffer.transaction(change_all)  # a second run
+    assert change.inserted == 3
+
+
+def test_episodes_and_rows_of_both_kinds_are_stored_in_one(buffer):
+    def work(tx):
+        arrays = {**columns(tx.buffer, [1, 2]), "terminated": [False, True]}
+        tx.store_episode(arrays, episode_id="e", task_id="t", episode_reward=4.0)
+        tx.store_batch(tx.get_by_task_id("old")[:1])  # a duplicate
+        return [row.exp_meta.episode_id for row in tx.get_paginated(page=1, page_size=9)]
+
+    assert buffer.transaction(work) == [None, None, None, "e", "e"]
+    assert buffer.size() == 5
+
+
+def test_writes_beside_the_transaction_are_refused(buffer, buffer_url):
+    other = ReplayBuffer(buffer_url, "other")
+    for write in (
+        lambda: buffer.extend(columns(buffer, [1]), task_id="x"),
+        lambda: buffer.transaction(lambda tx: None),
+        lambda: other.add(state=1),
+        lambda: buffer.documents.put("x", 1),
+    ):
+        with pytest.raises(ArgumentError, match=r"tx\.store_batch"):
+            buffer.transaction(lambda tx, write=write: write())
+    kept = []
+    buffer.transaction(kept.append)
+    with pytest.raises(ArgumentError, match="has ended"):
+        kept[0].size()
+    with pytest.raises(ArgumentError, match="has ended"):
+        kept[0].documents.get("x")
+    assert (buffer.size(), other.size()) == (3, 0)
+    other.close()
+
+
+def test_waiting_steps_are_stored_before_and_never_undone(buffer_url):
+    with ReplayBuffer(buffer_url, flush_s=3600, **LAYOUTS["typed"]) as buffer:
+        buffer.add(obs=1.0, task_id="t")
+
+        def work(tx):
+            assert tx.size() == 1
+            buffer.add(obs=2.0, task_id="t")
+            assert tx.size() == 1
+            raise Stopped
+
+        with pytest.raises(Stopped):
+            buffer.transaction(work)
+        assert [row.fields["obs"] for row in buffer.get_all()] == [1.0, 2.0]
+
+
+def test_the_rate_limiter_refuses_at_once(buffer_url):
+    limiter = RateLimiter(samples_per_insert=1.0, min_size=2, error_buffer=2.0)
+    with ReplayBuffer(buffer_url, rate_limiter=limiter, wait_s=300) as buffer:
+
+        def work(tx):
+            for number in range(100):
+                tx.extend({"state": [number]}, task_id="t")
+
+        with pytest.raises(FlowControlError, match="samples_per_insert"):
+            buffer.transaction(work)
+        assert buffer.size() == 0
+
+
+def test_documents_keep_every_json_value(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        documents = buffer.documents
+        time = datetime(2026, 1, 2, tzinfo=UTC)
+        values = [None, 0, -0.0, 1.5, True, "", "ä\u2028😀", [], {}, {"ü": [math.inf]}, time, 2**80]
+        for i, value in enumerate(values):
+            assert documents.put(f"k{i}", value) == 1
+            assert repr(documents.get(f"k{i}").value) == repr(value)
+        assert math.isnan(documents.get("nan").value if documents.put("nan", math.nan) else 0)
+        assert documents.keys("k1") == ["k1", "k10", "k11"]
+        assert documents.keys("%") == []
+        assert documents.get("missing") is None
+        assert documents.delete("k1") is True
+        assert documents.delete("k1") is False
+        assert ReplayBuffer(buffer_url, "other").documents.keys() == []
+    ReplayBuffer.drop(buffer_url, "default")
+    assert scalar(buffer_url, "SELECT count(*) FROM documents") == 0
+
+
+def test_bad_documents_are_named(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        documents = buffer.documents
+        for key, value, message in (
+            (1, {}, "key: expected text"),
+            ("a\0", {}, "U\\+0000"),
+            ("a", object(), "document 'a'"),
+            ("a", b"bytes", "document 'a': arrays and bytes"),
+            ("a", "x" * 2**20, "document 'a' has 1.05 MB"),
+        ):
+            with pytest.raises(FieldError, match=message):
+                documents.put(key, value)
+        with pytest.raises(ArgumentError, match="version"):
+            documents.put("a", 1, version=-1)
+        assert documents.keys() == []
+
+
+def test_a_change_names_the_version_that_it_replaces(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        documents = buffer.documents
+        assert documents.put("a", 1, version=0) == 1
+        with pytest.raises(DocumentChangedError, match="has version 1, and none was expected"):
+            documents.put("a", 2, version=0)
+        assert documents.put("a", 3, version=1) == 2
+        with pytest.raises(DocumentChangedError, match="has version 2, and version 1 was expected"):
+            documents.delete("a", version=1)
+        assert documents.delete("a", version=2)
+        with pytest.raises(DocumentChangedError, match="there is no such document"):
+            documents.put("a", 4, version=2)
+
+
+@pytest.mark.parametrize("way", ["version", "lock"])
+def test_writers_count_without_a_loss(buffer_url, way):
+    n_writers, n_each = 4, 12
+    with ReplayBuffer(buffer_url) as made:
+        made.documents.put("n", 0)
+
+    def count(number):
+        with ReplayBuffer(buffer_url) as buffer:
+
+            def work(tx):
+                document = tx.documents.get("n", lock=way == "lock")
+                tx.extend({"state": [document.value]}, task_id="t")
+                tx.documents.put("n", document.value + 1, version=document.version)
+
+            for _ in range(n_each):
+                while True:
+                    try:
+                        buffer.transaction(work)
+                        break
+                    except DocumentChangedError:
+                        assert way == "version"
+
+    run_threads(count, list(range(n_writers)))
+    with ReplayBuffer(buffer_url) as buffer:
+        assert buffer.documents.get("n").value == n_writers * n_each
+        assert sorted(row.exp_data.state for row in buffer.get_all()) == list(
+            range(n_writers * n_each)
+        )
+
+
+def test_transactions_that_wait_for_each_other_both_take_effect(buffer_url):
+    with ReplayBuffer(buffer_url) as made:
+        made.documents.put("a", 0)
+        made.documents.put("b", 0)
+    meeting = threading.Barrier(2)
+
+    def change(keys):
+        with ReplayBuffer(buffer_url) as buffer:
+            n_calls = 0
+
+            def work(tx):
+                nonlocal n_calls
+                n_calls += 1
+                for i, key in enumerate(keys):
+                    value = tx.documents.get(key, lock=True).value
+                    tx.documents.put(key, value + 1)
+                    if not i and n_calls == 1 and buffer_url.startswith("postgresql"):
+                        meeting.wait(30)
+
+            buffer.transaction(work)
+
+    run_threads(change, ["ab", "ba"])
+    with ReplayBuffer(buffer_url) as buffer:
+        assert [buffer.documents.get(key).value for key in "ab"] == [2, 2]
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_lost_connection_repeats_the_whole_once(make_database_url, cut):
+    url = make_database_url("postgresql", schema=True)
+    with proxied(url) as proxy:
+        buffer = ReplayBuffer(proxy.url)
+        buffer.documents.put("n", 0)
+        n_calls = 0
+
+        def work(tx):
+            nonlocal n_calls
+            n_calls += 1
+            number = tx.documents.get("n", lock=True).value
+            stored = tx.extend({"state": [number]}, task_id="t")
+            tx.annotate(stored.seqs, reward=1.0)
+            return tx.documents.put("n", number + 1)
+
+        proxy.cuts = [cut, cut]
+        assert buffer.transaction(work) == 2
+        assert proxy.n_cut >= 1
+        assert n_calls == (3 if cut == "before" else 1)
+        proxy.cuts = []
+        proxy.sends_left, proxy.is_brief = 6, True  # in the middle
+        assert buffer.transaction(work) == 3
+        proxy.end_outage()
+        assert [row.exp_data.state for row in buffer.get_all()] == [0, 1]
+        assert buffer.documents.get("n").value == 2
+        engine_for(resolve_url(proxy.url)).dispose()
+
+
+def test_a_server_that_stays_away_is_an_error_and_nothing_is_written(make_database_url):
+    url = make_database_url("postgresql", schema=True)
+    with proxied(url) as proxy:
+        buffer = ReplayBuffer(proxy.url, retry_s=0.2)
+        buffer.documents.put("n", 0)
+        proxy.sends_left = 5
+        with pytest.raises(StorageError):
+            buffer.transaction(change_all)
+        proxy.end_outage()
+        assert ReplayBuffer(url).size() == 0
+        engine_for(resolve_url(proxy.url)).dispose()
