@@ -38,6 +38,16 @@ class Transaction:
     Attributes:
         buffer: The buffer.
         documents: Its documents, read and written in the transaction.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> def replace(tx):
+        ...     stored = tx.extend({"state": [1, 2]}, task_id="new")
+        ...     return stored.inserted, tx.delete({"field": "task_id", "op": "eq", "value": "old"})
+        >>> buffer.add(state=0, task_id="old").inserted
+        1
+        >>> buffer.transaction(replace), len(buffer)
+        ((2, 1), 2)
     """
 
     def __init__(self, buffer: ReplayBuffer, connection: Connection) -> None:

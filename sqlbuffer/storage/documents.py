@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     Connection,
-    Table,
     Text,
     cast,
     delete,
@@ -25,28 +22,11 @@ from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.schema.metadata import JSON, KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.buffers.tables import documents
+from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 MAX_BYTES = 2**20
-_RIGHTS = "INSERT, UPDATE (version, value, changed_at), DELETE"
-
-documents = Table(
-    "documents",
-    metadata,
-    buffer_key(),
-    Column("key", KEY, primary_key=True, comment="name of the document"),
-    Column("version", BigInteger, nullable=False, comment="1, and one more with each change"),
-    Column("value", JSON, nullable=False, comment="its value"),
-    Column(
-        "changed_at",
-        TIME,
-        nullable=False,
-        server_default=utc_now(),
-        comment="when it was written last",
-    ),
-    info={"writer_may": _RIGHTS, "learner_may": _RIGHTS},
-)
 
 _D = documents.c
 _ADD = text(
@@ -63,6 +43,15 @@ class Document:
         key: Its name.
         value: Its value.
         version: 1, and one more with each change.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> documents = ReplayBuffer("sqlite://").documents
+        >>> documents.put("notes", ["first"])
+        1
+        >>> document = documents.get("notes")
+        >>> document.value, document.version
+        (['first'], 1)
     """
 
     key: str
@@ -89,6 +78,8 @@ class Documents:
         Document(key='cursor', value={'row': 10}, version=1)
         >>> documents.put("cursor", {"row": 20}, version=1)
         2
+        >>> documents.keys("cur"), documents.delete("cursor", version=2), documents.keys()
+        (['cursor'], True, [])
     """
 
     def __init__(self, buffer: OpenBuffer) -> None:
@@ -160,6 +151,7 @@ class Documents:
 
         Raises:
             DocumentChangedError: The document has another version; nothing is deleted.
+            FieldError: The key is not text that a database can store.
         """
         key, before = encode_key(key, "key"), _checked(version)
 

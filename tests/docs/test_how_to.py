@@ -186,6 +186,12 @@ def test_late_rewards(read):
     assert scalar(SQLITE_URL, "SELECT count(*) FROM v_labels") == 11
 
 
+def test_transactions(read):
+    page = read("docs/how-to/change-several-things-at-once.md")
+    assert [row.exp_data.state for row in page.names["buffer"].get_all()] == [1, 2, 3]
+    assert page.names["buffer"].documents.get("cursor").version == 2
+
+
 @pytest.mark.slow
 def test_loader(read):
     pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""The tables of buffers, of their sessions, and of their rows."""
+"""The tables of buffers, of their sessions, documents and rows."""
 
 from sqlalchemy import (
     BigInteger,
@@ -271,4 +271,23 @@ applied_writes = Table(
         comment="random id of the write",
     ),
     Column("kept_until", TIME, nullable=False, comment="no call looks for the id after this time"),
+)
+
+_RIGHTS = "INSERT, UPDATE (version, value, changed_at), DELETE"
+
+documents = Table(
+    "documents",
+    metadata,
+    buffer_key(),
+    Column("key", KEY, primary_key=True, comment="name of the document"),
+    Column("version", BigInteger, nullable=False, comment="1, and one more with each change"),
+    Column("value", JSON, nullable=False, comment="its value"),
+    Column(
+        "changed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when it was written last",
+    ),
+    info={"writer_may": _RIGHTS, "learner_may": _RIGHTS},
 )
