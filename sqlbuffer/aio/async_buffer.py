@@ -146,6 +146,7 @@ class AsyncReplayBuffer:
         sync = other.sync if isinstance(other, AsyncReplayBuffer) else other
         return await in_thread(self.sync.copy_to, sync, *args, **kwargs)
 
+    transaction = as_coroutine(ReplayBuffer.transaction)
     resize = as_coroutine(ReplayBuffer.resize)
     expire = as_coroutine(ReplayBuffer.expire)
 
