@@ -12,6 +12,7 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
+from sqlbuffer.mirror.condition_columns import check_in_memory
 from sqlbuffer.mirror.filling import check_mirrored
 from sqlbuffer.mirror.loader_factory import open_mirror_loader
 from sqlbuffer.mirror.memory_draws import MemoryDraws
@@ -19,7 +20,6 @@ from sqlbuffer.mirror.mirror_lag import MirrorLag
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
 from sqlbuffer.mirror.refreshing import Refreshing
 from sqlbuffer.mirror.shared_following import SharedFollowing
-from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.samplers import Sampler

@@ -11,10 +11,10 @@ from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.loading.output import Output
 from sqlbuffer.loading.plans import BatchPlan, Draws, Progress, is_count
+from sqlbuffer.mirror.condition_columns import check_in_memory
 from sqlbuffer.mirror.loader_source import MirrorSource
 from sqlbuffer.mirror.memory_draws import MemoryDraws
 from sqlbuffer.mirror.mirror_settings import MirrorSettings
-from sqlbuffer.mirror.step_columns import check_in_memory
 from sqlbuffer.query.condition_tree import EVERYTHING, Group
 from sqlbuffer.query.tree_checks import check
 from sqlbuffer.steps.batches import Batch

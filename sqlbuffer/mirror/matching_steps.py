@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.mirror.condition_columns import step_column
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.step_columns import step_column
 from sqlbuffer.query.array_filter import matching
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 

@@ -40,7 +40,6 @@ from sqlbuffer.mirror.memory.step_priorities import StepPriorities
 from sqlbuffer.mirror.memory.step_record import (
     AGENT,
     EPISODE,
-    NO_REWARD,
     SEQ,
     STEP,
     TASK,
@@ -54,6 +53,7 @@ from sqlbuffer.mirror.memory.step_record import (
     step_numbers_of,
 )
 from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
+from sqlbuffer.storage.chunks.slices import unpacked_rewards
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 from sqlbuffer.storage.marks import Marks, late_values
 from sqlbuffer.storage.schema.column_types import listed
@@ -293,9 +293,9 @@ class StepMemory:
         records["terminated"][at] = (flags & TERMINATED).astype(bool)
         records["truncated"][at] = (flags & TRUNCATED).astype(bool)
         links["flags"][at] = flags
-        rewards = [NO_REWARD * c.n_steps if c.rewards is None else c.rewards for c in chunks]
-        links["reward"][at] = np.frombuffer(b"".join(rewards), ">f8")
-        records["reward"][at] = as_float32(links["reward"][at])
+        rewards = unpacked_rewards([c.rewards for c in chunks], [c.n_steps for c in chunks])
+        links["reward"][at] = rewards
+        records["reward"][at] = as_float32(rewards)
         for name in ON_REQUEST:
             self._stage_values(name, chunks, at, ends)
         self.limits.stage(chunks, at, counts)

@@ -22,7 +22,6 @@ Integers = NDArray[np.int64]
 LARGE_BYTES = 1024
 # Fields have names that Python could use, so these are free.
 SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episode", ".t"
-NO_REWARD = np.array(np.nan, ">f8").tobytes()
 # New flags of a chunk's steps when all of them get a flag that none had.
 _WITH = {more: bytes(each | more for each in range(256)) for more in range(0, 256, TOLD)}
 

@@ -212,13 +212,17 @@ def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
     return sorted(ranges)
 
 
-def rewards_of(slices: SliceColumns) -> NDArray[np.float64]:
-    """Return the reward of each step of slices, NaN where it has none."""
-    given = slices.rewards
-    if None in given:
-        counts = slices.n.tolist()
-        given = [_NO_REWARD * n if r is None else r for r, n in zip(given, counts, strict=True)]
-    return np.frombuffer(b"".join(given), ">f8").astype(np.float64)
+def unpacked_rewards(rewards: Sequence[Any], counts: Sequence[int]) -> NDArray[np.float64]:
+    """Return the reward of each step of runs, NaN where it has none.
+
+    Args:
+        rewards: `chunk_data.rewards` of each run; None if no step has any.
+        counts: Number of steps of each run.
+    """
+    if None in rewards:
+        pairs = zip(rewards, counts, strict=True)
+        rewards = [_NO_REWARD * n if own is None else own for own, n in pairs]
+    return np.frombuffer(b"".join(rewards), ">f8").astype(np.float64)
 
 
 def ends_of(slices: SliceColumns) -> NDArray[np.uint8]:

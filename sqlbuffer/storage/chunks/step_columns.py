@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from sqlbuffer.encoding.packed_chunk import execute_times
 from sqlbuffer.steps.column_batch import StepIds
+from sqlbuffer.storage.chunks.slices import unpacked_rewards
 from sqlbuffer.storage.schema.column_types import listed
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-_NO_REWARD = np.array(np.nan, ">f8").tobytes()
 
 
 class StepColumns:
@@ -117,9 +116,7 @@ class StepColumns:
 
     def rewards(self) -> Reals:
         """Return the reward of each step, NaN for none."""
-        packed = zip(self._of["rewards"], self._n_of, strict=True)
-        rewards = b"".join([_NO_REWARD * n if own is None else own for own, n in packed])
-        return np.frombuffer(rewards, ">f8").astype(np.float64)
+        return unpacked_rewards(self._of["rewards"], self._n_of)
 
     def flags(self, name: str) -> tuple[Flags, Flags]:
         """Return a flag of each step, and where it is missing."""

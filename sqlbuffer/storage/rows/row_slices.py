@@ -14,7 +14,6 @@ from sqlbuffer.storage.dialects.arrays import number_array, number_list
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _REWARD = struct.Struct(">d")
-_NO_REWARD = float("nan")
 # Without both the row has no place in an episode.
 _HAS_PLACE = "x.episode_id IS NOT NULL AND x.t IS NOT NULL"
 _OWN = f"""x.seq, x.reward_t, x.terminated, x.truncated,
@@ -89,7 +88,7 @@ def _slice(row: Sequence[Any]) -> Slice:
     seq, reward, terminated, truncated, extra, episode, t, *_ = row
     if reward is None:
         tags = {} if extra is None or '"$reals"' not in extra else decode_reals(extra)
-        reward = tags.get("reward_t", _NO_REWARD)
+        reward = tags.get("reward_t", float("nan"))
     is_told = terminated is not None or truncated is not None
     ends = bytes([bool(terminated) | bool(truncated) << 1]) if is_told else None
     return Slice(seq, episode, t, 0, 1, _REWARD.pack(reward), ends, 1, None, b"")

@@ -34,7 +34,7 @@ from sqlbuffer.storage.chunks.slices import (
     SliceColumns,
     ends_of,
     records_of,
-    rewards_of,
+    unpacked_rewards,
 )
 from sqlbuffer.storage.marks import LateValues, Marks, late_values
 
@@ -114,7 +114,7 @@ class SliceTable:
         self.episodes = SliceEpisodes(keys)
         is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)
         links = self._alone(slices) if is_alone else self._in_runs(slices)
-        links["reward"] = rewards_of(slices)
+        links["reward"] = unpacked_rewards(slices.rewards, slices.n.tolist())
         links["flags"] = self._flags(slices, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
         self._values: dict[str, NDArray[np.float64]] = {}
