@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer
+    from sqlbuffer.buffer import ReplayBuffer, Transaction
     from sqlbuffer.config.buffer_config import BufferConfig
     from sqlbuffer.config.connection import Connection
     from sqlbuffer.copying.copy_report import CopyReport
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sqlbuffer.steps.store_result import StoreResult
     from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.sampling.candidates import Candidates
-    from sqlbuffer.transaction import Transaction
 
 _HOME = {
     **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
@@ -56,9 +55,8 @@ _HOME = {
     "fields_from_env": "fields.env_fields",
     "PriorityUpdate": "steps.priority_update",
     "Removed": "stats",
-    **dict.fromkeys(("ReplayBuffer", "StoreResult"), "buffer"),
+    **dict.fromkeys(("ReplayBuffer", "StoreResult", "Transaction"), "buffer"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
-    "Transaction": "transaction",
     "QueryBuilder": "query.builder",
     "QueryFilter": "query.query_filter",
     **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),

@@ -3,8 +3,8 @@
 import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from sqlbuffer.arguments import (
     SAME,
@@ -69,6 +69,7 @@ from sqlbuffer.steps.priority_update import PriorityUpdate
 from sqlbuffer.steps.step_arguments import StepKeys, takes, whole_step
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.buffers import catalog
+from sqlbuffer.storage.database.transactions import held, joined
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import Documents
 from sqlbuffer.storage.inspect.buffer_stats import stats
@@ -76,12 +77,10 @@ from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.dropping import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
-if TYPE_CHECKING:
-    from sqlbuffer.transaction import Transaction
-
-__all__ = ["ReplayBuffer", "StoreResult"]
+__all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Rebuilders = tuple[Rebuild | None, Rebuild | None]
 
 
@@ -1632,8 +1631,6 @@ class ReplayBuffer:
             >>> buffer.transaction(import_once), buffer.transaction(import_once), len(buffer)
             (None, None, 2)
         """
-        from sqlbuffer.transaction import Transaction
-
         self.flush()
         result, n_stored = self._store.write(lambda c: Transaction(self, c).run(work))
         self._store.clean(n_stored)
@@ -2019,6 +2016,93 @@ class ReplayBuffer:
 
 def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
     return rebuilder(state_type, "state_type"), rebuilder(action_type, "action_type")
+
+
+def _joining(
+    method: Callable[Concatenate[ReplayBuffer, P], T],
+) -> "Callable[Concatenate[Transaction, P], T]":
+    """Return a method of a buffer that takes part in a transaction."""
+
+    @wraps(method)
+    def call(self: "Transaction", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.joined(lambda: method(self.buffer, *args, **kwargs))
+
+    return call
+
+
+class Transaction:
+    """The calls of a buffer that `ReplayBuffer.transaction` makes in one transaction.
+
+    Each call does what the one of the buffer does, and sees what those before it have written.
+    Other processes see nothing before the transaction ends. An error of a call undoes the whole
+    transaction, also where `work` catches it.
+
+    Attributes:
+        buffer: The buffer.
+        documents: Its documents, read and written in the transaction.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> def replace(tx):
+        ...     stored = tx.extend({"state": [1, 2]}, task_id="new")
+        ...     return stored.inserted, tx.delete({"field": "task_id", "op": "eq", "value": "old"})
+        >>> buffer.add(state=0, task_id="old").inserted
+        1
+        >>> buffer.transaction(replace), len(buffer)
+        ((2, 1), 2)
+    """
+
+    def __init__(self, buffer: ReplayBuffer, connection: Any) -> None:
+        self.buffer, self._connection = buffer, connection
+        self.documents = Documents(buffer._store, self.joined)
+        self._error: BaseException | None = None
+        self._is_open, self._n_stored = True, 0
+
+    store = _joining(ReplayBuffer.store)
+    store_batch = _joining(ReplayBuffer.store_batch)
+    extend = _joining(ReplayBuffer.extend)
+    store_episode = _joining(ReplayBuffer.store_episode)
+    annotate = _joining(ReplayBuffer.annotate)
+    quarantine = _joining(ReplayBuffer.quarantine)
+    release = _joining(ReplayBuffer.release)
+    delete = _joining(ReplayBuffer.delete)
+    size = _joining(ReplayBuffer.size)
+    get_paginated = _joining(ReplayBuffer.get_paginated)
+    get_by_task_id = _joining(ReplayBuffer.get_by_task_id)
+    get_batch_by_task_ids = _joining(ReplayBuffer.get_batch_by_task_ids)
+
+    def joined(self, call: Callable[[], T]) -> T:
+        """Return the result of a call whose reads and writes are part of the transaction.
+
+        :meta private:
+        """
+        if not self._is_open:
+            raise ArgumentError("the transaction has ended: use tx only inside of work(tx)")
+        if self._error is not None:
+            raise self._error
+        try:
+            with joined(self._connection):
+                result = call()
+        except BaseException as error:
+            self._error = error
+            raise
+        if isinstance(result, StoreResult):
+            self._n_stored += result.inserted
+        return result
+
+    def run(self, work: "Callable[[Transaction], T]") -> tuple[T, int]:
+        """Return the result of `work`, and how many steps it has stored.
+
+        :meta private:
+        """
+        try:
+            with held(self._connection):
+                result = work(self)
+        finally:
+            self._is_open = False
+        if self._error is not None:
+            raise self._error
+        return result, self._n_stored
 
 
 def checked_buffer(buffer: Any, name: str = "buffer") -> ReplayBuffer:

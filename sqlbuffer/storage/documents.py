@@ -1,7 +1,8 @@
 """Small documents of a buffer: JSON values by key, which several processes change safely."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -26,6 +27,7 @@ from sqlbuffer.storage.buffers.tables import documents
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.schema.server_clock import utc_now
 
+T = TypeVar("T")
 MAX_BYTES = 2**20
 
 _D = documents.c
@@ -68,6 +70,7 @@ class Documents:
 
     Args:
         buffer: The buffer.
+        calling: Function that makes each call, such as in a transaction; None: each is one.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -82,8 +85,16 @@ class Documents:
         (['cursor'], True, [])
     """
 
-    def __init__(self, buffer: OpenBuffer) -> None:
-        self._buffer = buffer
+    def __init__(
+        self, buffer: OpenBuffer, calling: Callable[[Callable[[], Any]], Any] | None = None
+    ) -> None:
+        self._buffer, self._calling = buffer, calling
+
+    def _call(self, call: Callable[[], T]) -> T:
+        if self._calling is None:
+            return call()
+        result: T = self._calling(call)
+        return result
 
     def get(self, key: str, *, lock: bool = False) -> Document | None:
         """Return a document; None if there is none.
@@ -96,20 +107,23 @@ class Documents:
         Raises:
             FieldError: The key is not text that a database can store.
         """
-        key = encode_key(key, "key")
-        own = select(_D.key, cast(_D.value, Text), _D.version).where(*self._is(key))
 
         def read(connection: Connection) -> Document | None:
+            own = select(_D.key, cast(_D.value, Text), _D.version).where(*self._is(key))
             row = connection.execute(own.with_for_update() if lock else own).one_or_none()
             return None if row is None else Document(row[0], decode(row[1], None), row[2])
 
-        return self._buffer.read(read)
+        return self._call(lambda: self._buffer.read(read))
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the names of the documents that begin with a prefix, in order."""
         starts = func.substr(_D.key, 1, len(prefix)) == prefix
         own = select(_D.key).where(_D.buffer_id == self._buffer.info.id, starts).order_by(_D.key)
-        return self._buffer.read(lambda connection: list(connection.execute(own).scalars()))
+
+        def read(connection: Connection) -> list[str]:
+            return list(connection.execute(own).scalars())
+
+        return self._call(lambda: self._buffer.read(read))
 
     def put(self, key: str, value: Any, *, version: int | None = None) -> int:
         """Write a document, and return its new version.
@@ -123,10 +137,14 @@ class Documents:
             DocumentChangedError: The document has another version; nothing is written.
             FieldError: The key is not text, or the value is not JSON, or too large.
         """
-        key, json, before = encode_key(key, "key"), _json(key, value), _checked(version)
-        return self._buffer.write(lambda connection: self._put(connection, key, json, before))
 
-    def _put(self, connection: Connection, key: str, json: str, before: int | None) -> int:
+        def work(connection: Connection) -> int:
+            return self._put(connection, key, value, _checked(version))
+
+        return self._call(lambda: self._buffer.write(work))
+
+    def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
+        json = _json(encode_key(key, "key"), value)
         if not before:
             given = {"buffer_id": self._buffer.info.id, "key": key, "value": json}
             if connection.execute(_ADD, given).rowcount == 1:
@@ -153,9 +171,9 @@ class Documents:
             DocumentChangedError: The document has another version; nothing is deleted.
             FieldError: The key is not text that a database can store.
         """
-        key, before = encode_key(key, "key"), _checked(version)
 
         def work(connection: Connection) -> bool:
+            before = _checked(version)
             own = delete(documents).where(*self._is(key))
             if before is None:
                 return connection.execute(own).rowcount == 1
@@ -163,10 +181,10 @@ class Documents:
                 raise self._changed(connection, key, before)
             return True
 
-        return self._buffer.write(work)
+        return self._call(lambda: self._buffer.write(work))
 
     def _is(self, key: str) -> tuple[Any, Any]:
-        return _D.buffer_id == self._buffer.info.id, _D.key == key
+        return _D.buffer_id == self._buffer.info.id, _D.key == encode_key(key, "key")
 
     def _changed(
         self, connection: Connection, key: str, before: int | None
