@@ -99,6 +99,20 @@ def test_an_error_undoes_all_calls_even_if_it_is_caught(buffer, is_caught):
     assert change.inserted == 3
 
 
+def test_a_count_in_a_transaction_that_is_undone_is_not_remembered(buffer):
+    def work(tx):
+        tx.extend(columns(tx.buffer, range(9_000)), task_id="undone")
+        tx.delete(QueryBuilder().eq("reward", 1.0))
+        assert tx.size() == 9_001
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        buffer.transaction(work)
+    buffer.extend(columns(buffer, range(8_000)), task_id="kept")
+    buffer.delete(QueryBuilder().gte("reward", 4_000.0))
+    assert buffer.size() == len(list(buffer.get_all())) == 4_003
+
+
 def test_episodes_and_rows_of_both_kinds_are_stored_in_one(buffer):
     def work(tx):
         arrays = {**columns(tx.buffer, [1, 2]), "terminated": [False, True]}

@@ -17,7 +17,7 @@ from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.database.transactions import is_joined, snapshot
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
@@ -53,7 +53,10 @@ class RowQueries:
     def __init__(self, buffer: OpenBuffer, source: CandidateSource, own_writes: OwnWrites) -> None:
         self.buffer, self._source, self.own_writes = buffer, source, own_writes
         self._steps = steps_of(buffer.info)
-        self._live_count = LiveCount(n_steps if buffer.info.has_chunks else None)
+        self._live_count = self._new_count()
+
+    def _new_count(self) -> LiveCount:
+        return LiveCount(n_steps if self.buffer.info.has_chunks else None)
 
     def count(self, node: Node) -> int:
         """Return how many rows match; without a condition no row is scanned."""
@@ -88,7 +91,9 @@ class RowQueries:
             return window.live_rows
         end = window.high if settled is None else min(settled, window.high)
         state = (window.deletions, server_epoch(self.buffer.engine))
-        return self._live_count.count(
+        # What is counted in a transaction may be undone, and its numbers given again.
+        live_count = self._new_count() if is_joined() else self._live_count
+        return live_count.count(
             connection, self.buffer.info.id, window.low, window.high, end, state
         )
 
