@@ -1646,7 +1646,8 @@ class ReplayBuffer:
         """Copy the steps of this buffer into an empty buffer, in this database or in another.
 
         The copy has the steps that are stored now, with their `seq`, times, ids, typed fields,
-        episodes, sessions, labels with their history, priorities, quarantine and use counts.
+        episodes, sessions, labels with their history, priorities, quarantine, use counts and
+        documents.
         Labels, priorities and use counts are those of the moment at which a step is read. Leases
         and the sample log are not copied.
 

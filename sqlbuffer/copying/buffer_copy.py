@@ -71,7 +71,7 @@ def copy_buffer(
     if not was_finished:
         keys = writer.keys(reader, is_resumed=is_resumed)
         progress = _copy_steps(reader, writer, keys, progress, on_progress)
-        target.write(writer.finish)
+        target.write(partial(writer.finish, documents=reader.documents()))
         if reader.hold is not None:
             reader.hold.release()
     return CopyReport(

@@ -1,6 +1,6 @@
 """Small documents of a buffer: JSON values by key, which several processes change safely."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ MAX_BYTES = 2**20
 _D = documents.c
 _ADD = text(
     "INSERT INTO documents (buffer_id, key, version, value) "
-    "VALUES (:buffer_id, :key, 1, :value) ON CONFLICT (buffer_id, key) DO NOTHING"
+    "VALUES (:buffer_id, :key, :version, :value) ON CONFLICT (buffer_id, key) DO NOTHING"
 )
 
 
@@ -146,7 +146,7 @@ class Documents:
     def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
         json = _json(encode_key(key, "key"), value)
         if not before:
-            given = {"buffer_id": self._buffer.info.id, "key": key, "value": json}
+            given = {"key": key, "version": 1, "value": json, "buffer_id": self._buffer.info.id}
             if connection.execute(_ADD, given).rowcount == 1:
                 return 1
             if before == 0:
@@ -197,6 +197,24 @@ class Documents:
             f"document {key!r} of buffer {self._buffer.info.name!r}: {has}, and {wanted}; read it "
             f"again, and repeat the change with its version"
         )
+
+
+def stored_documents(connection: Connection, buffer_id: int) -> list[tuple[str, int, str]]:
+    """Return the key, the version and the JSON of each document of a buffer."""
+    own = select(_D.key, _D.version, cast(_D.value, Text)).where(_D.buffer_id == buffer_id)
+    return [(key, version, value) for key, version, value in connection.execute(own)]
+
+
+def add_documents(
+    connection: Connection, buffer_id: int, given: Sequence[tuple[str, int, str]]
+) -> None:
+    """Write documents, as `stored_documents` returns them, that a buffer does not have."""
+    rows = [
+        {"buffer_id": buffer_id, "key": key, "version": version, "value": value}
+        for key, version, value in given
+    ]
+    if rows:
+        connection.execute(_ADD, rows)
 
 
 def _json(key: str, value: Any) -> str:

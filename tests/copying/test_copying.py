@@ -116,11 +116,17 @@ def test_an_empty_buffer_is_copied_with_its_clock_and_sessions(
     source = ReplayBuffer(urls[0], "source", create=True, fields=fields)
     source.start_session("only")
     source.set_model_version(4)
+    source.documents.put("done", ["ä"])
+    source.documents.put("done", ["ä", float("nan")])
+    source.documents.put("own", 1)
     target = emptied(source, urls[1])
+    target.documents.put("own", 2)
 
     report = source.copy_to(target)
 
     assert (report.n_steps, len(target), target.clock) == (0, 0, 4)
+    assert repr(target.documents.get("done")) == repr(source.documents.get("done"))
+    assert target.documents.get("own").value == 2  # documents of the copy stay
     assert shown(urls[1], "copy") == shown(urls[0], "source")
     assert next_seq(target) == 1
 

@@ -1,6 +1,6 @@
 """Write a copy to its target, batch by batch, each in one transaction with its progress."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from sqlbuffer.storage.copies.value_forms import converted
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.documents import add_documents
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.flow import limiters
 from sqlbuffer.storage.rollout_stats.late_changes import add_up
@@ -316,8 +317,10 @@ class CopyTarget:
         own = update(copies).where(copies.c.buffer_id == self._id)
         connection.execute(own.values(hold_id=hold_id))
 
-    def finish(self, connection: Connection) -> None:
-        """Store all counts, and allow other writers."""
+    def finish(
+        self, connection: Connection, documents: Sequence[tuple[str, int, str]] = ()
+    ) -> None:
+        """Store all counts and the documents of the source, and allow other writers."""
         self.buffer.lock(connection)
         own = {"id": self._id}
         done = connection.execute(
@@ -330,6 +333,7 @@ class CopyTarget:
             return
         if done.condition is not None:
             connection.execute(_DROP_EPISODES, own)
+        add_documents(connection, self._id, documents)
         config = read_config(connection, self._id)
         counts: dict[str, Any] = {"deletions": buffers.c.deletions + 1}
         if config.retention.evict_by != "row":

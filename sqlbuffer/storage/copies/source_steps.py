@@ -32,6 +32,7 @@ from sqlbuffer.storage.copies.value_forms import time_text
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading, snapshot
 from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.documents import stored_documents
 from sqlbuffer.storage.holds.hold import HOLD_S, Hold
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
@@ -273,6 +274,10 @@ class CopySource:
             own = page.values
             yield list(zip(own["id"], own["key"], own["task_id"], strict=True))
             after = page.numbers[-1]
+
+    def documents(self) -> list[tuple[str, int, str]]:
+        """Return the documents of the buffer; see `stored_documents`."""
+        return self.read(lambda connection: stored_documents(connection, self._id))
 
     def session_keys(self) -> dict[int, str]:
         """Return the sessions by their keys in this database."""
