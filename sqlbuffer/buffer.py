@@ -1647,9 +1647,9 @@ class ReplayBuffer:
 
         The copy has the steps that are stored now, with their `seq`, times, ids, typed fields,
         episodes, sessions, labels with their history, priorities, quarantine, use counts and
-        documents.
-        Labels, priorities and use counts are those of the moment at which a step is read. Leases
-        and the sample log are not copied.
+        documents. Labels, priorities and use counts are those of the moment at which a step is
+        read, documents those of the end. Documents that `other` has already stay. Leases and the
+        sample log are not copied.
 
         Steps that leave this buffer's window during the copy are not deleted before they are
         copied. Whole tasks, whole episodes and rows that are too old are not removed until the copy
