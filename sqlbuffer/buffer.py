@@ -21,6 +21,7 @@ from sqlbuffer.arguments import (
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
 from sqlbuffer.checks import (
+    checked_callable,
     checked_flag,
     checked_instance,
     checked_integer,
@@ -1620,6 +1621,7 @@ class ReplayBuffer:
             work: The function. It writes with `tx` only, not with a buffer of this database.
 
         Raises:
+            ArgumentError: `work` is not a function, or it writes with a buffer.
             SQLBufferError: The error of a call of `work`; nothing is written.
 
         Example:
@@ -1631,6 +1633,7 @@ class ReplayBuffer:
             >>> buffer.transaction(import_once), buffer.transaction(import_once), len(buffer)
             (None, None, 2)
         """
+        work = checked_callable(work, "work", "a function of the transaction")
         self.flush()
         result, n_stored = self._store.write(lambda c: Transaction(self, c).run(work))
         self._store.clean(n_stored)
@@ -2078,7 +2081,9 @@ class Transaction:
         :meta private:
         """
         if not self._is_open:
-            raise ArgumentError("the transaction has ended: use tx only inside of work(tx)")
+            raise ArgumentError(
+                "the transaction has ended: use tx only in the function that got it"
+            )
         if self._error is not None:
             raise self._error
         try:

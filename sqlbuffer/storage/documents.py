@@ -16,7 +16,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.checks import checked_integer
+from sqlbuffer.checks import checked_flag, checked_integer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.records import encode_key
@@ -105,23 +105,31 @@ class Documents:
                 one writer at a time, so that holds there in any case.
 
         Raises:
+            ArgumentError: `lock` is not True or False.
             FieldError: The key is not text that a database can store.
         """
 
         def read(connection: Connection) -> Document | None:
             own = select(_D.key, cast(_D.value, Text), _D.version).where(*self._is(key))
-            row = connection.execute(own.with_for_update() if lock else own).one_or_none()
+            if checked_flag(lock, "lock"):
+                own = own.with_for_update()
+            row = connection.execute(own).one_or_none()
             return None if row is None else Document(row[0], decode(row[1], None), row[2])
 
         return self._call(lambda: self._buffer.read(read))
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Return the names of the documents that begin with a prefix, in order."""
-        starts = func.substr(_D.key, 1, len(prefix)) == prefix
-        own = select(_D.key).where(_D.buffer_id == self._buffer.info.id, starts).order_by(_D.key)
+        """Return the names of the documents that begin with a prefix, in order.
+
+        Raises:
+            FieldError: The prefix is not text that a database can store.
+        """
 
         def read(connection: Connection) -> list[str]:
-            return list(connection.execute(own).scalars())
+            starts = func.substr(_D.key, 1, len(encode_key(prefix, "prefix"))) == prefix
+            own = _D.buffer_id == self._buffer.info.id
+            keys = select(_D.key).where(own, starts).order_by(_D.key)
+            return list(connection.execute(keys).scalars())
 
         return self._call(lambda: self._buffer.read(read))
 
@@ -134,6 +142,7 @@ class Documents:
             version: The version that the change replaces, 0 if there must be none yet; None: any.
 
         Raises:
+            ArgumentError: The version is not an integer from 0 on.
             DocumentChangedError: The document has another version; nothing is written.
             FieldError: The key is not text, or the value is not JSON, or too large.
         """
@@ -168,6 +177,7 @@ class Documents:
             version: The version that is deleted; None: any.
 
         Raises:
+            ArgumentError: The version is not an integer from 0 on.
             DocumentChangedError: The document has another version; nothing is deleted.
             FieldError: The key is not text that a database can store.
         """
@@ -219,13 +229,16 @@ def add_documents(
 
 def _json(key: str, value: Any) -> str:
     encoder = Encoder()
-    json = encoder.json(value, f"document {key!r}")
+    json = encoder.json(value, f"value of document {key!r}")
     if encoder.blob:
-        raise FieldError(f"document {key!r}: arrays and bytes are not kept; give JSON values")
-    json = "null" if json is None else json
-    if len(json.encode()) > MAX_BYTES:
         raise FieldError(
-            f"document {key!r} has {shown_size(len(json.encode()))}, and documents have up to "
+            f"value of document {key!r}: arrays and bytes are not kept; give JSON values"
+        )
+    json = "null" if json is None else json
+    n_bytes = len(json.encode())
+    if n_bytes > MAX_BYTES:
+        raise FieldError(
+            f"value of document {key!r}: it has {shown_size(n_bytes)}, and documents have up to "
             f"{shown_size(MAX_BYTES)}; store larger values as steps"
         )
     return json

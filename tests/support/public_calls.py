@@ -48,10 +48,10 @@ FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
     "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Converter",
-    "CopyReport", "Distribution", "EpisodeWriter", "ExportReport", "FieldSpec", "FlowState",
-    "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
+    "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
+    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
     "Removed", "RolloutExport", "RowList", "Sampler", "Stats", "StoreResult", "StreamPiece",
-    "TaskSampler",
+    "TaskSampler", "Transaction",
 }  # fmt: skip
 # The library calls these methods; users write classes that have them.
 OF_CLASSES_OF_USERS = {
@@ -175,6 +175,23 @@ class InDraw:
         return call
 
 
+class InTransaction:
+    """Transactions: calls their methods in one.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*by_place: Any, **by_name: Any) -> Any:
+            return self._buffer.transaction(lambda tx: getattr(tx, name)(*by_place, **by_name))
+
+        return call
+
+
 # What the methods of a class are called on. A buffer of each layout has the same calls.
 SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "AsyncEpisodeWriter": lambda world, _: aio.AsyncEpisodeWriter(world.written_typed.episode()),
@@ -184,6 +201,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "BufferConfig": lambda *_: BufferConfig(),
     "Candidates": lambda world, layout: InDraw(getattr(world, layout)),
     "BufferStream": lambda world, _: BufferStream(world.typed).__enter__(),
+    "Documents": lambda world, _: world.rows.documents,
     "EpisodeWriter": lambda world, layout: getattr(world, layout).episode(),
     "FieldSpec": lambda *_: FieldSpec.parse("obs", "float32"),
     "IterableDataset": lambda world, _: resolved("sqlbuffer.torch.IterableDataset")(
@@ -200,6 +218,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "ReplayBuffer": lambda world, layout: getattr(world, layout),
     "RolloutRows": lambda world, _: RolloutRows(world.rows),
     "TensorBoardMonitor": lambda world, _: TensorBoardMonitor(world.rows, Writer()),
+    "Transaction": lambda world, layout: InTransaction(getattr(world, layout)),
 }
 # Others are refused by some layouts before they look at their arguments.
 LAYOUT_OF = {
@@ -209,6 +228,7 @@ LAYOUT_OF = {
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
     "EpisodeWriter": ("written_rows", "written_typed"),
+    "Transaction": ("written_rows", "written_typed"),
 }
 # What required parameters are given, and those without which a call would wait.
 RIGHT: dict[str, Callable[[World], Any]] = {
@@ -229,6 +249,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "high": lambda _: 1,
     "info": lambda _: {},
     "json_data": lambda _: "{}",
+    "key": lambda _: "k",
     "low": lambda _: 0,
     "n": lambda _: 1,
     "name": lambda _: "new",
@@ -264,6 +285,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "value": lambda _: 1.0,
     "values": lambda _: [1.0],
     "version": lambda _: 1,
+    "work": lambda _: lambda tx: None,
     "writer": lambda _: Writer(),
 }
 WRITING = ("add", "extend", "store", "store_batch", "store_episode", "episode")
@@ -281,6 +303,7 @@ MORE: dict[str, dict[str, Any]] = {
     "RatioWindow": {"max_ratio": 1.0},
     "ReplayBuffer.annotate": {"adv_t": 1.0},
     "AsyncReplayBuffer.annotate": {"adv_t": 1.0},
+    "Transaction.annotate": {"adv_t": 1.0},
     "AsyncEpisodeWriter.append": STEP,
     "ReplayBuffer.loader": {"mode": "step"},
     "AsyncReplayBuffer.loader": {"mode": "step"},

@@ -225,8 +225,9 @@ def check_not_held(engine: Engine) -> None:
     """
     if any(_is_same(own, engine) for own in _thread.held):
         raise ArgumentError(
-            "this call would wait for the transaction around it: inside of transaction(work), "
-            "write with the object that work gets (tx.store_batch(...)), not with a buffer"
+            "this call would wait for the transaction around it: in the function that "
+            "transaction() calls, write with what it gets, as in tx.store_batch(rows), and not "
+            "with a buffer"
         )
 
 

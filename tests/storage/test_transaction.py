@@ -197,9 +197,9 @@ def test_bad_documents_are_named(buffer_url):
         for key, value, message in (
             (1, {}, "key: expected text"),
             ("a\0", {}, "U\\+0000"),
-            ("a", object(), "document 'a'"),
-            ("a", b"bytes", "document 'a': arrays and bytes"),
-            ("a", "x" * 2**20, "document 'a' has 1.05 MB"),
+            ("a", object(), "value of document 'a'"),
+            ("a", b"bytes", "value of document 'a': arrays and bytes"),
+            ("a", "x" * 2**20, "value of document 'a': it has 1.05 MB"),
         ):
             with pytest.raises(FieldError, match=message):
                 documents.put(key, value)
