@@ -49,7 +49,8 @@ FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 MADE = {
     "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
-    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
+    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag",
+    "Mixture", "PriorityUpdate",
     "Removed", "RolloutExport", "RowList", "Sampler", "Stats", "StoreResult", "StreamPiece",
     "TaskSampler", "Transaction",
 }  # fmt: skip
