@@ -164,7 +164,6 @@ class ReplayBuffer:
             own: RowReader(own.rows, RowDecoding(own.source, *rebuilders))
             for own in (store, store.reading)
         }
-        self._documents = Documents(store)
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
 
@@ -1603,12 +1602,12 @@ class ReplayBuffer:
     @property
     def documents(self) -> Documents:
         """Small JSON documents that belong to the buffer, by key."""
-        return self._documents
+        return Documents(self._store)
 
     def transaction(self, work: "Callable[[Transaction], T]") -> T:
         """Call `work(tx)` in one transaction, and return its result.
 
-        `tx` is a `Transaction`: it has `store`, `store_batch`, `extend`, `store_episode`,
+        `tx` is a `Transaction`: it has `add`, `store`, `store_batch`, `extend`, `store_episode`,
         `annotate`, `quarantine`, `release`, `delete` and `documents`, and reads with `size`,
         `get_paginated`, `get_by_task_id` and `get_batch_by_task_ids`. All of them take effect, or
         none, and that once. After a lost connection or a deadlock `work` is called again, so it
@@ -2038,6 +2037,7 @@ class Transaction:
     """The calls of a buffer that `ReplayBuffer.transaction` makes in one transaction.
 
     Each call does what the one of the buffer does, and sees what those before it have written.
+    `add` stores the step at once.
     Other processes see nothing before the transaction ends. An error of a call undoes the whole
     transaction, also where `work` catches it.
 
@@ -2062,6 +2062,7 @@ class Transaction:
         self._error: BaseException | None = None
         self._is_open, self._n_stored = True, 0
 
+    add = _joining(ReplayBuffer.add)
     store = _joining(ReplayBuffer.store)
     store_batch = _joining(ReplayBuffer.store_batch)
     extend = _joining(ReplayBuffer.extend)

@@ -24,6 +24,7 @@ from sqlbuffer.front.step_numbers import StepNumbers
 from sqlbuffer.steps.data_rows import DataRow
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
@@ -123,10 +124,12 @@ class StepWriter:
                 "the field next_obs",
                 self._store.info.name,
             )
-        if specs and not SINGLE.intersection(given):
+        # A transaction may be undone, so no step of it waits, and none that waits is stored in it.
+        may_wait = bool(specs) and not is_joined()
+        if may_wait and not SINGLE.intersection(given):
             self._add_waiting(given)
             return None
-        if specs:
+        if may_wait:
             self.flush()  # in their order
         ignore = frozenset() if "execute_time" in given else MADE_TIME
         priority = given.pop("priority", None)

@@ -95,6 +95,20 @@ def test_rows_of_json_tasks_and_deletions_are_read(opened):
         assert len(buffer) == 0
 
 
+def test_a_transaction_reads_what_it_has_written(opened):
+    with opened() as buffer:
+        buffer.extend({"state": [0]}, task_id="t")
+
+        def work(tx):
+            tx.extend({"state": [1, 2]}, task_id="t")
+            tx.documents.put("n", 3)
+            pages = tx.get_paginated(1, 9), tx.get_by_task_id("t")
+            return [tx.size(), *map(len, pages), tx.documents.get("n").value]
+
+        assert buffer.transaction(work) == [3, 3, 3, 3]
+        assert [len(buffer), len(buffer.get_by_task_id("t"))] == [3, 3]
+
+
 @pytest.mark.parametrize(
     "settings", [{"max_use": 3}, {"track_samples": True}, {"rate_limiter": RateLimiter(8, 10)}]
 )

@@ -1,10 +1,13 @@
 """Several calls and documents of a buffer in one transaction."""
 
 import math
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer
@@ -16,6 +19,7 @@ from sqlbuffer.errors import (
     StorageError,
 )
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
+from tests.support.processes import running, wait_until
 from tests.support.proxy import proxied
 from tests.support.sql import scalar
 
@@ -124,6 +128,25 @@ def test_episodes_and_rows_of_both_kinds_are_stored_in_one(buffer):
     assert buffer.size() == 5
 
 
+def kill_in_the_middle(url):
+    def work(tx):
+        tx.extend(columns(tx.buffer, [7, 8]), task_id="new")
+        tx.documents.put("n", 1)
+        tx.delete(QueryBuilder().eq("task_id", "old"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ReplayBuffer(url).transaction(work)
+
+
+def test_a_process_that_is_killed_in_between_has_changed_nothing(buffer, buffer_url):
+    with running([(kill_in_the_middle, buffer_url)], "spawn") as workers:
+        wait_until(lambda: workers.processes[0].exitcode == -signal.SIGKILL, "it was killed")
+    assert rewards_of(buffer, "old") == [0.0, 1.0, 2.0]
+    assert rewards_of(buffer, "new") == []
+    assert buffer.documents.keys() == []
+    assert buffer.transaction(change_all).inserted == 3  # nothing is locked
+
+
 def test_writes_beside_the_transaction_are_refused(buffer, buffer_url):
     other = ReplayBuffer(buffer_url, "other")
     for write in (
@@ -157,6 +180,74 @@ def test_waiting_steps_are_stored_before_and_never_undone(buffer_url):
         with pytest.raises(Stopped):
             buffer.transaction(work)
         assert [row.fields["obs"] for row in buffer.get_all()] == [1.0, 2.0]
+
+
+def test_draws_of_the_buffer_go_on_in_the_function(buffer_url):
+    settings = {"rate_limiter": RateLimiter(samples_per_insert=8.0, min_size=1), "max_staleness": 5}
+    with ReplayBuffer(buffer_url, **settings) as buffer:
+        buffer.extend({"state": [1, 2, 3]}, task_id="t", model_version=1)
+        buffer.set_clock(9)
+        buffer.extend({"state": [4]}, task_id="t", model_version=9)
+
+        def work(tx):
+            tx.extend({"state": [5]}, task_id="t", model_version=9)
+            return [row.exp_data.state for row in buffer.sample(8)]
+
+        with pytest.raises(ArgumentError, match=r"tx\.store_batch"):  # a limiter counts its draws
+            buffer.transaction(work)
+        buffer.set_rate_limiter(None)
+        assert set(buffer.transaction(work)) == {4}
+        assert buffer.size() >= 2
+
+
+def test_steps_of_every_kind_are_stored_and_evicted(buffer_url):
+    fields = {"obs": ("float32", (-1, 2)), "note": "<U5", "n": {"dtype": "int64", "column": True}}
+    with ReplayBuffer(buffer_url, fields=fields, max_capacity=6, compression="zstd") as buffer:
+
+        def work(tx):
+            for first in (0, 10):
+                steps = range(first, first + 5)
+                arrays = {
+                    "obs": [np.full((n % 4, 2), n, np.float32) for n in steps],
+                    "note": [f"ü{n}" for n in steps],
+                    "n": list(steps),
+                    "reward": [float(n) for n in steps],
+                }
+                final = {"obs": np.full((3, 2), first + 5)}
+                stored = tx.store_episode(arrays, episode_id=f"e{first}", final=final)
+            tx.annotate(stored.seqs[:1], reward=-1.0, n=-7)
+            assert tx.size(QueryBuilder().eq("n", -7)) == 1
+            return tx.size()
+
+        assert buffer.transaction(work) == 6
+        with buffer.mirror() as mirror:
+            for source in (buffer, mirror):
+                batch = source.sample_transitions(64)
+                kept = {
+                    (seq, n, note, reward, n_obs)
+                    for seq, n, note, reward, n_obs in zip(
+                        batch.info["seq"].tolist(), batch.n.tolist(), batch.note.tolist(),
+                        batch.reward.tolist(), batch.obs_lens.tolist(), strict=True,
+                    )
+                }  # fmt: skip
+                assert {step[1:] for step in kept} == {
+                    (4, "ü4", 4.0, 0), (-7, "ü10", -1.0, 2), (11, "ü11", 11.0, 3),
+                    (12, "ü12", 12.0, 0), (13, "ü13", 13.0, 1), (14, "ü14", 14.0, 2),
+                }  # fmt: skip
+
+
+def test_steps_that_are_added_are_stored_at_once_and_numbered(buffer):
+    def work(tx):
+        for number in (5, 6):
+            step = {name: value[0] for name, value in columns(tx.buffer, [number]).items()}
+            assert tx.add(**step, task_id="added", episode_id="e").inserted == 1
+            assert tx.size() == number - 1
+        return [(row.exp_meta.step, row.exp_data.reward_t) for row in tx.get_by_task_id("added")]
+
+    # As outside of transactions, rows have no numbers that were not given.
+    numbers = (0, 1) if buffer.fields else (0, 0)
+    assert buffer.transaction(work) == [(numbers[0], 5.0), (numbers[1], 6.0)]
+    assert rewards_of(buffer, "added") == [5.0, 6.0]
 
 
 def test_the_rate_limiter_refuses_at_once(buffer_url):

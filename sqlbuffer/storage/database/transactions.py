@@ -217,13 +217,18 @@ def joined_connection(engine: Engine) -> Connection | None:
     return connection if connection is not None and _is_same(connection.engine, engine) else None
 
 
+def is_held(engine: Engine) -> bool:
+    """Return True if a function of the user has a transaction open in this thread."""
+    return any(_is_same(own, engine) for own in _thread.held)
+
+
 def check_not_held(engine: Engine) -> None:
     """Check that a write does not wait for a transaction of this thread.
 
     Raises:
         ArgumentError: It would.
     """
-    if any(_is_same(own, engine) for own in _thread.held):
+    if is_held(engine):
         raise ArgumentError(
             "this call would wait for the transaction around it: in the function that "
             "transaction() calls, write with what it gets, as in tx.store_batch(rows), and not "

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer.errors import StorageBusyError
 from sqlbuffer.storage.database.transactions import (
     AT_ONCE,
     BEGIN,
@@ -13,7 +12,6 @@ from sqlbuffer.storage.database.transactions import (
     check_not_held,
     driver_of,
     invalidated_when_lost,
-    is_joined,
     reading,
 )
 
@@ -52,8 +50,6 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
 
     It waits `wait_s` for other writers, at least 20 ms, and does not wait for the disk.
     """
-    if is_joined():
-        raise StorageBusyError("a transaction of this thread is open")
     with writing(engine, "relaxed") as connection:
         timeout_ms = max(20, int(wait_s * 1000))
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
-from sqlbuffer.errors import StorageBusyError, StorageFullError
+from sqlbuffer.errors import StorageFullError
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
@@ -18,7 +18,6 @@ from sqlbuffer.storage.database.transactions import (
     Begin,
     check_not_held,
     driver_of,
-    is_joined,
 )
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
@@ -65,8 +64,6 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
     Raises:
         StorageBusyError: Another writer is active.
     """
-    if is_joined():
-        raise StorageBusyError("a transaction of this thread is open")
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True)}
     with (

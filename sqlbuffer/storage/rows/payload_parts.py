@@ -207,9 +207,9 @@ class Payloads:
         )
         self.reading = RowSelection(
             self.columns,
+            self._with_late,
             complete=self.complete,
             read=self._read_steps if self._read else None,
-            with_late=self._with_late,
         )
 
     def _wanted_names(self) -> set[str]:
@@ -282,7 +282,7 @@ class Payloads:
             excluded = {row[task] for row in rows if row[-1]}
             rows = [row[:-1] for row in rows if row[task] not in excluded]
         if self.reading.read is None:
-            return self.reading.labelled(connection, rows) if has_labels else rows, len(rows)
+            return self._with_late(connection, rows) if has_labels else rows, len(rows)
         seqs, steps_at_once, most = [row[0] for row in rows], len(rows), most_bytes
         if most is not None:
             largest = self._layout.size_bytes or 1

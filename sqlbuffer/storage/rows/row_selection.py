@@ -33,17 +33,17 @@ class RowSelection:
 
     Attributes:
         columns: The columns of its row, `seq` first.
+        with_late: Function that puts values that were given late into rows that were selected:
+            `with_late(connection, rows)`. What `read` returns has them.
         complete: Function that adds the bytes in other tables to the chosen rows.
         read: Function that reads steps of chunks by their numbers, in place of `columns`:
             `read(connection, seqs, has_labels, has_deleted)`.
-        with_late: Function that puts values that were given late into rows that were selected:
-            `with_late(connection, rows)`. What `read` returns has them.
     """
 
     columns: Sequence[Any]
+    with_late: Callable[[Connection, list[Any]], list[Any]]
     complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
     read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
-    with_late: Callable[[Connection, list[Any]], list[Any]] | None = None
 
     def statement(self, node: Node, limits: Eligibility = NO_LIMITS) -> Any:
         """Return the select of rows by the parameters `seqs` and `buffer_id`.
@@ -77,11 +77,7 @@ class RowSelection:
         if self.read is not None:
             return self.read(connection, seqs, has_labels, has_deleted)
         rows = fetch(connection, self.statement(EVERYTHING), {BUFFER_ID: buffer_id, SEQS: seqs})
-        return self.labelled(connection, rows) if has_labels else rows
-
-    def labelled(self, connection: Connection, rows: list[Any]) -> list[Any]:
-        """Return rows of `statement` with the values that were given late."""
-        return rows if self.with_late is None else self.with_late(connection, rows)
+        return self.with_late(connection, rows) if has_labels else rows
 
     @cached_property
     def _built(self) -> Callable[[Node, EligibilityKind], Any]:

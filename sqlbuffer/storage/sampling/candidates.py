@@ -273,9 +273,10 @@ class Candidates:
                 self.connection, self.buffer_id, ranges, reach, self._has_versions, self.steps
             )
             self._slices += slices
-            for one, version in zip(map(Slice._make, slices), versions, strict=False):
-                if self.limits.of_steps.excludes(*version):
-                    self._marks.excluded.append((one.seq, one.n))
+            if versions:
+                for one, version in zip(map(Slice._make, slices), versions, strict=True):
+                    if self.limits.of_steps.excludes(*version):
+                        self._marks.excluded.append((one.seq, one.n))
         of = set(keys.slices.episode_id)
         return [one for one in self._slices if one[_EPISODE_ID] in of]
 
@@ -291,14 +292,14 @@ class Candidates:
         reach = self.reading.reach
         wanted = Wanted(
             labels=self.has_labels,
-            only_rewards=not (reach.has_values or self.reading.has_numbers),
+            only_rewards=self.has_labels and not (reach.has_values or self.reading.has_numbers),
             quarantine=self.limits.quarantine,
             # Keys that were deleted are not read.
             deleted=self.has_deleted and not reach.is_alone,
             replaced=self.may_replace,
             values=reach.has_values,
         )
-        if not any(wanted._replace(only_rewards=False)):
+        if not any(wanted):
             return Marks()
         new = set(slices.runs()) - self._marked
         if not new:
@@ -354,7 +355,7 @@ class Candidates:
         if self.reading.read is None:
             rows = self._selected(self.reading.statement(self.node, self.limits), seqs)
             if self.has_labels:
-                rows = self.reading.labelled(self.connection, rows)
+                rows = self.reading.with_late(self.connection, rows)
         else:
             seqs = self._matching_among(seqs) if self.is_filtered else seqs
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
