@@ -150,12 +150,17 @@ def _late_fields(
     }
 
 
-def runs_of(seqs: Iterable[int]) -> list[tuple[int, int]]:
-    """Return numbers as runs of consecutive ones, (first, n) of at most as many as a chunk has."""
+def runs_of(seqs: Iterable[int], gap: int = 0) -> list[tuple[int, int]]:
+    """Return numbers as runs of consecutive ones, (first, n) of at most as many as a chunk has.
+
+    Args:
+        seqs: The numbers.
+        gap: Most numbers in sequence that are missing and that a run has all the same.
+    """
     runs: list[tuple[int, int]] = []
-    first, beyond = -1, -1
+    first, beyond = -1, -1 - gap
     for seq in sorted(set(seqs)):
-        if seq != beyond or beyond - first == MOST_STEPS:
+        if seq > beyond + gap or seq - first >= MOST_STEPS:
             if beyond > first:
                 runs.append((first, beyond - first))
             first = seq

@@ -169,9 +169,11 @@ SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id::text, a.task_id, a.
     (SELECT s.key FROM sessions s WHERE s.id = a.session_id),
     a.model_version, substr(d.rewards, a.place * 8 + 1, a.n * 8), {_OF_ALL},
     CASE WHEN (SELECT has_step_ids FROM buffers WHERE id = %(id)s::integer) THEN (
-        SELECT json_object_agg(i.seq, i.id)::text FROM step_ids i
-        WHERE i.buffer_id = %(id)s::integer
-        AND i.seq >= a.first_seq + a.place AND i.seq < a.first_seq + a.place + a.n) END,
+        SELECT json_object_agg(i.seq, i.id)::text FROM (
+            SELECT x.seq, x.id FROM step_ids x
+            WHERE x.buffer_id >= %(id)s::integer AND x.buffer_id <= %(id)s::integer
+            AND x.seq >= a.first_seq + a.place AND x.seq < a.first_seq + a.place + a.n
+            ORDER BY x.buffer_id, x.seq) i) END,
     CASE WHEN %(payloads)s AND d.payloads IS NOT NULL THEN
         CASE WHEN a.n = 1 THEN jsonb_build_array(d.payloads -> a.place) ELSE d.payloads END::text
     END,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.storage.plans.watch import TABLES, watched
 
 FEW, MANY = 1_000, 4_000
@@ -54,6 +55,11 @@ def work_of(reads, url, name, fields, overlay, n):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_reads_of_overlaid_steps_are_linear(schema_url, overlay, form):
-    few, many = (work_of(READS, schema_url, f"{n}", FORMS[form], overlay, n) for n in (FEW, MANY))
+    few = work_of(READS, schema_url, f"{FEW}", FORMS[form], overlay, FEW)
+    # The database knows the first buffer, and believes that the second has no rows.
+    with engine_for(resolve_url(schema_url)).connect() as connection:
+        connection.exec_driver_sql("ANALYZE")
+        connection.commit()
+    many = work_of(READS, schema_url, f"{MANY}", FORMS[form], overlay, MANY)
     growth = {read: many[read] / max(few[read], FEW) for read in READS}
     assert {read: g for read, g in growth.items() if g > MOST_GROWTH} == {}
