@@ -7,9 +7,9 @@ from contextlib import suppress
 from weakref import WeakSet, ref
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.processes import at_process_end
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps.batches import Batch
-from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
 from sqlbuffer.storage.flow.credits import SampleCredits

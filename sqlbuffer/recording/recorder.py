@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.processes import at_process_end
 from sqlbuffer.recording.form import NEXT, Form, Values
-from sqlbuffer.storage.database.process_end import at_process_end
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.integrations.sb3.space_fields import NEXT, Arrays
-from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.processes import at_process_end
 
 logger = logging.getLogger("sqlbuffer")
 

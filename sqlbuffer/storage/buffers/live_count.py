@@ -16,8 +16,8 @@ from sqlalchemy import (
     union_all,
 )
 
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
-from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import numbers_in
 

@@ -19,9 +19,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.processes import ForkLock, at_process_end
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.fork_lock import ForkLock
-from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.database.transactions import AT_ONCE, driver_of, reading
 from sqlbuffer.storage.schema.metadata import vacuumed_tables
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.storage.database.process_end import at_process_end
+from sqlbuffer.processes import at_process_end
 from sqlbuffer.storage.database.sqlite_connections import opened_file
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.writer_lock import writer_lock

@@ -16,11 +16,11 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import FlowControlError, SQLBufferError, StorageReadOnlyError
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.rate_limits import FlowState, Policy, RatioWindow, Role
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import is_joined, reading

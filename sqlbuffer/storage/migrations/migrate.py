@@ -20,13 +20,13 @@ from sqlbuffer.errors import (
     SchemaTooNewError,
 )
 from sqlbuffer.extras import UPGRADE
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
     engine_for,
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url

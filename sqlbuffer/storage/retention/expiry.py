@@ -16,13 +16,13 @@ from sqlalchemy import BigInteger, Connection, bindparam, case, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.condition_tree import EVERYTHING
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.fork_lock import ForkLock
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects.connections import hurried
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, is_in_quarantine, is_used_up

@@ -1,6 +1,6 @@
 """Settled rows of a buffer on PostgreSQL, as one opener knows them."""
 
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.watermarks.standby import StandbyWatermark
 
 _PREPARED = "-1/"  # prefix of the names of prepared transactions

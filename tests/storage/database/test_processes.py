@@ -16,8 +16,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer
-from sqlbuffer.storage.database import fork_lock
+from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer, processes
 from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
 from sqlbuffer.storage.dialects.connections import writing
 from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
@@ -97,7 +96,7 @@ def test_a_child_forked_in_the_middle_of_a_stream_does_not_disturb_it(buffer):
 def test_a_child_forked_while_a_thread_held_a_lock_does_not_wait_for_it(buffer):
     buffer.store_batch(make_rows(range(10)))
     assert len(buffer) == 10
-    locks = list(fork_lock._locks)
+    locks = list(processes._locks)
     assert locks
     with ExitStack() as held:
         for lock in locks:

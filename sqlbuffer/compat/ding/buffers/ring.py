@@ -32,7 +32,7 @@ from sqlbuffer.compat.ding.rings.ring import Ring
 from sqlbuffer.compat.ding.rings.shared_ring import SharedRing
 from sqlbuffer.compat.ding.used_data_remover import UsedDataRemover
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.extensions.ring_buffer import RingCounts
 
 logger = logging.getLogger("sqlbuffer")

@@ -7,7 +7,7 @@ from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import checked_count
 from sqlbuffer.compat.ding.errors import ReplayConfigError
 from sqlbuffer.compat.ding.monitors.sampled_attributes import SampledDataAttrMonitor, TickTime
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 
 _FIGURES = (
     ("use", "avg"), ("use", "max"), ("priority", "avg"), ("priority", "max"), ("priority", "min"),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from sqlbuffer.checks import real_of
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 
 
 class Time(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import config_value
 from sqlbuffer.compat.ding.errors import ReplayConfigError
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.rate_limits import FlowCounts, RatioWindow
-from sqlbuffer.storage.database.fork_lock import ForkLock
 
 _NOTHING_AGAINST = "nothing is against it"
 

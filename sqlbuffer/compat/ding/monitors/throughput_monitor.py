@@ -9,7 +9,7 @@ from typing import Any
 from sqlbuffer.checks import real_of
 from sqlbuffer.compat.ding.config import config_value
 from sqlbuffer.compat.ding.errors import ReplayConfigError
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 
 
 class PeriodicThruputMonitor:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sqlbuffer.compat.ding.contents.item_columns import CopiedItems, copied_items
 from sqlbuffer.compat.ding.rings.ring import Choice, RingContents
-from sqlbuffer.storage.database.fork_lock import ForkLock
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.extensions.ring_buffer import Left, RingCounts
 
 Cell = tuple[CopiedItems, int]

@@ -17,10 +17,10 @@ from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, PackedRow, RowCode
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.errors import BufferNotFoundError
+from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps.ids import uuid7
 from sqlbuffer.steps.store_result import StoreResult
 from sqlbuffer.storage.database import holders
-from sqlbuffer.storage.database.process_end import at_process_end
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
 from sqlbuffer.storage.extensions.slots.slot_batch import Resumption, SlotBatch, slot_batch
