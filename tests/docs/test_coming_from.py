@@ -23,7 +23,7 @@ def test_coming_from_aworld(read):
 
 
 def test_coming_from_aworld_names_what_the_package_has_and_has_not():
-    from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
+    from sqlbuffer.compat.aworld import ALTERNATIVES
 
     text = text_of("docs/coming-from/aworld.md")
     assert [name for name in ALTERNATIVES if f"`{name}`" not in text] == []

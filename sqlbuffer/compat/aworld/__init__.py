@@ -7,7 +7,7 @@ oldest row leaves first, `sample` returns a list, and each `ReplayBuffer()` has 
 
 from typing import Any
 
-from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
+from sqlbuffer.compat.alternatives import Alternatives
 from sqlbuffer.compat.aworld.base import (
     Converter,
     DataRow,
@@ -18,13 +18,13 @@ from sqlbuffer.compat.aworld.base import (
     RandomTaskSample,
     ReplayBuffer,
     Sampler,
+    SQLStorage,
     Storage,
     TaskSampler,
 )
 from sqlbuffer.compat.aworld.common import ActionModel, Observation
 from sqlbuffer.compat.aworld.query_filter import QueryBuilder, QueryFilter
 from sqlbuffer.compat.aworld.storage.multi_proc_mem import MultiProcMemoryStorage
-from sqlbuffer.compat.aworld.storage.sql import SQLStorage
 
 __all__ = [
     "ActionModel",
@@ -45,6 +45,25 @@ __all__ = [
     "Storage",
     "TaskSampler",
 ]
+
+# Names of AWorld that this package does not have.
+_SQL_STORAGE = (
+    'ReplayBuffer(url="postgresql://user@host/database") shares one buffer between machines, and '
+    'ReplayBuffer(url="sqlite:///replay.db") keeps it in a file'
+)
+_INSTEAD = {
+    "RedisStorage": _SQL_STORAGE,
+    "OdpsStorage": f"{_SQL_STORAGE}; analysts read the view v_experiences",
+    "EventReplayBuffer": (
+        "make a DataRow of each message and give it to ReplayBuffer.store, or give its fields to "
+        "sqlbuffer.ReplayBuffer.add"
+    ),
+    "ReplayBufferExporter": (
+        "query the view v_experiences, or write to_dict() of the rows that "
+        "sqlbuffer.ReplayBuffer.get_all() streams"
+    ),
+}
+ALTERNATIVES = Alternatives("AWorld", _INSTEAD)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """Placeholder for an upstream module that this package does not have: names the alternative."""
 
-from sqlbuffer.compat.aworld.alternatives import ALTERNATIVES
+from sqlbuffer.compat.aworld import ALTERNATIVES
 
 raise ALTERNATIVES.error("OdpsStorage")
