@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
-    from sqlbuffer.mirror.mirror_lag import MirrorLag
+    from sqlbuffer.mirror.settings import MirrorLag
     from sqlbuffer.mixture import Mixture, mix
     from sqlbuffer.query.builder import QueryBuilder
     from sqlbuffer.query.query_filter import QueryFilter

@@ -4,7 +4,6 @@ quick.
 
 import typer
 
-from sqlbuffer.cli.browser import run_report, run_ui
 from sqlbuffer.cli.commands import (
     create,
     db,
@@ -19,7 +18,9 @@ from sqlbuffer.cli.commands import (
     run_export,
     run_import,
     run_insert,
+    run_report,
     run_sql,
+    run_ui,
     sample,
     show,
     watch,

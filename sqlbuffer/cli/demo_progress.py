@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from sqlbuffer.cli.terminal import shown_url
+from sqlbuffer.cli.output import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console

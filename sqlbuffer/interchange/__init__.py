@@ -9,18 +9,18 @@ buffer. `BufferStream` reads the steps of a buffer as columns, under a hold; all
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlbuffer.interchange.buffer_stream import BufferStream, StreamPiece
-    from sqlbuffer.interchange.export_report import ExportReport
-    from sqlbuffer.interchange.hugging_face.hf_datasets import to_hf
-    from sqlbuffer.interchange.hugging_face.rollout_export import RolloutExport, export_rollouts
-    from sqlbuffer.interchange.hugging_face.rollouts import RolloutRows
-    from sqlbuffer.interchange.import_report import ImportReport
-    from sqlbuffer.interchange.jsonl.jsonl_export import export_jsonl
-    from sqlbuffer.interchange.jsonl.jsonl_import import insert_jsonl
-    from sqlbuffer.interchange.minari.minari_export import export_minari
-    from sqlbuffer.interchange.minari.minari_import import import_minari
-    from sqlbuffer.interchange.parquet.parquet_export import export_parquet
-    from sqlbuffer.interchange.parquet.parquet_import import import_parquet
+    from sqlbuffer.interchange.hugging_face import (
+        RolloutExport,
+        RolloutRows,
+        export_rollouts,
+        to_hf,
+    )
+    from sqlbuffer.interchange.jsonl import export_jsonl, insert_jsonl
+    from sqlbuffer.interchange.minari import export_minari, import_minari
+    from sqlbuffer.interchange.parquet.exporting import export_parquet
+    from sqlbuffer.interchange.parquet.importing import import_parquet
+    from sqlbuffer.interchange.reports import ExportReport, ImportReport
+    from sqlbuffer.interchange.streams import BufferStream, StreamPiece
 
 _HOME = {
     "BufferStream": "buffer_stream",

@@ -12,13 +12,11 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.output import Output
-from sqlbuffer.mirror.condition_columns import check_in_memory
-from sqlbuffer.mirror.filling import check_mirrored
-from sqlbuffer.mirror.loader_factory import open_mirror_loader
-from sqlbuffer.mirror.memory_draws import MemoryDraws
-from sqlbuffer.mirror.mirror_lag import MirrorLag
-from sqlbuffer.mirror.mirror_settings import MirrorSettings
-from sqlbuffer.mirror.refreshing import Refreshing
+from sqlbuffer.mirror.conditions import check_in_memory
+from sqlbuffer.mirror.draws import MemoryDraws
+from sqlbuffer.mirror.following import Refreshing, check_mirrored
+from sqlbuffer.mirror.loader import open_mirror_loader
+from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings
 from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.condition_tree import EVERYTHING, Node
 from sqlbuffer.query.tree_checks import check

@@ -15,15 +15,21 @@ from sqlbuffer.errors import (
     StorageError,
     StorageUnreachableError,
 )
+from sqlbuffer.mirror.accounts import Integers, Reals
+from sqlbuffer.mirror.following import Refreshing, check_lag, check_open, may_pass
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.mirror.mirror_lag import MirrorLag, lag_of
-from sqlbuffer.mirror.mirror_settings import MirrorSettings
-from sqlbuffer.mirror.own_priorities import Integers, Reals
-from sqlbuffer.mirror.refreshing import Refreshing, check_lag, check_open, may_pass
-from sqlbuffer.mirror.sharing.publisher import Publisher
-from sqlbuffer.mirror.sharing.replica import Replica, open_replica
-from sqlbuffer.mirror.sharing.segment import Counter
-from sqlbuffer.mirror.sharing.shared_place import SharedPlace, identity_of, place_of
+from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
+from sqlbuffer.mirror.sharing.publishing import (
+    Publisher,
+    Replica,
+    SharedPlace,
+    identity_of,
+    open_replica,
+    place_of,
+)
+from sqlbuffer.mirror.sharing.segment import (
+    Counter,
+)
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.errors import ConnectionLost
 from sqlbuffer.storage.following.feed import state_of
@@ -31,10 +37,15 @@ from sqlbuffer.storage.store import BufferStore
 
 Made = TypeVar("Made")
 
+
 # How often a process looks whether the one that follows has ended.
 WATCH_S = 0.25
+
+
 # How long a draw waits for the follower, which is changing the memory or was just lost.
 WAIT_S = 60.0
+
+
 _PAUSE_S = 0.0002
 
 

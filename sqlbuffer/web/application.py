@@ -21,7 +21,7 @@ from sqlbuffer.web.access import UNRUN, Access
 from sqlbuffer.web.pages import (
     buffer_page,
     buffers_page,
-    episode,
+    episode_page,
     episode_parts,
     episodes_page,
     groups_page,
@@ -32,7 +32,7 @@ from sqlbuffer.web.site import Site
 
 # Each page has a module with its ROUTES; one about a whole buffer has a TAB: its path and name.
 PAGES: tuple[Any, ...] = (
-    buffers_page, buffer_page, episodes_page, groups_page, episode, episode_parts, sql_page
+    buffers_page, buffer_page, episodes_page, groups_page, episode_page, episode_parts, sql_page
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -14,7 +15,81 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sqlbuffer.display.jsonable import dumps
 from sqlbuffer.web.site import site_of
+
+
+def readable(value: Any) -> str:
+    """Return any value as a text: JSON with indents, or Python's text of it.
+
+    Example:
+        >>> readable({"a": [1]})
+        '{\\n  "a": [\\n    1\\n  ]\\n}'
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(json.loads(dumps(value)), indent=2, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
+        return f"<{type(value).__name__}>"
+
+
+def command_line(command: str, *words: Any, **options: Any) -> str:
+    """Return a line for a shell: `sqlbuffer show URL TASK --buffer NAME`.
+
+    Args:
+        command: The command.
+        *words: Its arguments.
+        **options: Its options; None is left out, True is an option without a value.
+    """
+    parts = ["sqlbuffer", *command.split()]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            parts.append(option)
+        elif value is not None:
+            # A value that begins with a dash is not a separate option.
+            parts.append(f"{option}={value}")
+    given = [str(word) for word in words]
+    if any(word.startswith("-") for word in given):
+        given.insert(0, "--")
+    return shlex.join([*parts, *given])
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def python_call(url: str, buffer: str, call: str) -> str:
+    """Return lines of Python that open a buffer for reading and call it.
+
+    Args:
+        url: The database.
+        buffer: The buffer.
+        call: Call after `buffer.`.
+    """
+    return f"{_opened(url, buffer)}\nbuffer.{call}"
+
+
+def python_rows(url: str, buffer: str, call: str, shown: str = "row") -> str:
+    """Return lines of Python that open a buffer for reading and print each row of a call.
+
+    Args:
+        url: The database.
+        buffer: The buffer.
+        call: Call after `buffer.` that returns rows.
+        shown: An expression of `row`.
+    """
+    return f"{_opened(url, buffer)}\nfor row in buffer.{call}:\n    print({shown})"
+
+
+def _opened(url: str, buffer: str) -> str:
+    return (
+        "from sqlbuffer import ReplayBuffer\n"
+        f"buffer = ReplayBuffer({url!r}, {buffer!r}, create=False)"
+    )
+
 
 FOLDER = Path(__file__).parent
 _NOTHING = "\u2013"

@@ -20,7 +20,7 @@ from sqlbuffer.storage.browsing.rollout_query import ListedRollout, RolloutQuery
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.web.buffer_figures import MOST_EPISODES, BufferFigures, figures_of
+from sqlbuffer.web.curves import MOST_EPISODES, BufferFigures, figures_of
 from sqlbuffer.web.rendering import FOLDER, encoded, environment
 
 MOST_BUFFERS = 20

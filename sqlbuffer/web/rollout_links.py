@@ -8,8 +8,7 @@ from starlette.requests import Request
 
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
-from sqlbuffer.web.rendering import link
-from sqlbuffer.web.shell_words import command_line, python_rows, quoted
+from sqlbuffer.web.rendering import command_line, link, python_rows, quoted
 
 # A browser takes these for folders.
 _FOLDERS = (".", "..")

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.cli import terminal
-from sqlbuffer.cli.demo_report import QUESTIONS
+from sqlbuffer.cli import output
+from sqlbuffer.cli.commands.run_demo import QUESTIONS
 from sqlbuffer.demo import DemoPlan, Report, cartpole
 from sqlbuffer.demo.learner import _check_whole
 from sqlbuffer.demo.run import _check
@@ -165,7 +165,7 @@ def test_the_same_seed_plays_the_same_episode():
     ],
 )
 def test_cells_are_written_for_people(value, text):
-    assert terminal.shown(value) == text
+    assert output.shown(value) == text
 
 
 def test_a_terminal_gets_bars(tmp_path):
@@ -205,6 +205,6 @@ def test_the_demo_is_in_the_browser_while_it_runs_and_until_ctrl_c(schema_url):
 
 
 def test_the_demo_ends_where_there_can_be_no_page(monkeypatch, run, sqlite_url):
-    monkeypatch.setattr("sqlbuffer.cli.browser.demo_page._COMMAND", "raise SystemExit(7)")
+    monkeypatch.setattr("sqlbuffer.cli.commands.run_demo._COMMAND", "raise SystemExit(7)")
     result = run("demo", "--url", sqlite_url, "--ui", "--no-open", *SHORT)
     assert (result.exit_code, result.stdout) == (7, "")

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from sqlbuffer.cli.terminal import shown
+from sqlbuffer.cli.output import shown
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from sqlbuffer.cli.browser import run_ui
+from sqlbuffer.cli.commands import run_ui
 from tests.cli.conftest import start
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from sqlbuffer.cli.formats import write_csv, write_json
+from sqlbuffer.cli.output import write_csv, write_json
 from sqlbuffer.display.brief_values import brief
 from sqlbuffer.display.jsonable import dumps, jsonable
 from tests.support.payloads import payloads

@@ -20,7 +20,7 @@ MODULES = [
     and not module.name.startswith(
         (
             "sqlbuffer.integrations.",
-            "sqlbuffer.interchange.hugging_face.hf_datasets",
+            "sqlbuffer.interchange.hugging_face",
             "sqlbuffer.interchange.minari.minari_",
         )
     )

@@ -16,7 +16,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import ExportError, FieldError, FileImportError
 from sqlbuffer.interchange import export_jsonl, insert_jsonl
-from sqlbuffer.interchange.jsonl.line_source import lines_of
+from sqlbuffer.interchange.jsonl import lines_of
 from tests.support.copied_buffers import comparable, json_rows, odd_steps, typed_steps
 
 LINE = '{"task_id": "t", "step": %d, "state": {"x": %d}, "reward": 0.5}'
@@ -334,7 +334,7 @@ def test_lines_of_a_slow_pipe_are_stored_before_it_ends(sqlite_url: str) -> None
 
 
 def test_a_line_of_many_parts_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.jsonl.line_source._CHUNK_BYTES", 7)
+    monkeypatch.setattr("sqlbuffer.interchange.jsonl._CHUNK_BYTES", 7)
     given = [b"one", b"", b"x" * 1_000, b"exactly", b"", b"the last one"]
     for end in (b"", b"\n"):
         reader, writer = os.pipe()

@@ -150,8 +150,8 @@ def test_a_place_that_cannot_be_written_is_named(sqlite_url: str) -> None:
 def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 40_000)
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.FILE_BYTES", 60_000)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 40_000)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.FILE_BYTES", 60_000)
     monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 3)
     buffer = ReplayBuffer(sqlite_url, create=True, fields={"x": ("float32", (64,))})
     rng = np.random.default_rng(0)
@@ -187,7 +187,7 @@ def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(
 def test_an_export_whose_last_file_is_full_has_no_empty_file(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.FILE_BYTES", 1)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.FILE_BYTES", 1)
     buffer = typed_steps(sqlite_url, "source")
     report = export_parquet(buffer, tmp_path / "out")
     files = sorted((tmp_path / "out").glob("steps-*"))
@@ -197,7 +197,7 @@ def test_an_export_whose_last_file_is_full_has_no_empty_file(
 def test_row_groups_of_large_arrays_are_small(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.GROUP_ITEMS", 10 * 40 * 120)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_ITEMS", 10 * 40 * 120)
     buffer = typed_steps(sqlite_url, "source")
     export_parquet(buffer, tmp_path / "out")
     with pq.ParquetFile(tmp_path / "out" / "steps-00000.parquet") as file:

@@ -127,7 +127,7 @@ def test_an_export_of_what_was_restored_is_the_same(
 def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
     buffer_url: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 1)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 1)
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
         monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 1)
     source, reached = make(buffer_url, "source"), []
@@ -198,7 +198,7 @@ def test_uses_of_leased_rows_are_restored(urls: tuple[str, str], tmp_path: Path)
 def test_row_groups_end_with_chunks_so_that_an_import_restores_these(
     urls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_export.GROUP_ITEMS", 10 * 25)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_ITEMS", 10 * 25)
     obs = np.arange(600.0, dtype=np.float32).reshape(60, 10)
     buffer = ReplayBuffer(urls[0], fields={"obs": ("float32", (10,))})
     for start in range(0, 60, 20):  # chunks of 20 steps, and row groups of 25 rows
@@ -449,7 +449,7 @@ def test_an_export_that_is_not_whole_is_refused_and_leaves_nothing(
 def test_an_export_that_is_damaged_while_it_is_read_leaves_nothing(
     buffer_url: str, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.row_groups.GROUP_BYTES", 1)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 1)
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
         monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 2)
     source, out = ReplayBuffer(buffer_url, "source", fields=fields), tmp_path / "out"
@@ -494,7 +494,7 @@ def test_a_damaged_file_of_others_is_refused_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The first rows are whole: nothing is stored before all were read."""
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_files.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.files.ROWS_AT_ONCE", 2)
     more = {} if is_typed else {"observation": pa.array(["{}"] * 6)}
     path = foreign(tmp_path / "steps.parquet", **more)
     options = {"row_group_size": 2, "write_page_checksum": True}
@@ -531,7 +531,7 @@ def test_a_row_that_does_not_fit_leaves_nothing(
     make_database_url: MakeDatabaseUrl, is_new: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("sqlbuffer.interchange.parquet.parquet_files.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("sqlbuffer.interchange.parquet.files.ROWS_AT_ONCE", 2)
     names = {"observation": "obs", "action": None}
     for kind in KINDS:
         url = make_database_url(kind, schema=not is_new)

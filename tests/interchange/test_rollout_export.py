@@ -9,7 +9,7 @@ import pytest
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import FieldError, FileImportError
 from sqlbuffer.interchange import RolloutRows, export_rollouts, import_parquet
-from sqlbuffer.interchange.hugging_face.rollouts import ROLLOUT_FORMS
+from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 

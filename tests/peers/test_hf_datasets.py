@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import CopyError, ExportError, FieldError
 from sqlbuffer.interchange import export_parquet, export_rollouts, to_hf
-from sqlbuffer.interchange.hugging_face.rollouts import ROLLOUT_FORMS, RolloutForm
+from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS, RolloutForm
 from tests.peers.rollouts import store_rollouts
 from tests.support.sql import run, scalar
 

@@ -4,7 +4,7 @@ import re
 
 from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
 from sqlbuffer.front.leasing import LEASE_S
-from sqlbuffer.interchange.parquet.parquet_files import ROWS_AT_ONCE
+from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
 from sqlbuffer.storage.database import engine, transactions, vacuum
 from sqlbuffer.storage.flow import limiters, pacing, waiting_mark

@@ -5,7 +5,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.web import app
-from sqlbuffer.web.live import LivePoller
+from sqlbuffer.web.site import LivePoller
 from tests.web.conftest import SCRIPT, row
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.web import app
-from sqlbuffer.web.sql_examples import EXAMPLES
+from sqlbuffer.web.pages.sql_page import EXAMPLES
 from tests.docs.pages import fenced_blocks, text_of
 from tests.support.sql import is_sqlite
 from tests.support.web_client import WebClient

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.formats import note
 from sqlbuffer.cli.options import Url, database, example
+from sqlbuffer.cli.output import note
 
 app = typer.Typer(
     help="Create, check and upgrade the schema of a database.",

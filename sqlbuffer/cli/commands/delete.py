@@ -4,10 +4,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import opened, unknown_task
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.options import BufferName, Condition, Equal, Url, Yes, database, example
-from sqlbuffer.cli.prompts import confirm
+from sqlbuffer.cli.options import (
+    BufferName,
+    Condition,
+    Equal,
+    Url,
+    Yes,
+    confirm,
+    database,
+    example,
+    opened,
+    unknown_task,
+)
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer

@@ -5,11 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import opened
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.formats import Format, chosen, note, write
-from sqlbuffer.cli.options import BufferName, Csv, Exact, Json, Ndjson, Url, database, example
-from sqlbuffer.cli.overviews import buffers_for_people, note_if_measured
+from sqlbuffer.cli.options import (
+    BufferName,
+    Csv,
+    Exact,
+    Json,
+    Ndjson,
+    Url,
+    database,
+    example,
+    opened,
+)
+from sqlbuffer.cli.output import Format, buffers_for_people, chosen, note, note_if_measured, write
 
 # The table leaves these out if no buffer has a value of them.
 _RARE = (
@@ -50,7 +58,7 @@ def info(
         return
     if buffer is not None:
         raise UsageError("--buffer goes with --config; `sqlbuffer info URL` shows all buffers")
-    from sqlbuffer.cli.terminal import console, shown_url
+    from sqlbuffer.cli.output import console, shown_url
     from sqlbuffer.sizes import shown_size
     from sqlbuffer.storage.inspect import listings
     from sqlbuffer.storage.migrations import status

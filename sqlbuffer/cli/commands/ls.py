@@ -5,9 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import chosen_buffer
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import (
     BufferName,
     Csv,
@@ -15,10 +13,19 @@ from sqlbuffer.cli.options import (
     Json,
     Ndjson,
     Url,
+    chosen_buffer,
     database_and_optional_word,
     example,
 )
-from sqlbuffer.cli.overviews import buffers_for_people, for_people, note_if_measured
+from sqlbuffer.cli.output import (
+    Format,
+    buffers_for_people,
+    chosen,
+    for_people,
+    note,
+    note_if_measured,
+    write,
+)
 
 EPILOG = example(
     "sqlbuffer ls sqlite:///replay.db",

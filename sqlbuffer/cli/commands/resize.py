@@ -4,10 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import opened
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.options import BufferName, Url, Yes, database_and_word, example
-from sqlbuffer.cli.prompts import confirm
+from sqlbuffer.cli.options import BufferName, Url, Yes, confirm, database_and_word, example, opened
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer

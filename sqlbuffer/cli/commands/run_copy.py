@@ -46,8 +46,7 @@ def copy(
     """
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.cli.copy_progress import CopyProgressBar
-    from sqlbuffer.cli.formats import note
-    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.cli.output import console, note
     from sqlbuffer.query.typed_conditions import condition_of
 
     names = _chosen(source, buffer)
@@ -72,7 +71,7 @@ def _chosen(source: str, name: str | None) -> list[str]:
     Raises:
         CopyError: Some of them are not copied alone.
     """
-    from sqlbuffer.cli.buffer_choice import chosen_buffer, listed
+    from sqlbuffer.cli.options import chosen_buffer, listed
     from sqlbuffer.errors import CopyError
     from sqlbuffer.storage.buffers import catalog
     from sqlbuffer.storage.inspect import listings

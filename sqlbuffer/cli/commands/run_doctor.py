@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sqlbuffer.cli.errors import exit_code
-from sqlbuffer.cli.formats import Format, chosen, write
 from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database, example
+from sqlbuffer.cli.output import Format, chosen, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ def _noting_failures(
 def _print_lines(findings: "Iterable[Finding]") -> None:
     from rich.text import Text
 
-    from sqlbuffer.cli.terminal import console, shown
+    from sqlbuffer.cli.output import console, shown
 
     out = console()
     for finding in findings:

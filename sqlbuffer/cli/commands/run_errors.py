@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.formats import Format, write
 from sqlbuffer.cli.options import example
+from sqlbuffer.cli.output import Format, write
 
 EPILOG = example("sqlbuffer errors", "sqlbuffer errors StorageBusyError")
 _ENTRY = re.compile(r"^## (\w+)\n+(.*?)\s*(?=^## |\Z)", re.MULTILINE | re.DOTALL)

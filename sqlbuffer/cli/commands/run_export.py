@@ -83,16 +83,15 @@ def export(
     The output appears when it is complete. An interrupted command leaves nothing. If a command is
     killed, the next export to the same path removes its files.
     """
-    from sqlbuffer.cli.buffer_choice import opened
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError
-    from sqlbuffer.cli.formats import note
-    from sqlbuffer.cli.terminal import console
-    from sqlbuffer.interchange.export_formats import FORMATS, exporter
+    from sqlbuffer.cli.options import opened
+    from sqlbuffer.cli.output import console, note
+    from sqlbuffer.interchange.formats import EXPORT_FORMATS, exporter
     from sqlbuffer.query.typed_conditions import condition_of
 
-    if format_ not in FORMATS:
-        raise UsageError(f"there is no format {format_!r}; choose from {', '.join(FORMATS)}")
+    if format_ not in EXPORT_FORMATS:
+        raise UsageError(f"there is no format {format_!r}; choose from {', '.join(EXPORT_FORMATS)}")
     if out == "-" and format_ != "jsonl":
         raise UsageError(f"{format_} is not written to standard output; name a folder")
     try:

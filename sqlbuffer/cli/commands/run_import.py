@@ -68,14 +68,13 @@ def import_(
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.errors import UsageError
-    from sqlbuffer.cli.formats import note
-    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.cli.output import console, note
     from sqlbuffer.interchange import import_minari, import_parquet, insert_jsonl
-    from sqlbuffer.interchange.import_formats import FORMATS, format_of
+    from sqlbuffer.interchange.formats import IMPORT_FORMATS, format_of
 
     kind = format_of(source) if format_ is None else format_
-    if kind not in FORMATS:
-        raise UsageError(f"there is no format {kind!r}; choose from {', '.join(FORMATS)}")
+    if kind not in IMPORT_FORMATS:
+        raise UsageError(f"there is no format {kind!r}; choose from {', '.join(IMPORT_FORMATS)}")
     if column and kind != "parquet":
         raise UsageError(f"--column is for Parquet, and this is {kind}")
     columns: dict[str, str | None] = {}

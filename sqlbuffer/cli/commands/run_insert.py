@@ -33,7 +33,7 @@ def insert(
     stored; of standard input, the lines before the wrong one are stored.
     """
     from sqlbuffer.cli.copy_progress import CopyProgressBar
-    from sqlbuffer.cli.terminal import console
+    from sqlbuffer.cli.output import console
     from sqlbuffer.interchange import insert_jsonl
 
     with CopyProgressBar(console()) as bar:

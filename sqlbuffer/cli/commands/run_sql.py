@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.formats import chosen, note, write
 from sqlbuffer.cli.options import Csv, Json, Ndjson, Url, database_and_word, example
+from sqlbuffer.cli.output import chosen, note, write
 from sqlbuffer.errors import SchemaMissingError, StorageError, StorageReadOnlyError
 
 EPILOG = example(

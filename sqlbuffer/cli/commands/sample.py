@@ -4,8 +4,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sqlbuffer.cli.buffer_choice import opened
-from sqlbuffer.cli.formats import Format, chosen, note, write
 from sqlbuffer.cli.options import (
     BufferName,
     Condition,
@@ -16,7 +14,9 @@ from sqlbuffer.cli.options import (
     Url,
     database,
     example,
+    opened,
 )
+from sqlbuffer.cli.output import Format, chosen, note, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def sample(
     row in full.
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
-    from sqlbuffer.cli.experience_rows import in_brief, in_full
+    from sqlbuffer.cli.output import in_brief, in_full
     from sqlbuffer.query.typed_conditions import condition_of
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
@@ -93,7 +93,7 @@ def sample(
 
 
 def _summary(task: "Sequence[DataRow]") -> list[Any]:
-    from sqlbuffer.cli.experience_rows import total_reward
+    from sqlbuffer.cli.output import total_reward
 
     first, last = task[0].exp_meta, task[-1].exp_meta
     agents = {row.exp_meta.agent_id for row in task}

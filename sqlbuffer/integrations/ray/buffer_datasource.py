@@ -12,11 +12,8 @@ from ray.data.extensions import ArrowTensorArray
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.interchange.buffer_stream import StreamPiece
-from sqlbuffer.interchange.example_columns import example_columns
-from sqlbuffer.interchange.held_stream import HeldStream
-from sqlbuffer.interchange.parquet.arrow_schema import StepSchema
-from sqlbuffer.interchange.parquet.arrow_tables import step_table
+from sqlbuffer.interchange.parquet.arrow import StepSchema, step_table
+from sqlbuffer.interchange.streams import HeldStream, StreamPiece, example_columns
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory
 

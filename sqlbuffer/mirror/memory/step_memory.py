@@ -1,6 +1,7 @@
 """The steps of a mirror in memory: a record for each step, and how the steps follow each other."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,34 +30,139 @@ from sqlbuffer.encoding.packing import Layout, with_lens
 from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.mirror.memory.block_map import BLOCK, BlockMap
-from sqlbuffer.mirror.memory.changed_slots import ChangedSlots
-from sqlbuffer.mirror.memory.episode_table import EpisodeTable
-from sqlbuffer.mirror.memory.name_table import NameTable
-from sqlbuffer.mirror.memory.slot_arrays import Allocate, has_tails, large_of, slot_shapes, zeroed
-from sqlbuffer.mirror.memory.step_changes import StepChanges
-from sqlbuffer.mirror.memory.step_limits import StepLimits
-from sqlbuffer.mirror.memory.step_priorities import StepPriorities
-from sqlbuffer.mirror.memory.step_record import (
+from sqlbuffer.mirror.memory.priorities import StepPriorities
+from sqlbuffer.mirror.memory.records import (
     AGENT,
+    AT,
     EPISODE,
+    FIRST_BYTES,
+    HEAP,
     SEQ,
+    SIZE,
     STEP,
     TASK,
     FieldCopies,
     StoredFields,
     T,
+    Tails,
     as_slice,
     field_bytes,
     flags_of,
     record_of,
     step_numbers_of,
 )
-from sqlbuffer.mirror.memory.tails import AT, FIRST_BYTES, HEAP, SIZE, Tails
+from sqlbuffer.mirror.memory.tables import (
+    BLOCK,
+    Allocate,
+    BlockMap,
+    ChangedSlots,
+    EpisodeTable,
+    NameTable,
+    has_tails,
+    large_of,
+    slot_shapes,
+    zeroed,
+)
 from sqlbuffer.storage.chunks.slices import unpacked_rewards
 from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
 from sqlbuffer.storage.marks import Marks, late_values
 from sqlbuffer.storage.schema.column_types import listed
+
+
+@dataclass(frozen=True)
+class StepChanges:
+    """Changes of a buffer's steps.
+
+    Attributes:
+        marks: What became of steps after they were stored, as it is now.
+        released: Steps that no longer are.
+        matching: Steps that are drawn, where others are not.
+        unmatched: Steps that no longer are.
+        episodes: Episodes as they are now.
+        sessions: (number, id) of sessions that were not known yet.
+        limits: The oldest model version that may be sampled, and the number of the only session;
+            None: any.
+    """
+
+    marks: Marks = field(default_factory=Marks)
+    released: Sequence[int] = ()
+    matching: Sequence[int] = ()
+    unmatched: Sequence[int] = ()
+    episodes: Sequence[EpisodeState] = ()
+    sessions: Sequence[tuple[int, str]] = ()
+    limits: tuple[int | None, int | None] = (None, None)
+
+
+_NO_VERSION = np.iinfo(np.int64).max
+# Version, whether there is one, session, quarantine, and whether it is wanted.
+LIMIT_BYTES = 8 + 1 + 4 + 1 + 1
+
+
+class StepLimits:
+    """The model version, the session and the quarantine of each step.
+
+    Args:
+        selects: Only steps that are marked as matching are drawn.
+
+    Attributes:
+        version: The model version of each step, int64.
+        has_version: Whether it has one.
+        session: Number of its session, -1 if it has none, int32.
+        session_keys: The user's id of each session, by number.
+        is_quarantined: Whether it is in quarantine.
+        is_outside: Whether it is kept only for those around it, and not drawn.
+        selects: Whether there are such steps.
+        oldest: The oldest model version that may be sampled; None: any.
+        only: The number of the only session that may be; None: any.
+    """
+
+    version: NDArray[np.int64]
+    has_version: Flags
+    session: NDArray[np.int32]
+    is_quarantined: Flags
+    is_outside: Flags
+
+    def __init__(self, selects: bool = False) -> None:
+        self.selects = selects
+        self.session_keys: dict[int, str] = {}
+        self.oldest: int | None = None
+        self.only: int | None = None
+
+    def use(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what each step has in these arrays; see `slot_shapes`."""
+        self.version, self.has_version = arrays["version"], arrays["has_version"]
+        self.session, self.is_quarantined = arrays["session"], arrays["is_quarantined"]
+        self.is_outside = arrays["is_outside"]
+
+    def stage(self, chunks: Sequence[ChunkRow], at: Any, counts: Integers) -> None:
+        """Note what new steps have.
+
+        Args:
+            chunks: Their chunks.
+            at: Their slots.
+            counts: Number of each.
+        """
+        versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
+        self.version[at] = np.repeat(versions, counts)
+        self.has_version[at] = np.repeat([c.model_version is not None for c in chunks], counts)
+        numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
+        self.session[at] = np.repeat(numbers, counts)
+        self.is_quarantined[at], self.is_outside[at] = False, self.selects
+
+    def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Take the users' ids of sessions, by number."""
+        self.session_keys.update(keys)
+
+    def are_barred(self, slots: Integers) -> Flags:
+        """Return which steps may not be sampled."""
+        found: Flags = self.is_quarantined[slots]
+        if self.oldest is not None:
+            found = found | (self.version[slots] < self.oldest)
+        if self.only is not None:
+            own = self.session[slots]
+            found = found | ((own != self.only) & (own != NONE))
+        return found
+
 
 Gathered = tuple[Integers, NDArray[Any]]
 
@@ -607,3 +713,29 @@ class StepsInSlots:
             padded[name] = np.zeros((len(self._slots), *values.shape[1:]), values.dtype)
             padded[name][there] = values
         return padded
+
+
+def block_numbers(memory: StepMemory, blocks: Integers) -> Integers:
+    """Return which block of numbers blocks of slots have, -1 for those that are free."""
+    slots = blocks[:, None] * BLOCK + np.arange(BLOCK)
+    newest = memory.records[SEQ][slots].max(axis=1, initial=0)
+    found: Integers = np.where(newest > 0, newest // BLOCK, NONE)
+    return found
+
+
+def restore(memory: StepMemory, n_used: int) -> None:
+    """Restore the state that is needed to continue with the arrays of another memory.
+
+    Args:
+        memory: Memory with those arrays, and with the names and the episodes.
+        n_used: Slots from 0 to this one have been given at some time.
+    """
+    memory.blocks.restore(block_numbers(memory, np.arange(n_used // BLOCK)))
+    records = memory.records[:n_used]
+    written = np.flatnonzero(records[SEQ] != 0)
+    memory.tasks.restore(records[TASK][written].astype(np.int64))
+    memory.agents.restore(records[AGENT][written].astype(np.int64))
+    episodes = records[EPISODE][written].astype(np.int64)
+    own = episodes != NONE
+    slots = written[own]
+    memory.episodes.restore(episodes[own], records[T][slots].astype(np.int64), slots)

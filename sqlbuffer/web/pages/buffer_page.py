@@ -10,9 +10,8 @@ from starlette.routing import Route
 
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.storage.browsing.buffer_curves import ROWS_OF_A_BATCH, TimeSpan, now_of
-from sqlbuffer.web.buffer_figures import MOST_EPISODES, figures_of
-from sqlbuffer.web.rendering import page
-from sqlbuffer.web.shell_words import command_line, python_call, quoted
+from sqlbuffer.web.curves import MOST_EPISODES, figures_of
+from sqlbuffer.web.rendering import command_line, page, python_call, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/buffer", "Figures")

@@ -9,10 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffer_overviews import LATELY_S, MOST_BUFFERS, WINDOW_S
-from sqlbuffer.web.live import MOST_WATCHERS
-from sqlbuffer.web.rendering import fragment, page
-from sqlbuffer.web.shell_words import command_line
-from sqlbuffer.web.site import site_of
+from sqlbuffer.web.rendering import command_line, fragment, page
+from sqlbuffer.web.site import MOST_WATCHERS, site_of
 
 _TEMPLATE = "buffers_table.html"
 

@@ -19,13 +19,17 @@ from sqlbuffer.web.rollout_links import (
     rollout_commands,
 )
 from sqlbuffer.web.site import site_of
-from sqlbuffer.web.step_arrays.png_images import MOST_SIDE, THUMBNAIL_SIDE, png_of
-from sqlbuffer.web.step_arrays.step_values import array_of, root_of, value_at
-from sqlbuffer.web.step_arrays.value_texts import value_text
-from sqlbuffer.web.transcript.differences_of_turns import difference
-from sqlbuffer.web.transcript.said_parts import Said, said_in_step
-from sqlbuffer.web.transcript.shown_texts import printable
-from sqlbuffer.web.transcript.turns import whole_conversation
+from sqlbuffer.web.step_arrays import (
+    MOST_SIDE,
+    THUMBNAIL_SIDE,
+    array_of,
+    png_of,
+    root_of,
+    value_at,
+    value_text,
+)
+from sqlbuffer.web.transcript.turns import Said, printable, said_in_step, whole_conversation
+from sqlbuffer.web.transcript.views import difference
 
 # For a step that is stored once, under a number that is never reused.
 _FOR_EVER = "private, max-age=31536000, immutable"

@@ -24,9 +24,8 @@ from sqlbuffer.storage.browsing.rollout_query import (
 )
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.web.pages.buffer_page import buffer_of
-from sqlbuffer.web.rendering import link, page
+from sqlbuffer.web.rendering import command_line, link, page, python_rows, quoted
 from sqlbuffer.web.rollout_links import buffer_link, episode_link
-from sqlbuffer.web.shell_words import command_line, python_rows, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")

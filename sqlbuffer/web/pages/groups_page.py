@@ -17,9 +17,8 @@ from sqlbuffer.web.pages.episodes_page import (
     place_text,
     rollout_address,
 )
-from sqlbuffer.web.rendering import link, page
+from sqlbuffer.web.rendering import command_line, link, page, quoted
 from sqlbuffer.web.rollout_links import difference_link
-from sqlbuffer.web.shell_words import command_line, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/groups", "Groups")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.web.sql_examples import EXAMPLES
+from sqlbuffer.web.pages.sql_page import EXAMPLES
 from tests.storage.plans.test_views import DRAWS_AND_STEPS, N_BATCHES
 from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
 

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
-from sqlbuffer.web.step_arrays.field_curves import MOST_POINTS, curve_of
-from sqlbuffer.web.step_arrays.png_images import png_of
-from sqlbuffer.web.step_arrays.step_values import arrays_of, is_image
+from sqlbuffer.web.step_arrays import MOST_POINTS, arrays_of, curve_of, is_image, png_of
 
 
 def decoded(png):

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.web.transcript.differences_of_turns import MOST_LINES, difference
-from sqlbuffer.web.transcript.said_parts import Said, ToolCall
+from sqlbuffer.web.transcript.turns import Said, ToolCall
+from sqlbuffer.web.transcript.views import MOST_LINES, difference
 
 words = st.lists(st.sampled_from(["a", "b", "a\nb", ""]), max_size=6)
 

@@ -7,17 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.web.transcript.repeats import n_repeated
-from sqlbuffer.web.transcript.said_parts import Said, said_in_step
-from sqlbuffer.web.transcript.shown_texts import (
+from sqlbuffer.web.transcript.turns import (
     FOLDED_CHARS,
+    Said,
+    Transcript,
     excerpts,
     first_line,
+    n_repeated,
     pieces,
     printable,
+    said_in_step,
     shown_text,
+    whole_conversation,
 )
-from sqlbuffer.web.transcript.turns import Transcript, whole_conversation
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "2 + 2?"}

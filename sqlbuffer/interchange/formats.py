@@ -1,0 +1,166 @@
+"""The formats that `sqlbuffer export` and `sqlbuffer import` know."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    FieldError,
+    FileImportError,
+    SchemaMissingError,
+    SQLBufferError,
+)
+from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
+from sqlbuffer.interchange.reports import ImportCounts
+from sqlbuffer.storage.database.urls import Database
+
+
+def found_buffer(url: Database, name: str) -> ReplayBuffer | None:
+    """Return a buffer that exists; None where it is to be made."""
+    try:
+        return ReplayBuffer(url, name, create=False)
+    except (BufferNotFoundError, SchemaMissingError):
+        return None
+
+
+@contextmanager
+def import_target(
+    buffer: ReplayBuffer | None,
+    url: Database,
+    name: str,
+    settings: Mapping[str, Any],
+    counts: ImportCounts,
+    *,
+    may_keep: bool = False,
+) -> Iterator[ReplayBuffer]:
+    """Give the buffer of an import; a missing one is made, and dropped again if the import fails.
+
+    An interrupted import, and one whose database fails after some steps, can continue: its buffer
+    stays.
+
+    Args:
+        buffer: The buffer; None if it is missing.
+        url: The database.
+        name: Name of the buffer.
+        settings: Settings of a new buffer.
+        counts: What the import has stored.
+        may_keep: Keep a new buffer with steps: they came from a pipe, which gives them only once.
+    """
+    with buffer or ReplayBuffer(url, name, **settings) as target:
+        try:
+            yield target
+        except SQLBufferError as error:
+            is_wrong_file = isinstance(error, (FieldError, FileImportError))
+            # The error to show is that of the import, whatever becomes of the buffer.
+            with suppress(SQLBufferError):
+                n_steps = counts.n_stored if is_wrong_file and not may_keep else 0
+                if buffer is None and len(target) <= n_steps:
+                    ReplayBuffer.drop(url, name)
+                elif is_wrong_file and counts.is_restored and not counts.n_duplicates:
+                    target.clear()
+            raise
+
+
+EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari")
+# Kinds of rows of Hugging Face's data sets.
+STEPS = "steps"
+ROWS = (STEPS, *ROLLOUT_FORMS)
+
+
+def exporter(name: str, *, rows: str = STEPS, env: str | None = None) -> Callable[..., Any]:
+    """Return the function that exports to a format.
+
+    It takes (buffer, path, condition, *, columns, overwrite, on_progress), and returns what it says
+    of the result as text.
+
+    Args:
+        name: The format.
+        rows: Format `hf`: what a row is.
+        env: Format `minari`: id of the environment that was recorded.
+
+    Raises:
+        ValueError: An option of another format, or unknown rows.
+    """
+    if rows != STEPS and name != "hf":
+        raise ValueError(f"--rows is for --format hf, and this is {name}")
+    if rows not in ROWS:
+        raise ValueError(f"there are no rows {rows!r}; choose from {', '.join(ROWS)}")
+    if env is not None and name != "minari":
+        raise ValueError(f"--env is for --format minari, and this is {name}")
+    if name == "jsonl":
+        from sqlbuffer.interchange.jsonl import export_jsonl
+
+        return export_jsonl
+    if name == "minari":
+        return partial(_to_minari, env=env)
+    if rows != STEPS:
+        return partial(_rollouts, rows=rows)
+    from sqlbuffer.interchange.parquet.exporting import export_parquet
+
+    return export_parquet
+
+
+def _rollouts(
+    buffer: ReplayBuffer,
+    path: str,
+    condition: Any,
+    *,
+    columns: Sequence[str] | None,
+    overwrite: bool,
+    on_progress: OnProgress | None,
+    rows: Any,
+) -> Any:
+    from sqlbuffer.interchange.hugging_face import export_rollouts
+
+    if columns is not None:
+        raise FieldError(
+            f"--columns is for rows of {STEPS}; those of {rows} have their own columns"
+        )
+    return export_rollouts(
+        buffer, path, rows, condition=condition, overwrite=overwrite, on_progress=on_progress
+    )
+
+
+def _to_minari(
+    buffer: ReplayBuffer,
+    path: str,
+    condition: Any,
+    *,
+    columns: Sequence[str] | None,
+    overwrite: bool,
+    on_progress: OnProgress | None,
+    env: str | None,
+) -> str:
+    from sqlbuffer.interchange.minari import export_minari
+
+    dataset = export_minari(
+        buffer, path, env=env, condition=condition, fields=columns, overwrite=overwrite,
+        on_progress=on_progress,
+    )  # fmt: skip
+    return (
+        f"exported {buffer.name!r} in {buffer.url} to Minari's data set {path!r}: "
+        f"{dataset.total_episodes:,} episodes, {dataset.total_steps:,} steps"
+    )
+
+
+IMPORT_FORMATS = ("parquet", "jsonl", "minari")
+
+
+def format_of(source: str) -> str:
+    """Return the format of the files to import.
+
+    Args:
+        source: A file or folder.
+
+    Example:
+        >>> format_of("steps.jsonl"), format_of("out")
+        ('jsonl', 'parquet')
+    """
+    if source.endswith((".jsonl", ".ndjson")):
+        return "jsonl"
+    return "minari" if (Path(source) / "data" / "metadata.json").is_file() else "parquet"

@@ -1,1 +1,0 @@
-"""Steps as JSON, one a line."""

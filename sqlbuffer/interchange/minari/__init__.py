@@ -1,1 +1,0 @@
-"""Minari data sets of the episodes of a buffer."""

@@ -1,0 +1,916 @@
+"""Import Parquet: restore a buffer that was exported, or append steps."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from orjson import JSONDecodeError, loads
+
+from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.checks import checked_dict, checked_path, refused
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.codec.scalar_tags import tag_float
+from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.encoding.column_chunks import pack_ranges
+from sqlbuffer.encoding.given_columns import GivenColumns
+from sqlbuffer.encoding.packed_chunk import execute_times, stored_times
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.step_payloads import PayloadParts, collected_payload
+from sqlbuffer.errors import (
+    BufferNotFoundError,
+    CopyError,
+    EpisodeExistsError,
+    FieldError,
+    FileImportError,
+    SchemaMissingError,
+)
+from sqlbuffer.fields.declarations import VARIABLE
+from sqlbuffer.fields.near_names import near_name
+from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.front.step_encodings import Batch
+from sqlbuffer.front.step_writer import StepWriter
+from sqlbuffer.interchange.formats import found_buffer, import_target
+from sqlbuffer.interchange.output import named_damage
+from sqlbuffer.interchange.parquet.arrow import (
+    StepSchema,
+    built_in_types,
+    field_values,
+    integers,
+    load_pyarrow,
+    nulls,
+    reals,
+    stored_episodes,
+    texts,
+    times,
+    whole,
+)
+from sqlbuffer.interchange.parquet.files import ParquetFiles, StepRuns
+from sqlbuffer.interchange.reports import ImportCounts, ImportReport
+from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps.ids import is_uuid
+from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceIdentity, SourceState
+from sqlbuffer.storage.copies.import_target import ImportTarget, RestoredSteps, check_may_restore
+from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.rows.payload_parts import PART_BYTES, split
+from sqlbuffer.storage.store import BufferStore
+
+_OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
+_PAYLOADS = ("state", "actions", "messages", "extra")
+_META = (
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id", "model_version",
+    "execute_time",
+)  # fmt: skip
+_TEXTS = ("id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id")
+# Columns that belong to a step in its own buffer, and are not appended.
+_LEFT_OUT = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Meaning of the columns of files.
+
+    Attributes:
+        built_in: Names of the files' columns by the names of built-in columns.
+        fields: Names of the files' columns by the names of typed fields.
+        specs: The typed fields of the buffer.
+        is_own: True if payloads are the JSON of an export.
+    """
+
+    built_in: dict[str, str]
+    fields: dict[str, str]
+    specs: Mapping[str, FieldSpec]
+    is_own: bool
+
+
+def _meanings(files: ParquetFiles, columns: Mapping[str, Any], specs: Any) -> dict[str, str]:
+    """Return what each column is; those that are left out are not in it."""
+    noted = {} if files.metadata is None else files.metadata["built_in"]
+    names = files.schema.names
+    for name in columns:
+        if name not in names:
+            raise FileImportError(
+                f"columns names {name!r}, which {files.path} does not have; it has "
+                f"{', '.join(names)}"
+            )
+    found = {}
+    for name in names:
+        meaning = columns.get(name, noted.get(name, name))
+        if meaning not in specs and meaning in _OTHER_NAMES:
+            meaning = _OTHER_NAMES[meaning]
+        if meaning and (meaning not in _LEFT_OUT or meaning in specs):
+            found[name] = meaning
+    if len(set(found.values())) < len(found):
+        twice = sorted(v for v in found.values() if list(found.values()).count(v) > 1)
+        raise FileImportError(f"two columns are {twice[0]!r}; name another in columns={{...}}")
+    return found
+
+
+def _plan(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]) -> ColumnPlan:
+    specs, types = buffer.fields, built_in_types()
+    built_in, fields = {}, {}
+    for name, meaning in _meanings(files, columns, specs).items():
+        if meaning in specs:
+            fields[meaning] = name
+        elif meaning in types and meaning != "arrays":
+            built_in[meaning] = name
+        elif meaning == "arrays":
+            built_in["arrays"] = name
+        else:
+            known = [*specs, *types]
+            nearest = near_name(meaning, known)
+            hint = f" (did you mean {nearest}?)" if nearest else ""
+            raise FileImportError(
+                f"column {name!r}: buffer {buffer.name!r} has no field {meaning!r}{hint}; it has "
+                f"{', '.join(specs) or 'none'}; say what the column is with "
+                f"columns={{{name!r}: FIELD}} (--column {name}=FIELD), or leave it out with "
+                f"columns={{{name!r}: None}} (--column {name}=)"
+            )
+    for name, spec in specs.items():
+        if name not in fields and spec.default is None:
+            raise FileImportError(
+                f"{files.path} has no column {name!r}, a field of buffer {buffer.name!r} "
+                f"({spec}); it has {', '.join(files.schema.names)}; say which one it is with "
+                f"columns={{COLUMN: {name!r}}} (--column COLUMN={name})"
+            )
+    if not buffer.config.priorities.enabled:
+        built_in.pop("priority", None)
+    return ColumnPlan(built_in, fields, specs, files.metadata is not None)
+
+
+def new_fields(files: ParquetFiles, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a new buffer for the steps of files; they follow from the columns.
+
+    Raises:
+        FileImportError: A column of which no field can be made.
+    """
+    types = built_in_types()
+    first = next((table for _, _, table in files.batches()), files.schema.empty_table())
+    return {
+        meaning: _exported(files.schema.field(column)) or _declared(column, first[column])
+        for column, meaning in _meanings(files, columns, ()).items()
+        if meaning not in types
+    }
+
+
+def _exported(field: Any) -> FieldSpec | None:
+    """Return the field of a buffer that a column was exported from; None of other columns."""
+    spec = (field.metadata or {}).get(b"spec")
+    return None if spec is None else FieldSpec.from_json(field.name, loads(spec))
+
+
+def _declared(name: str, column: Any) -> Any:
+    """Return the declaration of a field that can hold a column."""
+    pa, kind, shape = load_pyarrow(), column.type, []
+    array = whole(column)
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind, array = kind.value_type, array.flatten()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        import pyarrow.compute as pc
+
+        sizes = set(pc.list_value_length(array).drop_null().to_pylist())
+        shape.append(sizes.pop() if len(sizes) == 1 else VARIABLE)
+        kind = kind.value_type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not is_number:
+        raise FileImportError(
+            f"column {name!r}: no typed field can be made of {column.type}; say what it is with "
+            f"columns={{{name!r}: 'extra'}} (--column {name}=extra) or another built-in "
+            f"column, declare the fields with fields={{...}}, or leave it out with "
+            f"columns={{{name!r}: None}} (--column {name}=)"
+        )
+    return str(np.dtype(kind.to_pandas_dtype())), tuple(shape)
+
+
+def check_files(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]) -> None:
+    """Raise unless all steps of files can be appended to a buffer.
+
+    Raises:
+        FieldError: A value that a field cannot hold.
+        FileImportError: A column does not fit, or a file is damaged; the message names it.
+    """
+    for _ in _encoded_parts(files, buffer, columns):
+        pass
+
+
+def append_files(
+    files: ParquetFiles,
+    buffer: ReplayBuffer,
+    columns: Mapping[str, Any],
+    counts: ImportCounts,
+    on_progress: OnProgress | None,
+) -> None:
+    """Store the steps of files as new ones; `check_files` has found that they fit.
+
+    Args:
+        files: The files.
+        buffer: The buffer.
+        columns: See `import_parquet`.
+        counts: Receives what was stored.
+        on_progress: Function that is called after each part.
+    """
+    for place, n_steps, batch in _encoded_parts(files, buffer, columns):
+        try:
+            stored = buffer._writer.store(batch)
+        except EpisodeExistsError as error:
+            raise FileImportError(
+                f"{place}: {error}; {counts.n_stored:,} steps of earlier rows are stored"
+            ) from error
+        counts.n_steps += n_steps
+        counts.n_stored += stored.inserted
+        counts.n_duplicates += stored.duplicates
+        counts.n_conflicts += stored.conflicts
+        if on_progress is not None:
+            on_progress(counts.n_stored, counts.n_steps, range(files.n_rows))
+
+
+def _encoded_parts(
+    files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
+) -> Iterator[tuple[str, int, Batch]]:
+    """Yield the place of each part, its number of steps, and them as the buffer stores them."""
+    plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
+    for path, first, table in files.batches():
+        ids = [f"{marks[path]}/{first + i}" for i in range(len(table))]
+        place = f"{path}, rows from {first:,} on"
+        try:
+            with named_damage(path):
+                batch = _Part(plan, table, ids, first).encoded(buffer._writer)
+        except FieldError as error:
+            raise FieldError(f"{place}: {error}") from error
+        yield place, len(table), batch
+
+
+class _Part:
+    """Some rows of a file."""
+
+    def __init__(self, plan: ColumnPlan, table: Any, ids: list[str], first: int) -> None:
+        self._plan, self._table, self._ids, self._first = plan, table, ids, first
+        self._n = len(table)
+
+    def encoded(self, writer: StepWriter) -> Batch:
+        """Return them as they are stored."""
+        is_rich = any(self._has(n) for n in (*_RICH, *_PAYLOADS)) or not self._plan.specs
+        if not is_rich and not self._has_nulls(("reward", "terminated", "truncated")):
+            keys = {"id": self._own_ids(), **self._keys()}
+            return writer.encoded_columns(self._columns(), "same_kind", keys)
+        priority = self._column("priority") if self._has("priority") else None
+        return writer.encoded_rows(self._rows(), priority=priority)
+
+    def _has(self, name: str) -> bool:
+        own = self._plan.built_in.get(name)
+        return own is not None and self._table[own].null_count < self._n
+
+    def _has_nulls(self, names: tuple[str, ...]) -> bool:
+        return any(self._has(n) and self._table[self._plan.built_in[n]].null_count for n in names)
+
+    def _column(self, name: str) -> list[Any]:
+        """Return a built-in column as a list, with None for a missing value."""
+        pa = load_pyarrow()
+        if not self._has(name):
+            return [None] * self._n
+        column = self._table[self._plan.built_in[name]]
+        try:
+            if name in _TEXTS:
+                column = column.cast(pa.string())
+            elif name == "execute_time" and pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("us", tz="UTC"))
+                return [None if t is None else t.timestamp() for t in column.to_pylist()]
+            elif name not in _PAYLOADS and name != "arrays":
+                column = column.cast(built_in_types()[name])
+        except pa.ArrowInvalid as error:
+            raise FileImportError(
+                f"column {self._plan.built_in[name]!r}: expected {name} as "
+                f"{built_in_types()[name]}, got {column.type} ({error})"
+            ) from None
+        except pa.ArrowNotImplementedError as error:
+            raise FileImportError(
+                f"column {self._plan.built_in[name]!r}: expected {name} as "
+                f"{built_in_types()[name]}, got {column.type} ({error})"
+            ) from None
+        found: list[Any] = column.to_pylist()
+        return found
+
+    def _own_ids(self) -> list[str]:
+        given = self._column("id")
+        return [made if own is None else own for own, made in zip(given, self._ids, strict=True)]
+
+    def _steps(self) -> list[int]:
+        given = self._column("step")
+        return [self._first + i if own is None else own for i, own in enumerate(given)]
+
+    def _fields(self) -> dict[str, Any]:
+        """Return the values of typed fields, as `extend` takes them."""
+        found = {}
+        for name, column in self._plan.fields.items():
+            found[name] = _given_values(self._plan.specs[name], column, self._table[column])
+        return found
+
+    def _columns(self) -> dict[str, Any]:
+        own = {n: np.array(self._column(n)) for n in ("reward", "terminated", "truncated")
+               if self._has(n)}  # fmt: skip
+        return {**self._fields(), **own}
+
+    def _keys(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"step": self._steps()}
+        for name in ("task_id", "agent_id", "episode_id", "session_id", "model_version"):
+            values = self._column(name)
+            if any(value is not None for value in values):
+                found[name] = [_default(name) if v is None else v for v in values]
+        if self._has("priority"):
+            found["priority"] = self._column("priority")
+        return found
+
+    def _payload(self, name: str, arrays: list[Any]) -> list[Any]:
+        values = self._column(name)
+        column = self._plan.built_in.get(name)
+        found = []
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                found.append(value)
+                continue
+            try:
+                found.append(decode(value, arrays[i]) if self._plan.is_own else loads(value))
+            except JSONDecodeError as error:
+                raise FileImportError(
+                    f"column {column!r}, row {self._first + i:,}: {value[:40]!r} is no JSON "
+                    f"({error})"
+                ) from None
+        return found
+
+    def _rows(self) -> list[DataRow]:
+        meta = {name: self._column(name) for name in _META}
+        arrays = self._column("arrays")
+        data = {name: self._payload(name, arrays) for name in _PAYLOADS}
+        for name in ("reward", "advantage", "value", "terminated", "truncated"):
+            data[name] = self._column(name)
+        fields, ids, steps = self._fields(), self._own_ids(), self._steps()
+        return [
+            DataRow(
+                ExpMeta(
+                    task_id=meta["task_id"][i] or "default",
+                    task_name=meta["task_name"][i],
+                    agent_id=meta["agent_id"][i] or "default",
+                    step=steps[i],
+                    execute_time=meta["execute_time"][i],
+                    pre_agent=meta["pre_agent"][i],
+                    episode_id=meta["episode_id"][i],
+                    model_version=meta["model_version"][i],
+                    session_id=meta["session_id"][i],
+                ),
+                Experience(
+                    state=data["state"][i],
+                    actions=data["actions"][i],
+                    reward_t=data["reward"][i],
+                    adv_t=data["advantage"][i],
+                    v_t=data["value"][i],
+                    messages=data["messages"][i],
+                    terminated=data["terminated"][i],
+                    truncated=data["truncated"][i],
+                    extra=data["extra"][i],
+                ),
+                ids[i],
+                fields={name: values[i] for name, values in fields.items()},
+            )
+            for i in range(self._n)
+        ]
+
+
+_RICH = ("task_name", "pre_agent", "execute_time", "advantage", "value")
+
+
+def _default(name: str) -> str | None:
+    return "default" if name in ("task_id", "agent_id") else None
+
+
+def _given_values(spec: FieldSpec, column: str, values: Any) -> Any:
+    """Return the values of a column, of any type that has the items of a field."""
+    pa = load_pyarrow()
+    if nulls(values).any():
+        raise FileImportError(
+            f"column {column!r}: {values.null_count:,} rows have no value, and field "
+            f"{spec.name!r} ({spec}) needs one in each step; fill them, or leave these rows out"
+        )
+    array, shape = whole(values), []
+    sizes: Any = None
+    import pyarrow.compute as pc
+
+    while pa.types.is_nested(array.type) and not pa.types.is_struct(array.type):
+        lengths = pc.list_value_length(array)
+        distinct = pc.unique(lengths).to_pylist()
+        if len(distinct) > 1 and (sizes is not None or not spec.is_variable):
+            raise FileImportError(
+                f"column {column!r}: its values have {min(distinct)} to {max(distinct)} items, and "
+                f"field {spec.name!r} is {spec}; declare it with fields={{{spec.name!r}: (DTYPE, "
+                f"(-1,))}} in a new buffer"
+            )
+        if len(distinct) > 1:
+            sizes = np.array(lengths.to_numpy(), np.int64)
+        shape.append(distinct[0] if len(distinct) == 1 else VARIABLE)
+        array = array.flatten()
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        flat: Any = np.array(array.to_pylist() or [""])[: len(array)]
+    elif pa.types.is_binary(array.type):
+        flat = np.array(array.to_pylist() or [b""])[: len(array)]
+    else:
+        flat = array.to_numpy(zero_copy_only=False)
+    n = len(values)
+    if sizes is not None:
+        return np.split(flat, np.cumsum(sizes)[:-1]) if n else []
+    if spec.is_variable:
+        return list(flat.reshape(n, *shape))
+    if n and flat.size == n * int(np.prod(spec.shape, dtype=np.int64)):
+        return flat.reshape(n, *spec.shape)  # a list of all items has the shape of the field
+    return flat.reshape(n, *shape)
+
+
+PAYLOADS = ("state", "actions", "messages", "extra")
+REALS = {
+    "reward": "reward_t", "advantage": "adv_t", "value": "v_t", "execute_time": "execute_time",
+}  # fmt: skip
+FLAGS = ("terminated", "truncated")
+
+
+class StepTable:
+    """Steps of a file by the names of built-in columns; those that the file lacks are null.
+
+    Args:
+        table: The steps.
+        schema: Meaning of the columns.
+    """
+
+    def __init__(self, table: Any, schema: StepSchema) -> None:
+        self.n, self._table = len(table), table
+        self._names = {own: name for name, own in schema.built_in.items()}
+        self.specs = schema.specs
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is a value in a column."""
+        own = self._names.get(name)
+        return own is not None and self._table[own].null_count < self.n
+
+    def column(self, name: str) -> Any:
+        """Return a built-in column."""
+        return self._table[self._names[name]]
+
+    def texts(self, name: str) -> list[Any]:
+        """Return the values of a built-in column as a list."""
+        if name not in self:
+            return [None] * self.n
+        return (times if name.endswith("_at") else texts)(self.column(name))
+
+    def reals(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return numbers, and flags of missing ones."""
+        if name in self:
+            return reals(self.column(name))
+        return np.full(self.n, np.nan), np.ones(self.n, bool)
+
+    def field(self, name: str) -> Any:
+        """Return the values of a typed field; see `field_values`."""
+        return field_values(self.specs[name], self._table[name])
+
+    def stored_reals(self, name: str, tags: list[dict[str, Any]] | None) -> NDArray[np.float64]:
+        """Return numbers as their column holds them, NaN for none; see `encode_real`.
+
+        Args:
+            name: The column.
+            tags: Receives values that it cannot hold, NaN and -0.0; None if there are none.
+        """
+        values, missing = self.reals(name)
+        if tags is not None:
+            for i in np.flatnonzero(_are_odd(values, missing)).tolist():
+                tags[i][REALS[name]] = tag_float(float(values[i]))
+        values[missing] = np.nan
+        return values + 0.0  # no -0.0
+
+    def listed_reals(self, name: str, tags: list[dict[str, Any]] | None) -> list[Any]:
+        """Return what `stored_reals` does, None for none."""
+        return _or_none(self.stored_reals(name, tags))
+
+    def flags(self, name: str) -> NDArray[np.bool_] | None:
+        """Return flags that every step has; None where some have none."""
+        if name not in self or self.column(name).null_count:
+            return None
+        found: NDArray[np.bool_] = whole(self.column(name)).to_numpy(zero_copy_only=False)
+        return found
+
+    def has_odd_reals(self) -> bool:
+        """Return whether numbers are among them that a column cannot hold."""
+        return any(name in self and _are_odd(*self.reals(name)).any() for name in REALS)
+
+    def payloads(self, tags: list[dict[str, Any]] | None) -> dict[str, list[Any]]:
+        """Return the JSON of each part, and `arrays`; tagged numbers are in `extra`."""
+        found = {name: self.texts(name) for name in (*PAYLOADS, "arrays")}
+        for i, own in enumerate(tags or ()):
+            if own:
+                text = found["extra"][i]
+                tree = {"$none": True} if text is None else loads(text)
+                found["extra"][i] = dumps({**tree, "$reals": own})
+        return found
+
+
+def _are_odd(values: NDArray[np.float64], missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = ~missing & (
+        np.isnan(values) | ((values == 0.0) & np.signbit(values))
+    )
+    return found
+
+
+def sorted_by_seq(table: Any) -> Any:
+    """Return steps in the order of their numbers."""
+    seq = integers(table["seq"])
+    return table if (np.diff(seq) > 0).all() else table.take(np.argsort(seq, kind="stable"))
+
+
+def own_schema(noted: Mapping[str, Any], config: BufferConfig) -> StepSchema:
+    """Return the columns of an export.
+
+    Args:
+        noted: Metadata of its files.
+        config: The settings of the buffer.
+    """
+    return StepSchema(noted["built_in"], dict(config.fields.specs))
+
+
+def restored_steps(
+    table: Any, schema: StepSchema, layout: Layout, begin: int, config: BufferConfig
+) -> RestoredSteps:
+    """Return the steps of a row group as they are stored.
+
+    Args:
+        table: The row group, with all columns of an export.
+        schema: Its columns.
+        layout: How typed fields are packed in the buffer.
+        begin: All of its numbers are above this one.
+        config: The settings of the buffer.
+    """
+    table = sorted_by_seq(table)
+    seq = integers(table["seq"])
+    found = RestoredSteps(begin, int(seq[-1]), len(seq))
+    _add_overlays(found, StepTable(table, schema), seq, config)
+    if config.fields.specs:
+        _add_chunks(found, table, schema, layout, seq)
+    else:
+        _add_rows(found, StepTable(table, schema), layout, seq)
+    return found
+
+
+def _add_overlays(
+    found: RestoredSteps, steps: StepTable, seq: NDArray[np.int64], config: BufferConfig
+) -> None:
+    if "uses" in steps:
+        uses = integers(steps.column("uses"))
+        at, most = np.flatnonzero(uses), config.sampling.max_use
+        own = {"seq": seq[at].tolist(), "n_uses": uses[at].tolist()}
+        if len(at) and config.leases.enabled:
+            own["used_up"] = [most is not None and n >= most for n in own["n_uses"]]
+            found.overlays["queue_items"] = own
+        elif len(at):
+            found.overlays["uses"] = own
+    if "quarantined_at" in steps:
+        times, reasons = steps.texts("quarantined_at"), steps.texts("quarantine_reason")
+        at = np.array([i for i, time in enumerate(times) if time is not None], np.int64)
+        found.overlays["quarantine"] = {
+            "seq": seq[at].tolist(),
+            "reason": [reasons[i] for i in at.tolist()],
+            "quarantined_at": [time_text(times[i]) for i in at.tolist()],
+        }
+
+
+def _add_rows(
+    found: RestoredSteps, steps: StepTable, layout: Layout, seq: NDArray[np.int64]
+) -> None:
+    tags: list[dict[str, Any]] = [{} for _ in range(steps.n)]
+    numbers = {own: steps.listed_reals(name, tags) for name, own in REALS.items()}
+    payloads = steps.payloads(tags)
+    arrays: list[Any] = payloads.pop("arrays")
+    sizes: list[Any] = [None] * steps.n
+    parts: dict[str, list[Any]] = {"seq": [], "part": [], "bytes": []}
+    for i, raw in enumerate(arrays):
+        if raw is not None and len(raw) > PART_BYTES:
+            own = list(split(raw, layout))
+            parts["seq"] += [int(seq[i])] * len(own)
+            parts["part"] += range(len(own))
+            parts["bytes"] += map(bytes, own)
+            sizes[i], arrays[i] = len(raw), None
+    found.rows = {
+        "seq": seq.tolist(),
+        **{
+            name: steps.texts(name)
+            for name in (
+                "id", "task_id", "task_name", "agent_id", "pre_agent", "step", "t",
+                "model_version", *FLAGS,
+            )
+        },
+        "episode_key": steps.texts("episode_id"),
+        "session_key": steps.texts("session_id"),
+        **payloads,
+        **numbers,
+        "initial_priority": steps.listed_reals("priority", None),
+        "arrays": list(layout.compress(arrays)),
+        "payload_bytes": sizes,
+        "inserted_at": [time_text(time) for time in steps.texts("inserted_at")],
+    }  # fmt: skip
+    for name in FLAGS:
+        found.rows[name] = [None if flag is None else int(flag) for flag in found.rows[name]]
+    if parts["seq"]:
+        found.overlays["payload_parts"] = parts
+
+
+def _add_chunks(
+    found: RestoredSteps,
+    table: Any,
+    schema: StepSchema,
+    layout: Layout,
+    seq: NDArray[np.int64],
+) -> None:
+    runs = StepRuns(seq, integers(table[_name_of(schema, "first_seq")]))
+    if runs.has_gaps:
+        table = table.take(runs.source)
+        found.overlays["deleted_steps"] = {"seq": runs.seq[runs.is_filled].tolist()}
+    steps = StepTable(table, schema)
+    tags: list[dict[str, Any]] | None = None
+    if steps.has_odd_reals():
+        tags = [{} for _ in range(steps.n)]
+    reward, times = steps.stored_reals("reward", tags), steps.stored_reals("execute_time", tags)
+    more = {
+        own: steps.listed_reals(name, tags)
+        for name, own in (("advantage", "adv_t"), ("value", "v_t"))
+        if name in steps
+    }
+    flags = {name: steps.flags(name) for name in FLAGS}
+    more.update(
+        {name: steps.texts(name) for name in FLAGS if name in steps and flags[name] is None}
+    )
+    given = GivenColumns(
+        n_steps=steps.n,
+        fields={name: steps.field(name) for name in layout.specs},
+        reward=None if np.isnan(reward).all() else reward,
+        reward_tags={},
+        terminated=flags["terminated"],
+        truncated=flags["truncated"],
+        ids=None,
+        task_id=runs.firsts(steps.column("task_id")),
+        agent_id=runs.firsts(steps.column("agent_id")),
+        model_version=runs.firsts(steps.column("model_version")),
+        session_id=runs.firsts(steps.column("session_id")),
+        steps=runs.continued(integers(steps.column("step"))),
+        priority=steps.listed_reals("priority", None) if "priority" in steps else None,
+        payloads=(),
+        more_keys={
+            "task_name": runs.firsts(steps.column("task_name")),
+            "pre_agent": runs.firsts(steps.column("pre_agent")),
+            "episode_key": runs.firsts(steps.column("episode_id")),
+        },
+        more_values=more,
+        encoded=_encoded(steps, tags, runs.is_filled, is_any=bool(np.isnan(reward).any())),
+    )
+    chunks = pack_ranges(layout, given, runs.ranges)
+    _place_chunks(found, steps, runs, chunks, times)
+
+
+def _name_of(schema: StepSchema, built_in: str) -> str:
+    return next(name for name, own in schema.built_in.items() if own == built_in)
+
+
+def _encoded(
+    steps: StepTable,
+    tags: list[dict[str, Any]] | None,
+    is_filled: NDArray[np.bool_],
+    *,
+    is_any: bool,
+) -> list[Any] | None:
+    """Return the payload of each step; None where no step has one, unless there is to be a list."""
+    if tags is None and not any(name in steps for name in PAYLOADS):
+        return [None] * steps.n if is_any else None
+    payloads = steps.payloads(tags)
+    each = zip(*(payloads[name] for name in (*PAYLOADS, "arrays")), strict=True)
+    return [
+        None
+        if filled
+        else collected_payload(PayloadParts(own[0], own[1], own[2], own[3], own[4] or b""))
+        for filled, own in zip(is_filled.tolist(), each, strict=True)
+    ]
+
+
+def _place_chunks(
+    found: RestoredSteps,
+    steps: StepTable,
+    runs: StepRuns,
+    chunks: list[Any],
+    times: NDArray[np.float64],
+) -> None:
+    """Give chunks their ids, numbers, places in episodes and times."""
+    ids, ts = runs.firsts(steps.column("id")), runs.firsts(steps.column("t"))
+    inserted = runs.firsts(steps.column("inserted_at"))
+    spans = _spans(runs, times)
+    placed = []
+    for i, chunk in enumerate(chunks):
+        offset = int(runs.place[runs.held[i]])
+        changes: dict[str, Any] = {"t": None if ts[i] is None else ts[i] - offset, **spans[i]}
+        own, _, place = str(ids[i]).rpartition("/")
+        if is_uuid(own) and place == str(offset):
+            changes["id"] = own
+        placed.append((int(runs.first_seq[i]), inserted[i], replace(chunk, **changes)))
+    found.chunks = placed
+    _add_ids(found, steps, runs)
+
+
+def _add_ids(found: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
+    """Store the ids that are not that of the chunk with the place of the step."""
+    import pyarrow.compute as pc
+
+    pa = load_pyarrow()
+    chunk_ids = pa.array([chunk.id for _, _, chunk in found.chunks], pa.string())
+    made = pc.binary_join_element_wise(
+        chunk_ids.take(pa.array(runs.run_of)), pa.array(runs.place).cast(pa.string()), "/"
+    )
+    given = whole(steps.column("id"))
+    is_other = pc.not_equal(made, given).to_numpy(zero_copy_only=False).astype(bool)
+    at = np.flatnonzero(is_other & ~runs.is_filled)
+    if len(at):
+        own = given.take(pa.array(at)).to_pylist()
+        found.overlays["step_ids"] = {"seq": runs.seq[at].tolist(), "id": own}
+
+
+def _spans(runs: StepRuns, values: NDArray[np.float64]) -> list[Mapping[str, Any]]:
+    """Return the times of each chunk: the first and last time if the others are evenly between
+    them.
+    """
+    begins, ends = runs.begins, np.append(runs.begins[1:], len(values))
+    first, last = values[begins], values[ends - 1]
+    counts = (ends - begins)[runs.run_of]
+    expected = execute_times(first[runs.run_of], last[runs.run_of], counts, runs.place)
+    is_same = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    are_even = np.logical_and.reduceat(is_same & ~runs.is_filled, begins)
+    found: list[Mapping[str, Any]] = []
+    ends_of = zip(_or_none(first), _or_none(last), strict=True)
+    for i, (start, end, span) in enumerate(
+        zip(begins.tolist(), ends.tolist(), ends_of, strict=True)
+    ):
+        if are_even[i]:
+            found.append({"first_time": span[0], "last_time": span[1], "times": None})
+        else:
+            first_time, last_time, listed = stored_times(_or_none(values[start:end]))
+            found.append({"first_time": first_time, "last_time": last_time, "times": listed})
+    return found
+
+
+def _or_none(values: NDArray[np.float64]) -> list[Any]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+# Settings that decide what steps look like.
+_SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "priorities", "leases")
+
+
+def import_parquet(
+    path: "str | os.PathLike[str]",
+    url: Database = None,
+    name: str | None = None,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> ImportReport:
+    """Store the steps of Parquet files in a buffer.
+
+    Files of `export_parquet` restore the buffer with its settings, numbers, ids, times, episodes,
+    sessions, priorities, uses and reasons of quarantine. The buffer must be missing or empty. Until
+    the import is complete, the buffer shows the steps that it has so far and refuses writers. If
+    the process is killed, repeat the call: it continues where it stopped.
+
+    Files are appended as new steps if another program wrote them, if the path is a single file, if
+    the export has some columns only, or if the buffer has steps. A missing buffer is made. A step
+    without an id gets an id from its place in the file, so a second import stores no step twice.
+
+    The files of an export are compared with its manifest, and files to append are read once to
+    check all rows. If one is damaged, missing or does not fit, nothing is made or stored.
+
+    Args:
+        path: A folder of Parquet files, or a file.
+        url: The database; see `ReplayBuffer`.
+        name: Name of the buffer; by default that of the exported buffer, or `default`.
+        columns: Fields for columns of the files, by the columns' names: `{"observation": "obs"}`.
+            None omits a column. Other columns keep their name: a built-in column, a field of the
+            buffer, or a new field of a new buffer.
+        fields: Typed fields of a new buffer, as for `ReplayBuffer`; by default they follow from the
+            types of the columns.
+        on_progress: Function that is called after each batch with the number of stored steps, the
+            number of steps read, and the range of steps to read.
+
+    Raises:
+        ArgumentError: An argument is invalid.
+        FieldError: A field cannot hold a value.
+        FileImportError: There are no files, a file is damaged or missing, a column does not fit, or
+            typed steps are of an episode of the buffer that has ended; the message names it.
+        MissingExtraError: pyarrow is not installed.
+        StorageReadOnlyError: The buffer is another unfinished copy, or the role may not restore a
+            buffer: only the owner of the tables may.
+        StorageUnreachableError: The database does not answer.
+        URLError: The URL cannot be used.
+
+    Example:
+        >>> import tempfile
+        >>> from sqlbuffer.interchange import export_parquet
+        >>> buffer = ReplayBuffer("sqlite://", "b", fields={"obs": ("float32", (2,))})
+        >>> buffer.extend({"obs": [[1.0, 2.0], [3.0, 4.0]]}, task_id="t").inserted
+        2
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_parquet(buffer, f"{folder}/out")
+        ...     import_parquet(f"{folder}/out", f"sqlite:///{folder}/replay.db").n_stored
+        2
+    """
+    began_at = time.monotonic()
+    source = checked_path(path, "path", "the path of a Parquet file, or of a folder of them")
+    columns = {} if columns is None else checked_dict(columns, "columns", "{'observation': 'obs'}")
+    fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
+    on_progress = checked_progress(on_progress)
+    for column, meaning in columns.items():
+        if meaning is not None and not isinstance(meaning, str):
+            raise refused(meaning, f"columns[{column!r:.100}]", "the name of a field, or None")
+    files = ParquetFiles(source)
+    is_restorable = files.is_export and not columns and not fields
+    if name is None:
+        name = files.metadata["buffer"] if is_restorable and files.metadata else "default"
+    buffer = found_buffer(url, name)
+    settings: dict[str, Any] = {}
+    if buffer is None and is_restorable:
+        with suppress(BufferNotFoundError, SchemaMissingError):
+            check_may_restore(url)
+        settings["config"] = files.config
+    elif buffer is None:
+        settings["fields"] = (new_fields(files, columns) if fields is None else fields) or None
+        with ReplayBuffer("sqlite://", name, **settings) as trial:
+            check_files(files, trial, columns)
+    counts = ImportCounts()
+    with import_target(buffer, url, name, settings, counts) as opened:
+        if is_restorable:
+            _restore(files, opened, counts, on_progress)
+        if not counts.is_restored:
+            if buffer is not None:
+                check_files(files, buffer, columns)
+            append_files(files, opened, columns, counts, on_progress)
+        return ImportReport(
+            str(path), f"{opened.name!r} in {opened.url}", counts.n_steps, counts.n_stored,
+            counts.n_duplicates, counts.n_conflicts, counts.is_restored,
+            time.monotonic() - began_at,
+        )  # fmt: skip
+
+
+def _restore(
+    files: ParquetFiles,
+    buffer: ReplayBuffer,
+    counts: ImportCounts,
+    on_progress: OnProgress | None,
+) -> None:
+    """Restore a buffer, or continue that, unless it has other steps or settings."""
+    noted, config, store = files.metadata, files.config, buffer._store
+    assert noted is not None
+    ours, theirs = config.settings(), buffer.config.settings()
+    if store.info.layout is not None or any(ours[name] != theirs[name] for name in _SAME):
+        return
+    target = ImportTarget(store)
+    with named_damage(files.paths[0]):
+        identity = SourceIdentity(str(files.path), noted["buffer"], 0, noted["export_id"], None)
+        copied = CopiedRange(noted["low_seq"], noted["high_seq"], noted["low_seq"])
+        state = SourceState(copied, noted["state"], noted["session"], noted["sessions"], None)
+    try:
+        progress = target.progress(identity)
+        if progress is None:
+            target.begin(identity, state, _episodes(files, store, config))
+            progress = target.progress(identity)
+    except CopyError:  # it has steps, or is another copy
+        return
+    assert progress is not None
+    counts.is_restored, counts.n_steps = True, files.n_rows
+    counts.n_duplicates = progress.n_steps
+    if progress.is_finished:
+        return
+    schema, cursor = own_schema(noted, config), progress.range.cursor
+    for path, table in files.row_groups(cursor):
+        with named_damage(path):
+            steps = restored_steps(table, schema, store.layout, cursor, config)
+        target.write(steps)
+        cursor = steps.end
+        counts.n_stored += steps.n_steps
+        if on_progress is not None:
+            n_done = counts.n_duplicates + counts.n_stored
+            on_progress(n_done, n_done, range(files.n_rows))
+    target.finish()
+
+
+def _episodes(
+    files: ParquetFiles, store: BufferStore, config: BufferConfig
+) -> Iterator[dict[str, list[Any]]]:
+    if files.episodes is None:
+        return iter(())
+    has_counts = config.retention.evict_by == "episode"
+    return stored_episodes(files.episodes, store.observation_layout, has_counts=has_counts)

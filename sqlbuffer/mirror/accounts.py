@@ -1,0 +1,307 @@
+"""What a mirror writes back: counted and logged draws, and priorities."""
+
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from threading import RLock
+from weakref import WeakSet, ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches.step_table import LIVE, NONE
+from sqlbuffer.encoding.priority_values import last_of_each
+from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
+from sqlbuffer.mirror.memory.records import SEQ
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.processes import at_process_end
+from sqlbuffer.samplers import RandomSampler, Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.database.urls import is_memory
+from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
+from sqlbuffer.storage.flow.credits import SampleCredits
+from sqlbuffer.storage.flow.pacing import PUBLISH_S
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.use_counts.pending_log import PendingLog
+from sqlbuffer.storage.use_counts.sample_log import LogEntry
+
+# With that many steps in batches that are not logged yet, batches are logged as they come.
+MOST_UNLOGGED_STEPS = 1_000_000
+SHORTEST_PAUSE_S = 0.05
+_UNIFORM = RandomSampler()
+
+_open: "WeakSet[DrawAccounts]" = WeakSet()
+
+
+class DrawAccounts:
+    """Makes draws wait for the rate limiter, and keeps them for the counts and the sample log.
+
+    A thread stores the kept draws every `settle_s` seconds.
+
+    Args:
+        store: The buffer.
+        settle_s: Seconds between two writes.
+    """
+
+    def __init__(self, store: BufferStore, settle_s: float) -> None:
+        self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
+        self._is_memory = is_memory(store.url)
+        self._credits = SampleCredits(store.pacer)
+        self._log = PendingLog(store.uses, MOST_UNLOGGED_STEPS)
+        self._mutex, self._closed = threading.Lock(), threading.Event()
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._settled_at = self._published_at = time.monotonic()
+        self._has_drawn = False
+        self._error: StorageReadOnlyError | None = None
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the mirror was closed, or is another process's."""
+        return self._closed.is_set() or self._pid != os.getpid()
+
+    def begin(self, n: int) -> int:
+        """Wait until n things may be drawn.
+
+        Returns:
+            How many of them are counted: give this to `end`, also after a draw that failed.
+
+        Raises:
+            FlowControlError: The rate limiter did not let them out in time.
+            StorageError: Neither the limiter nor the sample log can be reached.
+        """
+        if self._is_closed:
+            return 0  # the draw says so
+        self._begin()
+        return n if n > 0 and self._credits.take(n) else 0
+
+    def log(self, batch: Batch, clock: int | None, sampler: Sampler | None) -> None:
+        """Log a batch that was drawn, if the buffer logs batches.
+
+        Args:
+            batch: The batch.
+            clock: The buffer's clock then.
+            sampler: Drew it; None: uniformly.
+
+        Raises:
+            StorageError: The sample log cannot be reached.
+        """
+        if self._log.is_on:
+            self._keep(batch, clock, log_entry_of(sampler or _UNIFORM))
+
+    def end(self, n_counted: int, n_drawn: int) -> None:
+        """Count a draw.
+
+        Args:
+            n_counted: Number that `begin` returned.
+            n_drawn: Number of drawn items; 0 after a draw that failed.
+        """
+        if n_drawn < n_counted:
+            self._credits.put_back(n_counted - n_drawn)
+        if n_drawn:
+            self._has_drawn = True
+            self._store.pacer.note(n_drawn, 1)
+
+    def log_pass(self, batch: Batch, clock: int | None) -> None:
+        """Log a batch of a pass, if the buffer logs batches."""
+        if self._log.is_on:
+            self._begin()
+            self._keep(batch, clock, LogEntry("pass"))
+
+    def _keep(self, batch: Batch, clock: int | None, entry: LogEntry) -> None:
+        seqs, given = batch.info["seq"].tolist(), batch.get(PROBABILITIES)
+        self._log.add(seqs, clock, entry, None if given is None else given.tolist())
+
+    def _begin(self) -> None:
+        """Start the thread that stores the kept draws."""
+        if self._error is not None:
+            self.settle()  # raises again, unless the role may write now
+        if self._is_memory:
+            # Its one connection is that of the callers.
+            if time.monotonic() - self._settled_at >= self._settle_s:
+                self.settle()
+            return
+        if self._thread is None:
+            with self._mutex:
+                if self._thread is None and not self._closed.is_set():
+                    self._thread = threading.Thread(
+                        target=_settle,
+                        args=(ref(self), self._closed, self._settle_s, self._log, self._credits),
+                        name="sqlbuffer-mirror-settle",
+                        daemon=True,
+                    )
+                    self._thread.start()
+                    _open.add(self)
+                    at_process_end(_close_all, priority=1)  # before connections are closed
+
+    def settle(self) -> None:
+        """Store the kept draws, and give back credits that no draw uses.
+
+        Raises:
+            StorageError: The sample log cannot be written; it is kept.
+        """
+        self._settled_at = time.monotonic()
+        try:
+            self._log.settle()
+        except StorageReadOnlyError as error:
+            self._error = error
+            raise
+        self._error = None
+        self._credits.settle()
+        if self._has_drawn and self._settled_at - self._published_at >= PUBLISH_S:
+            self._has_drawn, self._published_at = False, self._settled_at
+            self._store.pacer.publish_counts()
+
+    def close(self) -> None:
+        """Store the kept draws for the last time.
+
+        Raises:
+            StorageError: The sample log cannot be written.
+        """
+        if self._is_closed:
+            return
+        self._closed.set()
+        try:
+            self._log.settle()
+        finally:
+            self._credits.settle(is_end=True)
+
+
+def _settle(
+    accounts: "ref[DrawAccounts]",
+    closed: threading.Event,
+    pause_s: float,
+    log: PendingLog,
+    credits: SampleCredits,
+) -> None:
+    """Settle repeatedly, until the mirror is closed or collected."""
+    while not closed.wait(pause_s):
+        own = accounts()
+        with suppress(SQLBufferError):  # kept for the next time
+            if own is None:
+                log.settle()
+                credits.settle(is_end=True)
+                return
+            own.settle()
+        if own is None:
+            return
+        del own
+
+
+def _close_all() -> None:
+    """Store the kept draws, because the process ends."""
+    for own in list(_open):
+        with suppress(SQLBufferError):
+            own.close()
+
+
+Integers = NDArray[np.int64]
+Reals = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# Writers wait for a transaction of that many for about 50 ms.
+WRITTEN_AT_ONCE = 2_048
+
+
+class OwnPriorities:
+    """Sets priorities in memory, and writes them to the database later.
+
+    Args:
+        store: The buffer.
+        origin: Signature of the written priorities, so that the mirror does not read them again.
+        lock: Lock that a thread holds while it reads or changes the memory.
+    """
+
+    def __init__(self, store: BufferStore, origin: str, lock: RLock) -> None:
+        self._store, self._origin, self._lock = store, origin, lock
+        self._kept: tuple[Integers, Reals] = np.zeros(0, np.int64), np.zeros(0)
+
+    def set(self, memory: StepMemory, seqs: Integers, values: Reals) -> Flags:
+        """Set the priorities of steps; return True for those in memory.
+
+        Args:
+            memory: The steps.
+            seqs: Numbers of the steps, each once, shape (b,).
+            values: Their priorities, shape (b,).
+        """
+        own = memory.priorities
+        slots, is_live = live_slots(memory, seqs)
+        if own is not None:
+            slots = slots[is_live]
+            own.set(slots, values[is_live], memory.is_drawable)
+            own.is_own[slots] = True
+        return is_live
+
+    def write(self, memory: StepMemory, for_s: float = math.inf) -> None:
+        """Write the kept priorities to the database; failed writes are repeated later.
+
+        Args:
+            memory: The steps.
+            for_s: Seconds to write for; the rest is written later.
+
+        Raises:
+            StorageError: The database cannot be written.
+        """
+        own, until = memory.priorities, time.monotonic() + for_s
+        if own is None or for_s <= 0:
+            return
+        self._write_kept()
+        slots, seqs, values = self._taken(memory)
+        n_written = 0
+        try:
+            while n_written < len(seqs) and time.monotonic() < until:
+                end = n_written + WRITTEN_AT_ONCE
+                self._write(seqs[n_written:end], values[n_written:end])
+                n_written = end
+        finally:
+            with self._lock:
+                slots, seqs = slots[n_written:], seqs[n_written:]
+                own.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
+
+    def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
+        """Return slots, numbers and values of set priorities, and mark them as written."""
+        with self._lock:
+            own = memory.priorities
+            if own is None:
+                return np.zeros(0, np.int64), *self._kept
+            slots = np.flatnonzero(own.is_own)
+            own.is_own[slots] = False
+            seqs = memory.records[SEQ][slots]
+            _, is_live = live_slots(memory, seqs)
+            slots, seqs = slots[is_live], seqs[is_live]
+            order = np.argsort(seqs)
+            return slots[order], seqs[order], own.values[slots[order]]
+
+    def _write_kept(self) -> None:
+        seqs, values = self._kept
+        for start in range(0, len(seqs), WRITTEN_AT_ONCE):
+            end = start + WRITTEN_AT_ONCE
+            self._write(seqs[start:end], values[start:end])
+        self._kept = seqs[:0], values[:0]
+
+    def _write(self, seqs: Integers, values: Reals) -> None:
+        self._store.priorities.update_priorities(seqs.tolist(), values.tolist(), self._origin)
+
+    def keep(self, memory: StepMemory) -> None:
+        """Keep the unwritten priorities of a memory before the memory is dropped."""
+        _, seqs, values = self._taken(memory)
+        seqs = np.concatenate([self._kept[0], seqs])
+        distinct, last = last_of_each(seqs)
+        self._kept = distinct, np.concatenate([self._kept[1], values])[last]
+
+    def restore(self, memory: StepMemory) -> None:
+        """Set the kept priorities again."""
+        seqs, values = self._kept
+        if len(seqs):
+            self.set(memory, seqs, values)
+            self._kept = seqs[:0], values[:0]
+
+
+def live_slots(memory: StepMemory, seqs: Integers) -> tuple[Integers, Flags]:
+    """Return the slots of numbers, 0 for a missing step, and flags of the existing steps."""
+    slots = memory.blocks.slots_of(seqs)
+    is_known = slots != NONE
+    slots = np.where(is_known, slots, 0)
+    return slots, is_known & ((memory.links["flags"][slots] & LIVE) != 0)

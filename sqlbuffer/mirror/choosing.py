@@ -1,0 +1,445 @@
+"""The choice of samplers among the steps in memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.arguments import checked_sampler
+from sqlbuffer.checks import refused
+from sqlbuffer.mirror.memory.priorities import Reals, StepPriorities, WeightTree
+from sqlbuffer.mirror.memory.records import SEQ
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.tables import BLOCK
+from sqlbuffer.samplers import (
+    FifoSampler,
+    LatestSampler,
+    PrioritizedSampler,
+    RandomSampler,
+    Sampler,
+)
+from sqlbuffer.storage.sampling.row_priorities import no_priorities
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Columns = Mapping[str, NDArray[Any] | None]
+
+NO_COLUMNS: Columns = {}
+
+
+class Chosen(NamedTuple):
+    """Steps that were chosen.
+
+    Attributes:
+        slots: Where they are, shape (n,).
+        columns: Arrays that the sampler gives with them, each of shape (n,); None for one that is
+            not known.
+    """
+
+    slots: Integers
+    columns: Columns = NO_COLUMNS
+
+
+class Chooser(Protocol):
+    """Chooses steps as a sampler does; made for one draw."""
+
+    def choose(
+        self,
+        memory: StepMemory,
+        is_drawable: Flags,
+        n: int,
+        accepts: Callable[[Integers], Flags] | None = None,
+    ) -> Chosen:
+        """Return n of the steps that may be drawn and are accepted; fewer if there are too few.
+
+        Args:
+            memory: The steps.
+            is_drawable: True for slots that may be drawn, shape (n_slots,).
+            n: Number of steps.
+            accepts: Function that returns True for accepted slots; all are accepted by default.
+        """
+
+
+# Where fewer places than this share hold what may be drawn, all of them are looked up.
+LOWEST_UNIFORM_SHARE = 1 / 16
+MOST_ROUNDS = 64
+_BITS = BLOCK.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class UniformChooser:
+    """Chooses uniformly.
+
+    Attributes:
+        rng: Draws.
+        replace: Draw with replacement.
+        by_number: Draw by the numbers of steps, so that it does not matter where they are in
+            memory.
+    """
+
+    rng: np.random.Generator
+    replace: bool
+    by_number: bool = False
+
+    def choose(
+        self,
+        memory: StepMemory,
+        is_drawable: Flags,
+        n: int,
+        accepts: Callable[[Integers], Flags] | None = None,
+    ) -> Chosen:
+        """Return n steps; see `Chooser.choose`."""
+        order = memory.blocks.in_order if self.by_number else None
+        return Chosen(uniform_slots(is_drawable, self.rng, self.replace, n, accepts, order))
+
+
+def uniform_slots(
+    is_drawable: Flags,
+    rng: np.random.Generator,
+    replace: bool,
+    n: int,
+    accepts: Callable[[Integers], Flags] | None = None,
+    order: Integers | None = None,
+) -> Integers:
+    """Return n slots, uniform over those that may be drawn and are accepted, or fewer if there are
+    fewer.
+
+    Slots are drawn from all slots, and wrong ones are rejected, which is uniform over the rest.
+
+    Args:
+        is_drawable: True for slots that may be drawn, shape (n_slots,).
+        rng: Draws.
+        replace: Draw with replacement.
+        n: Number of slots.
+        accepts: Function that returns True for accepted slots; all are accepted by default.
+        order: Blocks of slots in use, in the order of their numbers. With them, the same numbers
+            are drawn, independent of their places in memory.
+    """
+
+    def drawable_at(places: Integers) -> Integers:
+        slots = places
+        if order is not None:
+            slots = (order[places >> _BITS] << _BITS) + (places & (BLOCK - 1))
+        return slots[is_drawable[slots]]
+
+    n_places = len(is_drawable) if order is None else len(order) * BLOCK
+    found = _by_rejection(drawable_at, n_places, rng, replace, n, accepts)
+    if found is not None:
+        return found
+    # Few slots may be drawn, or n is nearly all of them.
+    every, rng = _in_order(np.flatnonzero(is_drawable), order), rng.spawn(1)[0]
+    if accepts is not None:
+        found = _by_rejection(every.__getitem__, len(every), rng, replace, n, accepts)
+        if found is not None:
+            return found
+        every, rng = every[accepts(every)], rng.spawn(1)[0]
+    if replace:
+        return every[rng.integers(0, len(every), n)] if len(every) else every
+    rng.shuffle(every)
+    return every[:n]
+
+
+def _by_rejection(
+    slots_at: Callable[[Integers], Integers],
+    n_places: int,
+    rng: np.random.Generator,
+    replace: bool,
+    n: int,
+    accepts: Callable[[Integers], Flags] | None,
+) -> Integers | None:
+    """Return n slots at random places; None where too few are accepted."""
+    if not n_places or (n > n_places and not replace):
+        return None if n else np.zeros(0, np.int64)
+    found: Integers | None = None
+    # Mostly a few more than wanted are enough, and `accepts` is asked once.
+    n_drawn, size = 0, n + n // 8 + 8
+    for _ in range(MOST_ROUNDS):
+        # Half the time of `integers`.
+        slots = slots_at((rng.random(size) * n_places).astype(np.int64))
+        n_drawn += size
+        if accepts is not None:
+            slots = slots[accepts(slots)]
+        found = slots if found is None else np.concatenate([found, slots])
+        if not replace:
+            found = _first_of_each(found)
+        if len(found) >= n:
+            return found[:n]
+        share = len(found) / n_drawn
+        if share < LOWEST_UNIFORM_SHARE:
+            break
+        size = int(1.2 * (n - len(found)) / share) + 16
+    return None
+
+
+def _in_order(slots: Integers, order: Integers | None) -> Integers:
+    """Return slots in the order of their numbers."""
+    if order is None:
+        return slots
+    ranks = np.zeros(int(order.max(initial=0)) + 1, np.int64)
+    ranks[order] = np.arange(len(order))
+    found: Integers = slots[np.argsort((ranks[slots >> _BITS] << _BITS) + (slots & (BLOCK - 1)))]
+    return found
+
+
+def _first_of_each(slots: Integers) -> Integers:
+    """Return slots without those that came before, in order."""
+    _, first = np.unique(slots, return_index=True)
+    return slots if len(first) == len(slots) else slots[np.sort(first)]
+
+
+# If less than this share of the drawn slots can be taken, all steps are tested.
+LOWEST_WEIGHTED_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class PrioritizedChooser:
+    """Chooses by priority, as a `PrioritizedSampler` does.
+
+    A step is drawn from all by weight, and drawn again if it may not be taken: that is exact for
+    the others.
+
+    Attributes:
+        sampler: Its options.
+        rng: Draws.
+        has_condition: The user says which steps may be drawn.
+    """
+
+    sampler: PrioritizedSampler
+    rng: np.random.Generator
+    has_condition: bool
+
+    def choose(
+        self,
+        memory: StepMemory,
+        is_drawable: Flags,
+        n: int,
+        accepts: Callable[[Integers], Flags] | None = None,
+    ) -> Chosen:
+        """Return n steps; see `Chooser.choose`.
+
+        Raises:
+            BufferConfigError: The buffer has no priorities.
+        """
+        priorities = memory.priorities
+        if priorities is None:
+            raise no_priorities()
+        tree = priorities.weights(memory.is_drawable, memory.changed)
+
+        def takes(slots: Integers) -> Flags:
+            taken = is_drawable[slots] & (tree.weights[slots] > 0)
+            if accepts is not None:
+                at = np.flatnonzero(taken)
+                taken[at] = accepts(slots[at])
+            return taken
+
+        draw = _Draw(is_drawable, tree, takes, self.rng)
+        if not n or not tree.total > 0:
+            slots = np.zeros(0, np.int64)
+        elif self.sampler.stratified:
+            order = priorities.block_order(memory.blocks, memory.changed)
+            slots = draw.by_strata(n, order, self.has_condition)
+        else:
+            slots = draw.with_replacement(n) if self.sampler.replace else draw.distinct(n)
+        total = self._total(priorities, is_drawable, tree)
+        return Chosen(slots, self._columns(memory, priorities, slots, total))
+
+    def _total(
+        self, priorities: StepPriorities, is_drawable: Flags, tree: WeightTree
+    ) -> float | None:
+        """Return the sum of the weights that steps are drawn by; None if it is unknown."""
+        if not self.sampler.exact and (self.has_condition or priorities.is_limited):
+            return None
+        if self.has_condition:
+            return float(tree.weights[: len(is_drawable)].sum(where=is_drawable))
+        return tree.total
+
+    def _columns(
+        self, memory: StepMemory, priorities: StepPriorities, slots: Integers, total: float | None
+    ) -> Columns:
+        seqs, own = memory.records[SEQ][slots], priorities.values[slots]
+        columns = self.sampler.columns_of(
+            seqs,
+            own,
+            alpha=priorities.alpha,
+            total=total,
+            least=lambda: priorities.least(memory.links["flags"]),
+        )
+        return {**columns, **self.sampler.finished(columns, priorities.alpha)}
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Draws slots by weight.
+
+    Attributes:
+        is_drawable: True for slots that may be drawn, shape (n_slots,).
+        tree: Their weights.
+        takes: Function that returns True for slots that can be taken.
+        rng: Draws.
+    """
+
+    is_drawable: Flags
+    tree: WeightTree
+    takes: Callable[[Integers], Flags]
+    rng: np.random.Generator
+
+    def with_replacement(self, n: int) -> Integers:
+        """Return n slots, each drawn on its own; fewer if there is none."""
+        found, size = np.zeros(0, np.int64), n + n // 16 + 4
+        while len(found) < n:
+            slots = self.tree.slots_at(self.rng.random(size))
+            slots = slots[self.takes(slots)]
+            found = np.concatenate([found, slots]) if len(found) else slots
+            share = len(slots) / size
+            if len(found) < n and share < LOWEST_WEIGHTED_SHARE:
+                every, weights = self._all()
+                more: Integers = every[_at(weights, self.rng.random(n - len(found)))]
+                return np.concatenate([found, more])
+            size = int(1.2 * (n - len(found)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
+        return found[:n]
+
+    def distinct(self, n: int) -> Integers:
+        """Return n distinct slots; fewer if there are fewer.
+
+        Slots drawn with replacement, without repeats, are drawn by weight from the rest.
+        """
+        n = min(n, len(self.is_drawable))
+        found, size = np.zeros(0, np.int64), n + n // 16 + 4
+        while len(found) < n:
+            slots = self.tree.slots_at(self.rng.random(size))
+            both = np.concatenate([found, slots[self.takes(slots)]])
+            _, first = np.unique(both, return_index=True)
+            share = (len(first) - len(found)) / size
+            found = both[np.sort(first)]
+            if len(found) < n and share < LOWEST_WEIGHTED_SHARE:
+                return np.concatenate([found, self._rest(found, n - len(found))])
+            size = int(1.2 * (n - len(found)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
+        return found[:n]
+
+    def _rest(self, found: Integers, n: int) -> Integers:
+        """Return n more slots by a race of all others (Efraimidis and Spirakis 2006)."""
+        every, weights = self._all()
+        is_left = ~np.isin(every, found)
+        every, weights = every[is_left], weights[is_left]
+        times = self.rng.exponential(size=len(every)) / weights
+        rest: Integers = every[np.argsort(times, kind="stable")[:n]]
+        return rest
+
+    def by_strata(self, n: int, order: Integers, has_condition: bool) -> Integers:
+        """Return a slot of each of n equal parts of the sum of all weights in insert order. Where
+        it cannot be taken, one that is drawn from all stands in for it.
+
+        Args:
+            n: Number of items.
+            order: The blocks of slots in insert order.
+            has_condition: The sum is of the slots that may be drawn.
+        """
+        fractions = (np.arange(n) + self.rng.random(n)) / n
+        if has_condition:
+            slots = (order[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+            slots = slots[self.is_drawable[slots]]
+            found: Integers = slots[_at(self.tree.weights[slots], fractions)]
+        else:
+            found = self.tree.slots_in_order(fractions, order)
+        missing = np.flatnonzero(~self.takes(found))
+        if len(missing):
+            others = self.with_replacement(len(missing))
+            if not len(others):
+                return others
+            found[missing] = others
+        return found
+
+    def _all(self) -> tuple[Integers, Reals]:
+        """Return all slots that can be taken, and their weights."""
+        every = np.flatnonzero(self.is_drawable)
+        every = every[self.takes(every)]
+        return every, self.tree.weights[every]
+
+
+def _at(weights: Reals, fractions: Reals) -> Integers:
+    """Return the places that fractions of the sum of weights fall on; none without weights."""
+    ends = weights.cumsum()
+    if not len(ends) or not ends[-1] > 0:
+        return np.zeros(0, np.int64)
+    last = int(np.flatnonzero(weights)[-1])
+    found: Integers = ends.searchsorted(fractions * ends[-1], side="right")
+    return np.minimum(found, last)
+
+
+# Most steps may be drawn: a few blocks more than have as many are enough.
+_SPARE = 2
+
+
+@dataclass(frozen=True)
+class OneEndChooser:
+    """Chooses the steps at one end of the buffer.
+
+    Attributes:
+        newest: Take the newest, newest first; else the oldest, oldest first.
+    """
+
+    newest: bool
+
+    def choose(
+        self,
+        memory: StepMemory,
+        is_drawable: Flags,
+        n: int,
+        accepts: Callable[[Integers], Flags] | None = None,
+    ) -> Chosen:
+        """Return n steps; see `Chooser.choose`."""
+        blocks = memory.blocks
+        numbers = blocks.numbers()
+        numbers = numbers[::-1] if self.newest else numbers
+        found: list[Integers] = [np.zeros(0, np.int64)]
+        start, size, missing = 0, n // BLOCK + _SPARE, n
+        while missing > 0 and start < len(numbers):
+            slots = blocks.slots_in(numbers[start : start + size])
+            slots = (slots[:, ::-1] if self.newest else slots).reshape(-1)
+            slots = slots[is_drawable[slots]]
+            if accepts is not None:
+                slots = slots[accepts(slots)]
+            found.append(slots[:missing])
+            missing -= len(found[-1])
+            start, size = start + size, 2 * size
+        return Chosen(np.concatenate(found))
+
+
+def _uniform(sampler: RandomSampler) -> Chooser:
+    return UniformChooser(sampler.generator(), sampler.replace, by_number=True)
+
+
+# A sampler of a class that is derived from one of these chooses in its own way.
+_CHOOSERS: dict[type[Sampler], Callable[[Any], Chooser]] = {
+    RandomSampler: _uniform,
+    FifoSampler: lambda _sampler: OneEndChooser(newest=False),
+    LatestSampler: lambda _sampler: OneEndChooser(newest=True),
+}
+
+
+def chooser_of(
+    sampler: Sampler | None, rng: np.random.Generator, *, has_condition: bool
+) -> Chooser:
+    """Return what chooses the steps of the next draw.
+
+    Args:
+        sampler: The sampler; None: uniform with replacement.
+        rng: Draws without a sampler, or without a seed.
+        has_condition: The user says which steps may be drawn.
+
+    Raises:
+        ArgumentError: A sampler that a mirror does not have.
+    """
+    if sampler is None:
+        return UniformChooser(rng, True)
+    if type(sampler) is PrioritizedSampler:
+        own = rng if sampler.seed is None else sampler.generator()
+        return PrioritizedChooser(sampler, own, has_condition)
+    chooser = _CHOOSERS.get(type(checked_sampler(sampler)))
+    if chooser is None:
+        names = ", ".join(kind.__name__ for kind in _CHOOSERS)
+        what = f"a {names} or PrioritizedSampler in a mirror; the buffer itself draws with others"
+        raise refused(sampler, "sampler", what)
+    return chooser(sampler)

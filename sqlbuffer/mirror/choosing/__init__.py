@@ -1,1 +1,0 @@
-"""The choice of samplers among the steps in memory."""

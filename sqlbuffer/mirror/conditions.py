@@ -1,0 +1,185 @@
+"""Conditions over the steps in memory: their columns, and the steps that match."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.batches.step_table import NO_TERMINATED, NO_TRUNCATED, NONE, TERMINATED, TRUNCATED
+from sqlbuffer.errors import ConditionError
+from sqlbuffer.mirror.memory.records import AGENT, SEQ, STEP, TASK
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.query.array_filter import NumberColumn, TextColumn, matching
+from sqlbuffer.query.condition_tree import EVERYTHING, Leaf, Node
+from sqlbuffer.query.paths import DECLARED, Field
+
+Integers = NDArray[np.int64]
+Column = NumberColumn | TextColumn
+
+
+def check_in_memory(node: Node, kept: Collection[str]) -> None:
+    """Raise ConditionError if a condition uses a field that is not in memory.
+
+    Args:
+        node: The condition.
+        kept: The declared fields that are.
+    """
+    if not isinstance(node, Leaf):
+        for part in node.parts:
+            check_in_memory(part, kept)
+        return
+    field = node.field
+    if field.column == DECLARED and field.name not in kept:
+        raise ConditionError(
+            f"the mirror was opened without field {field.name!r}; add it to fields=[...]"
+        )
+    if field.column != DECLARED and field.column not in _COLUMNS:
+        raise _refused(f"{field.name!r} is not in the memory of a mirror")
+    lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value
+    if field.column == "reward_t" and (node.op == "is_null" or lists_null):
+        raise _refused(f"a mirror stores None and NaN of {field.name!r} as the same value")
+
+
+def _refused(why: str) -> ConditionError:
+    return ConditionError(
+        f"{why}, so it cannot draw by this condition; open one that follows the steps that match: "
+        f"buffer.mirror(condition=...)"
+    )
+
+
+def step_column(memory: StepMemory, field: Field, slots: Integers) -> Column:
+    """Return a column of steps that the buffer has.
+
+    Args:
+        memory: The steps.
+        field: Column to return; see `check_in_memory`.
+        slots: Slots of the steps, shape (n,).
+    """
+    if field.column == DECLARED:
+        return _declared(memory, field.name, slots)
+    return _COLUMNS[field.column](memory, slots)
+
+
+def _declared(memory: StepMemory, name: str, slots: Integers) -> Column:
+    values = memory.large[name][slots] if name in memory.large else memory.records[name][slots]
+    if values.dtype.kind == "U":
+        texts, index = np.unique(values, return_inverse=True)
+        return TextColumn(texts.tolist(), index)
+    # JSON shows more digits of 64 bits than of 32.
+    return NumberColumn(values.astype(np.float64) if values.dtype.kind == "f" else values)
+
+
+def _record(name: str) -> Callable[[StepMemory, Integers], Column]:
+    return lambda memory, slots: NumberColumn(memory.records[name][slots])
+
+
+def _names(part: str, table: str) -> Callable[[StepMemory, Integers], Column]:
+    def column(memory: StepMemory, slots: Integers) -> Column:
+        distinct, index = np.unique(memory.records[part][slots], return_inverse=True)
+        return TextColumn(getattr(memory, table).names[distinct].tolist(), index)
+
+    return column
+
+
+def _flag(value: int, missing: int) -> Callable[[StepMemory, Integers], Column]:
+    def column(memory: StepMemory, slots: Integers) -> Column:
+        flags = memory.links["flags"][slots]
+        return NumberColumn((flags & value) != 0, (flags & missing) != 0)
+
+    return column
+
+
+def _reward(memory: StepMemory, slots: Integers) -> Column:
+    return NumberColumn(memory.links["reward"][slots])
+
+
+def _version(memory: StepMemory, slots: Integers) -> Column:
+    limits = memory.limits
+    return NumberColumn(limits.version[slots], ~limits.has_version[slots])
+
+
+def _session(memory: StepMemory, slots: Integers) -> Column:
+    distinct, index = np.unique(memory.limits.session[slots], return_inverse=True)
+    return TextColumn([memory.limits.session_keys.get(each) for each in distinct.tolist()], index)
+
+
+def _episode(memory: StepMemory, slots: Integers) -> Column:
+    distinct, index = np.unique(memory.links["episode"][slots], return_inverse=True)
+    keys = memory.episodes.keys
+    texts: list[Any] = [None if each == NONE else keys[each] for each in distinct.tolist()]
+    return TextColumn(texts, index)
+
+
+_COLUMNS: dict[str, Callable[[StepMemory, Integers], Column]] = {
+    "seq": _record(SEQ),
+    "step": _record(STEP),
+    "task_id": _names(TASK, "tasks"),
+    "agent_id": _names(AGENT, "agents"),
+    "episode_id": _episode,
+    "session_id": _session,
+    "model_version": _version,
+    "reward_t": _reward,
+    "terminated": _flag(TERMINATED, NO_TERMINATED),
+    "truncated": _flag(TRUNCATED, NO_TRUNCATED),
+}
+
+
+Flags = NDArray[np.bool_]
+
+# Results of more conditions than this are forgotten.
+MOST_CONDITIONS = 8
+# With more changes than this share of the steps, all are looked at again.
+MOST_CHANGED = 1 / 2
+
+
+class MatchingSteps:
+    """Says which steps in memory may be drawn by a condition.
+
+    It keeps the results of the last conditions, and tests changed slots again.
+    """
+
+    def __init__(self) -> None:
+        self._memory: StepMemory | None = None
+        self._known: dict[Node, tuple[int, Flags]] = {}
+
+    def of(self, memory: StepMemory, node: Node) -> Flags:
+        """Return which slots hold a step that may be drawn and meets a condition.
+
+        Args:
+            memory: The steps.
+            node: The condition, which names columns in memory only.
+
+        Returns:
+            Flags of shape (n,), where n slots have been used.
+        """
+        n = memory.blocks.n_used
+        if node is EVERYTHING:
+            return memory.is_drawable[:n]
+        if memory is not self._memory:
+            self._memory, self._known = memory, {}
+        try:
+            known = self._known.get(node)
+        except TypeError:  # a list in it cannot be hashed
+            return _updated(memory, node, np.zeros(n, bool), np.arange(n))
+        changed = memory.changed
+        if known is not None and known[0] == changed.n:
+            return known[1][:n]
+        slots, flags = None, np.zeros(memory.n_slots, bool)
+        if known is not None and len(known[1]) == memory.n_slots:
+            slots, flags = changed.since(known[0]), known[1]
+        if slots is None or len(slots) > MOST_CHANGED * n:
+            slots = np.arange(n)
+        _updated(memory, node, flags, slots)
+        if known is None and len(self._known) >= MOST_CONDITIONS:
+            del self._known[next(iter(self._known))]
+        self._known[node] = changed.n, flags
+        return flags[:n]
+
+
+def _updated(memory: StepMemory, node: Node, flags: Flags, slots: Integers) -> Flags:
+    """Look at slots, and return the flags."""
+    flags[slots] = False
+    own = slots[memory.is_drawable[slots]]
+    flags[own] = matching(node, len(own), lambda field: step_column(memory, field, own))
+    return flags

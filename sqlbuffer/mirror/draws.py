@@ -1,0 +1,581 @@
+"""Draw batches of any kind from the memory of a mirror."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sqlbuffer.arguments import checked_batch_size
+from sqlbuffer.batches.forms import (
+    Form,
+    StepForm,
+    TrajectoryForm,
+    TransitionForm,
+    no_successor,
+    warn_of_single_steps,
+)
+from sqlbuffer.batches.makers import Maker, Plan, maker_of
+from sqlbuffer.batches.step_table import NONE, Flags, Integers, as_float32, as_records, bytes_of
+from sqlbuffer.batches.transitions import TransitionMaker, TransitionPlan
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient, shortage
+from sqlbuffer.mirror.accounts import DrawAccounts
+from sqlbuffer.mirror.choosing import NO_COLUMNS, Chooser, UniformChooser, chooser_of
+from sqlbuffer.mirror.conditions import MatchingSteps
+from sqlbuffer.mirror.following import Refreshing
+from sqlbuffer.mirror.memory.records import SEQ
+from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.settings import MirrorSettings
+from sqlbuffer.mirror.shared_following import SharedFollowing
+from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
+from sqlbuffer.samplers import PrioritizedSampler, Sampler
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps.n_step import Returns
+from sqlbuffer.storage.sampling.restrictions import below_min_size
+from sqlbuffer.storage.store import BufferStore
+
+# It is made when that share of the steps was planned in draws: for a million steps it takes 0.4 s,
+# and saves 0.3 ms a draw.
+WORTH_IT = 1 / 256
+# With more changes than this share of the steps, each draw makes its own plans again.
+MOST_CHANGED = 1 / 8
+_PAGE = 65_536
+_ROW: np.dtype[Any] = np.dtype(
+    [
+        ("reward", np.float32),
+        ("discount", np.float32),
+        ("after", np.int32),
+        ("m", np.int32),
+        ("terminated", np.bool_),
+        ("truncated", np.bool_),
+        ("is_final", np.bool_),
+    ],
+    align=True,
+)
+
+
+class TransitionTable:
+    """Plans of transitions, by the slot of their first step.
+
+    Args:
+        memory: The steps.
+        n_step: Largest number of steps that a transition spans.
+        plan: Makes the plans of slots.
+        n_at_once: Returns how many slots it may plan at once.
+    """
+
+    def __init__(
+        self,
+        memory: StepMemory,
+        n_step: int,
+        plan: Callable[[Integers], TransitionPlan],
+        n_at_once: Callable[[Integers], int],
+    ) -> None:
+        self._memory, self._n_step, self._plan = memory, n_step, plan
+        self._n_at_once = n_at_once
+        self._n_planned, self._n_changes = 0, -1
+        self._rows = np.zeros(0, _ROW)
+        self._is_accepted: Flags = np.zeros(0, bool)
+
+    def accepted(self, n: int) -> Flags | None:
+        """Return which steps a transition can be made of, for a draw of n; None while it is cheaper
+        to plan what is drawn.
+        """
+        changed = self._memory.changed
+        if self._n_changes == changed.n:
+            return self._is_accepted
+        slots = None
+        if self._n_changes >= 0 and len(self._is_accepted) == self._memory.n_slots:
+            slots = changed.since(self._n_changes)
+        n_used = self._memory.blocks.n_used
+        if slots is not None and len(slots) * (self._n_step + 1) <= MOST_CHANGED * n_used + 1:
+            self._update(self._with_steps_before(slots))
+        else:
+            self._n_changes = -1
+            self._n_planned += n
+            if self._n_planned < WORTH_IT * n_used:
+                return None
+            self._rows = np.zeros(self._memory.n_slots, _ROW)
+            self._is_accepted = np.zeros(self._memory.n_slots, bool)
+            self._update(np.arange(n_used))
+        self._n_planned, self._n_changes = 0, changed.n
+        return self._is_accepted
+
+    def _with_steps_before(self, slots: Integers) -> Integers:
+        """Return slots and those of the steps whose transitions reach them."""
+        prev, found = self._memory.links["prev"], [slots]
+        for _ in range(self._n_step):
+            before = prev[found[-1]].astype(np.int64)
+            found.append(before[before != NONE])
+            if not len(found[-1]):
+                break
+        return np.unique(np.concatenate(found))
+
+    def _update(self, slots: Integers) -> None:
+        table, is_drawable = self._rows, self._memory.is_drawable
+        size = min(_PAGE, self._n_at_once(slots))
+        for start in range(0, len(slots), size):
+            own = slots[start : start + size]
+            plan = self._plan(own)
+            rows = np.zeros(len(own), _ROW)
+            rows["reward"] = as_float32(plan.returns.reward)
+            rows["discount"] = plan.returns.discount
+            rows["m"], rows["terminated"] = plan.returns.m, plan.returns.terminated
+            rows["after"], rows["is_final"] = plan.after, plan.is_final
+            rows["truncated"] = plan.truncated
+            table[own] = rows
+            self._is_accepted[own] = plan.accepted & is_drawable[own]
+
+    def plan(self, slots: Integers) -> TransitionPlan:
+        """Return the plan of steps that are accepted."""
+        # numpy copies a structured record part by part; as plain bytes it is copied whole.
+        plain = as_records(self._rows, bytes_of(_ROW))
+        rows = as_records(plain.take(slots), _ROW)
+        nothing = np.zeros((len(slots), 0), np.int64)
+        yes = np.ones(len(slots), bool)
+        returns = Returns(
+            rows["reward"], rows["discount"], rows["m"].astype(np.int64), yes,
+            rows["terminated"].copy(), yes,
+        )  # fmt: skip
+        return TransitionPlan(
+            slots, nothing, rows["truncated"].copy(), returns, rows["after"].astype(np.int64),
+            rows["is_final"], nothing, nothing, yes,
+        )  # fmt: skip
+
+
+# Largest number of steps that one plan covers: it takes about 100 bytes for each.
+_MOST_STEPS = 2**20
+
+
+class MemoryBatches:
+    """Draws batches of one form from steps in memory.
+
+    Args:
+        memory: The steps.
+        form: The form.
+        observation: Layout of the bytes of final observations.
+        buffer: The URL of the database and the id of the buffer.
+
+    Attributes:
+        memory: The steps.
+    """
+
+    def __init__(
+        self, memory: StepMemory, form: Form, observation: Layout, buffer: tuple[str, int]
+    ) -> None:
+        self.memory, self._buffer = memory, buffer
+        maker: Maker[Any] = maker_of(memory, form, observation)
+        self._maker = maker
+        self._is_key = _SlotFlags(memory, maker)
+        # Of transitions alone.
+        self._table: TransitionTable | None = None
+        self._refused: _StepsWithoutEpisode | None = None
+        self._notes_single = False
+        if isinstance(maker, TransitionMaker) and isinstance(form, TransitionForm):
+            memory.check_kept(form.names)
+            if not (form.stack or form.sequence_fields or maker.checks_ends):
+                self._table = TransitionTable(memory, form.n_step, maker.plan, self._n_at_once)
+            if not (form.has_next or form.skip_single):
+                self._refused = _StepsWithoutEpisode(memory)
+            self._notes_single = form.n_step > 1 and not form.needs_episodes
+            self._n_step = form.n_step
+        # Of partial trajectories alone.
+        self._first_runs = (
+            _FirstRuns(memory)
+            if isinstance(form, TrajectoryForm) and form.include_partial
+            else None
+        )
+
+    def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
+        """Return n items, or fewer if there are fewer.
+
+        Args:
+            chooser: Chooses their keys.
+            n: Number of items.
+            wanted: True for slots whose step may be a key; None: all that may be drawn.
+        """
+        memory, table = self.memory, self._table
+        if n:
+            self._refuse_single(wanted)
+        if table is not None and not memory.episodes.n_aborted:
+            accepted = table.accepted(n)
+            if accepted is not None:
+                # As without the table: a seed draws the same steps either way.
+                chosen = chooser.choose(memory, self.keys(wanted), n, accepted.__getitem__)
+                return self._batch(table.plan(chosen.slots), chosen.columns)
+        if self._maker.accepts_all:
+            chosen = chooser.choose(memory, self.keys(wanted), n)
+            return self._batch(self._maker.plan(chosen.slots), chosen.columns)
+        plans: list[Plan] = []
+
+        def accepts(slots: Integers) -> Flags:
+            size = self._n_at_once(slots)
+            if len(slots) > size:
+                return self._accepted(slots, size)
+            plans.append(self._maker.plan(slots))
+            return plans[-1].accepted
+
+        chosen = chooser.choose(memory, self.keys(wanted), n, accepts)
+        return self._batch(self._planned(chosen.slots, plans), chosen.columns)
+
+    def keys(self, wanted: Flags | None = None) -> Flags:
+        """Return which slots have a key that may be drawn, shape (n_used,); see `draw`."""
+        memory = self.memory
+        keys = memory.is_drawable[: memory.blocks.n_used] if wanted is None else wanted
+        are_keys = self._is_key.now()
+        if are_keys is not None:
+            keys = keys & are_keys
+            if self._first_runs is not None:
+                keys &= self._first_runs.of(are_keys)
+        return keys
+
+    def accepted(self, slots: Integers, wanted: Flags | None = None) -> Flags:
+        """Return of which slots an item can be made that may be drawn; see `draw`."""
+        self._refuse_single(wanted)
+        accepted = self.keys(wanted)[slots]
+        if self._maker.accepts_all:
+            return accepted
+        at = np.flatnonzero(accepted)
+        accepted[at] = self._accepted(slots[at], self._n_at_once(slots[at]))
+        return accepted
+
+    def read(self, slots: Integers) -> Batch:
+        """Return the items made from accepted slots, in their order."""
+        return self._batch(self._maker.plan(slots), NO_COLUMNS)
+
+    def _batch(self, plan: Plan, columns: Any) -> Batch:
+        if self._notes_single:
+            links = self.memory.gathered_links(plan.slots)
+            if (links["episode"] == NONE).any():
+                warn_of_single_steps(*self._buffer, self._n_step)
+        return self._maker.batch(plan, columns)
+
+    def _refuse_single(self, wanted: Flags | None) -> None:
+        if self._refused is not None:
+            self._refused.refuse(self.keys(wanted))
+
+    def _accepted(self, slots: Integers, size: int) -> Flags:
+        pages = [
+            self._maker.plan(slots[start : start + size]).accepted
+            for start in range(0, len(slots), size)
+        ]
+        return np.concatenate(pages) if pages else np.zeros(0, bool)
+
+    def _n_at_once(self, slots: Integers) -> int:
+        return max(1, _MOST_STEPS // max(1, self._maker.n_steps(slots)))
+
+    def _planned(self, slots: Integers, plans: list[Plan]) -> Plan:
+        """Return the plan of slots: mostly it was made to find out whether they are accepted."""
+        if len(plans) == 1:
+            at = np.flatnonzero(plans[0].accepted)[: len(slots)]
+            if np.array_equal(plans[0].slots[at], slots):
+                part: Plan = self._maker.taken(plans[0], at)
+                return part
+        plan: Plan = self._maker.plan(slots)
+        return plan
+
+
+class _SlotFlags:
+    """At which slots an item may be placed, computed again where steps have changed.
+
+    Args:
+        memory: The steps.
+        maker: Decides.
+    """
+
+    def __init__(self, memory: StepMemory, maker: Maker[Any]) -> None:
+        self._memory, self._are_keys = memory, maker.are_keys
+        self._flags: Flags = np.zeros(0, bool)
+        self._n_changes = -1
+        self._is_all = maker.are_keys(np.zeros(0, np.int64)) is None
+
+    def now(self) -> Flags | None:
+        """Return the flags, shape (n_used,); None if an item may be placed at every step."""
+        if self._is_all:
+            return None
+        memory, changed = self._memory, self._memory.changed
+        n_used = memory.blocks.n_used
+        if self._n_changes != changed.n:
+            slots = None
+            if len(self._flags) == memory.n_slots and self._n_changes >= 0:
+                slots = changed.since(self._n_changes)
+            if slots is None:
+                self._flags = np.zeros(memory.n_slots, bool)
+                slots = np.arange(n_used)
+            else:
+                # Whether a run begins depends on the step before.
+                after = memory.gathered_links(slots)["next"].astype(np.int64)
+                slots = np.union1d(slots, after[after != NONE])
+            for start in range(0, len(slots), _PAGE):
+                page = slots[start : start + _PAGE]
+                self._flags[page] = self._are_keys(page)
+            self._n_changes = changed.n
+        return self._flags[:n_used]
+
+
+class _FirstRuns:
+    """The first run of each episode: one that has lost steps within has several."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        self._memory = memory
+        self._known: tuple[int, Flags] = -1, np.zeros(0, bool)
+
+    def of(self, begin_runs: Flags) -> Flags:
+        """Return which of the slots that begin a run begin the first one of their episode."""
+        n_changes = self._memory.changed.n
+        if self._known[0] != n_changes:
+            slots = np.flatnonzero(begin_runs)
+            links = self._memory.gathered_links(slots)
+            order = np.lexsort((links["t"], links["episode"]))
+            _, first = np.unique(links["episode"][order], return_index=True)
+            are_first = np.zeros(len(begin_runs), bool)
+            are_first[slots[order[first]]] = True
+            self._known = n_changes, are_first
+        return self._known[1]
+
+
+class _StepsWithoutEpisode:
+    """The steps without an episode, of which no transition is drawn."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        self._memory = memory
+        self._slots, self._n_changes = np.zeros(0, np.int64), -1
+
+    def refuse(self, may_be_drawn: Flags) -> None:
+        """Raise FieldError if such a step may be drawn."""
+        memory, changed = self._memory, self._memory.changed
+        if self._n_changes != changed.n:
+            slots = changed.since(self._n_changes) if self._n_changes >= 0 else None
+            if slots is None:
+                slots, kept = np.arange(memory.blocks.n_used), self._slots[:0]
+            else:
+                kept = np.setdiff1d(self._slots, slots)
+            new = slots[memory.links["episode"][slots] == NONE]
+            self._slots, self._n_changes = np.union1d(kept, new), changed.n
+        if len(self._slots):
+            drawable = self._slots[may_be_drawn[self._slots]]
+            if len(drawable):
+                raise no_successor(int(memory.records[SEQ][drawable].max()))
+
+
+T = TypeVar("T")
+F = TypeVar("F", StepForm, TransitionForm)
+
+# Results of more forms than this are forgotten.
+MOST_FORMS = 8
+
+
+class MemoryDraws:
+    """Draws from a mirror.
+
+    Args:
+        store: The buffer.
+        settings: Settings of the mirror.
+        refreshing: Keeps its steps in memory.
+
+    Attributes:
+        accounts: Counts and logs the draws.
+    """
+
+    def __init__(
+        self,
+        store: BufferStore,
+        settings: MirrorSettings,
+        refreshing: Refreshing | SharedFollowing,
+    ) -> None:
+        self._store, self._settings, self._refreshing = store, settings, refreshing
+        self._rng, self._matching = np.random.default_rng(), MatchingSteps()
+        self._uniform = UniformChooser(self._rng, replace=True)
+        self.accounts = DrawAccounts(store, settings.refresh_s)
+        self._makers: dict[Form, MemoryBatches] = {}
+        self._forms: dict[Any, Any] = {}
+        self._every_step = StepForm.of(settings.fields)
+        self._selects = settings.selects
+        self._min_size = store.info.config.sampling.min_size
+        self._has_priorities = store.info.config.priorities.enabled
+
+    @property
+    def selects(self) -> bool:
+        """Whether the mirror has only the steps that match a condition."""
+        return self._selects
+
+    def n_steps(self) -> int:
+        """Return how many steps the mirror has; those that match, where it selects some."""
+        if self._selects:
+            return self._refreshing.read(lambda memory: memory.n_wanted)
+        return self._refreshing.n_live
+
+    def catch_up(self, seq: int) -> None:
+        """Read the buffer now, unless it had this step at the last look."""
+        if self._refreshing.read(lambda memory: memory.high) < seq:
+            self._refreshing.refresh()
+
+    def sample(
+        self,
+        form: Form,
+        n: int,
+        sampler: Sampler | None,
+        node: Node,
+    ) -> Batch:
+        """Return n things that a sampler draws; see `sampled`."""
+        batch, _ = self.sampled(form, n, sampler, node)
+        if sampler is not None and batch.n_rows:
+            sampler.handed_out()  # loaders call it themselves
+        return batch
+
+    def sampled(
+        self,
+        form: Form,
+        n: int,
+        sampler: Sampler | None,
+        node: Node,
+    ) -> tuple[Batch, int]:
+        """Return n items that a sampler draws, and the newest step of the buffer at that time.
+
+        Args:
+            form: Form of the items.
+            n: Number of items.
+            sampler: Sampler that draws them; None: uniform with replacement.
+            node: Condition that first steps must match.
+
+        Raises:
+            InsufficientDataError: Fewer items can be drawn.
+            FlowControlError: The rate limiter did not admit the draw in time.
+        """
+        chooser: Chooser = self._uniform
+        if sampler is not None:
+            has_condition = self._selects or node != EVERYTHING
+            chooser = chooser_of(sampler, self._rng, has_condition=has_condition)
+        n = checked_batch_size(n, sampler, replace=True)
+        if isinstance(sampler, PrioritizedSampler) and self._has_priorities:
+            self._refreshing.check_prioritized(sampler.normalize)
+        if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
+            self._store.own_writes.store_before_draw(n, self.n_steps)
+
+        def drawn(maker: MemoryBatches, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
+            memory = maker.memory
+            return maker.draw(chooser, n, wanted), memory.high, memory.clock
+
+        n_drawn, n_counted = 0, self.accounts.begin(n)
+        try:
+            batch, head, clock = self.read(form, node, drawn)
+            n_found = batch.n_rows
+            if n_found < n:
+                check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
+            self.accounts.log(batch, clock, sampler)
+            n_drawn = n_found
+        finally:
+            self.accounts.end(n_counted, n_drawn)
+        return batch, head
+
+    def shortage(self, node: Node, sampler: Sampler | None, form: Form) -> Shortage:
+        """Return why too few rows are drawn."""
+        return shortage(self._store, Group("all", (self._settings.node, node)), sampler, form)
+
+    def step_form(self, fields: Sequence[str] | None) -> StepForm:
+        """Return the form of single steps with some fields, all by default; the same object for the
+        same fields.
+
+        Raises:
+            FieldError: A field is unknown.
+        """
+        if fields is None:
+            return self._every_step
+        return self._form_of(
+            ("steps", fields),
+            lambda: StepForm.of(self._settings.fields, fields),
+        )
+
+    def transition_form(
+        self,
+        n_step: int,
+        gamma: float,
+        fields: Sequence[str] | None,
+        stack: Mapping[str, int] | None,
+        terminal_field: str | None,
+        sequence_fields: Sequence[str] = (),
+        skip_single: bool = False,
+    ) -> TransitionForm:
+        """Return the form of transitions: the same one for the same arguments.
+
+        Raises:
+            FieldError: See `TransitionForm.of`.
+        """
+        return self._form_of(
+            (n_step, gamma, fields, stack, terminal_field, sequence_fields, skip_single),
+            lambda: TransitionForm.of(
+                self._settings.fields, n_step, gamma, names=fields, stack=stack,
+                terminal_field=terminal_field, sequence_fields=sequence_fields,
+                skip_single=skip_single,
+            ),
+        )  # fmt: skip
+
+    def _form_of(self, given: tuple[Any, ...], made: Callable[[], F]) -> F:
+        """Return the form that was made for these arguments, or make it."""
+        try:
+            key = _key_of(given)
+            known = self._forms.get(key)
+        except Exception:  # values that cannot be hashed or compared
+            return made()  # raises the right error
+        if known is None:
+            known = made()
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = known
+        form: F = known
+        return form
+
+    def read(self, form: Form, node: Node, made: Callable[[MemoryBatches, Flags | None], T]) -> T:
+        """Return a result made from the steps as they are now.
+
+        Args:
+            form: Form of the items.
+            node: Condition that first steps must match.
+            made: Function that is called with the maker and with flags of slots whose steps match;
+                None if all match.
+        """
+        self._refreshing.prepare()
+
+        # In quotes: Python evaluates annotations of a nested function in each call.
+        def of_memory(memory: "StepMemory") -> "T":
+            if memory.n_live < self._min_size:
+                self._check_size(memory)
+            wanted = None if node is EVERYTHING else self._matching.of(memory, node)
+            return made(self._maker(memory, form), wanted)
+
+        return self._refreshing.read(of_memory)
+
+    def _maker(self, memory: StepMemory, form: Form) -> MemoryBatches:
+        """Return what makes batches of a form; it remembers what earlier draws found out."""
+        known = self._makers.get(form)
+        if known is None or known.memory is not memory:
+            # One of another memory would keep all of its steps.
+            if known is not None or len(self._makers) >= MOST_FORMS:
+                self._makers.clear()
+            buffer = str(self._store.url), self._store.info.id
+            layout = self._store.observation_layout
+            known = self._makers[form] = MemoryBatches(memory, form, layout, buffer)
+        return known
+
+    def _check_size(self, memory: StepMemory) -> None:
+        needed, name = self._min_size, self._store.info.name
+        n = memory.n_live
+        if n < needed and self._selects:
+            n = self._store.rows.count_stored(EVERYTHING)  # it does not have all steps
+        if n < needed:
+            why_none = "" if n else shortage(self._store, EVERYTHING, None).why_none
+            raise InsufficientDataError(below_min_size(name, n, needed, why_none))
+
+
+def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments as a key."""
+    try:
+        hash(given)
+    except TypeError:
+        return tuple(
+            frozenset(each.items()) if isinstance(each, Mapping)
+            else tuple(each) if isinstance(each, list) else each
+            for each in given
+        )  # fmt: skip
+    return given

@@ -1,0 +1,229 @@
+"""A loader of a mirror."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from warnings import warn
+
+import numpy as np
+
+from sqlbuffer.batches.forms import Form, TrajectoryForm
+from sqlbuffer.batches.step_table import NONE, Flags
+from sqlbuffer.loading.factory import passes_of
+from sqlbuffer.loading.intervals import Intervals
+from sqlbuffer.loading.iteration import LoaderRun
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.modes import LoaderOptions
+from sqlbuffer.loading.order import Numbers, PassOrder, Place, next_keys
+from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import BatchPlan, Draws, Progress, is_count
+from sqlbuffer.loading.source import SourceWindow
+from sqlbuffer.loading.sufficient_data import Shortage
+from sqlbuffer.mirror.conditions import check_in_memory
+from sqlbuffer.mirror.draws import MemoryBatches, MemoryDraws
+from sqlbuffer.mirror.memory.records import SEQ
+from sqlbuffer.mirror.settings import MirrorSettings
+from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
+from sqlbuffer.query.tree_checks import check
+from sqlbuffer.samplers import Sampler
+from sqlbuffer.samplers.seeding import restart
+from sqlbuffer.steps.batches import Batch
+from sqlbuffer.storage.store import BufferStore
+
+
+class MirrorSource:
+    """A mirror, a condition on its steps, and the form in which they are read; see `BatchSource`.
+
+    Args:
+        store: The buffer.
+        draws: Draws from it.
+        form: Form of the batches.
+        node: Condition that first steps must match.
+
+    Attributes:
+        head: The newest step of the buffer when the last batch was drawn.
+    """
+
+    def __init__(
+        self,
+        store: BufferStore,
+        draws: MemoryDraws,
+        form: Form,
+        node: Node,
+    ) -> None:
+        self._store, self._draws, self.head = store, draws, 0
+        self._form, self._node = form, node
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a loader that reads from a mirror belongs to one process and cannot be pickled: "
+            "iterate in this process (num_workers=0) with prefetch=..., or let each worker open "
+            "buffer.mirror(shared=True)"
+        )
+
+    def draw(self, sampler: Sampler, n: int, path: Sequence[int] | None = None) -> Batch:
+        """Return n things drawn by a sampler; see `BatchSource.draw`."""
+        if path is not None:
+            restart(sampler, path)
+        batch, self.head = self._draws.sampled(self._form, n, sampler, self._node)
+        return batch
+
+    def shortage(self, sampler: Sampler | None = None) -> Shortage:
+        """Return why too few rows are drawn."""
+        return self._draws.shortage(self._node, sampler, self._form)
+
+    def window(self) -> SourceWindow:
+        """Return the window now, with its keys where they are known to be few."""
+        self._store.own_writes.store()
+        is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
+        is_few = is_few or self._draws.selects
+
+        def found(maker: MemoryBatches, wanted: Flags | None) -> SourceWindow:
+            low, high = maker.memory.low, maker.memory.high
+            return SourceWindow(low, max(low, high), _keys(maker, wanted) if is_few else None)
+
+        return self._draws.read(self._form, self._node, found)
+
+    def n_made(self) -> int:
+        """Return how many things can be made at this moment."""
+        return len(self.made())
+
+    def made(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment."""
+        self._store.own_writes.store()
+
+        def found(maker: MemoryBatches, wanted: Flags | None) -> Intervals:
+            slots = np.flatnonzero(maker.keys(wanted))
+            slots = slots[maker.accepted(slots, wanted)]
+            return Intervals(np.sort(maker.memory.records[SEQ][slots]))
+
+        return self._draws.read(self._form, self._node, found)
+
+    def numbers(self) -> Intervals:
+        """Return the keys of all items that exist now, which are those that can be made."""
+        return self.made()
+
+    def catch_up(self, seq: int) -> None:
+        """Read the buffer, unless the mirror knows a step."""
+        self._draws.catch_up(seq)
+
+    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+        """Return the next n things of a pass, fewer at its end and None after it; and the place
+        behind them.
+        """
+
+        def found(
+            maker: MemoryBatches, wanted: Flags | None
+        ) -> tuple[Batch | None, Place, int | None]:
+            return *_next(maker, wanted, order, at, n), maker.memory.clock
+
+        batch, behind, clock = self._draws.read(self._form, self._node, found)
+        if batch is not None:
+            self._draws.accounts.log_pass(batch, clock)
+        return batch, behind
+
+
+def _keys(maker: MemoryBatches, wanted: Flags | None) -> Numbers:
+    """Return the numbers of all keys, ascending."""
+    found: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(wanted))])
+    return found
+
+
+def _next(
+    maker: MemoryBatches, wanted: Flags | None, order: PassOrder, at: Place, n: int
+) -> tuple[Batch | None, Place]:
+    blocks = maker.memory.blocks
+
+    def made(numbers: Numbers) -> Numbers:
+        slots = blocks.slots_of(numbers)
+        hits = np.flatnonzero(slots != NONE)
+        return hits[maker.accepted(slots[hits], wanted)]
+
+    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, wanted), made)
+    return (maker.read(blocks.slots_of(keys)) if keys.size else None), at
+
+
+def open_mirror_loader(
+    store: BufferStore,
+    settings: MirrorSettings,
+    draws: MemoryDraws,
+    options: LoaderOptions,
+    output: Output,
+    prefetch: Any,
+) -> Loader[Any]:
+    """Return a loader of a mirror; see `ReplayBuffer.loader`.
+
+    Args:
+        store: The buffer.
+        settings: Settings of the mirror.
+        draws: Draws from it.
+        options: The options of the loader.
+        output: Form of its batches.
+        prefetch: Number of batches that a thread makes ahead.
+    """
+    form, n = options.form(settings.fields), int(options.batch_size)
+    node = check(options.condition, store.info.config.fields.comparable)
+    check_in_memory(node, settings.fields.specs)
+    source = MirrorSource(store, draws, form, node)
+    whole = node if settings.node == EVERYTHING else Group("all", (settings.node, node))
+    identity = {"buffer": store.info.name, **options.identity(whole)}
+    plan: BatchPlan
+    if options.is_drawn:
+        drawn = Draws(source, n, options.sampler, bool(options.replace))
+        plan = MirrorDrawsPlan(drawn, lambda: source.head, store.info.name)
+        identity["mirror"] = True
+    else:
+        plan = passes_of(store, source, options, identity)
+    return Loader(
+        plan, identity, seed=options.seed, output=output, prefetch=prefetch, rank=options.rank
+    )
+
+
+@dataclass(frozen=True)
+class MirrorDrawsPlan:
+    """Batches drawn from a mirror without end; see `Draws`.
+
+    Their progress says which state of the buffer they were drawn from.
+
+    Attributes:
+        draws: The draws.
+        head: Returns the newest step of the buffer when the last batch was drawn.
+        name: The buffer's name.
+    """
+
+    draws: Draws
+    head: Callable[[], int]
+    name: str
+
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield the batches.
+
+        Warns:
+            UserWarning: The newest step is not the one at which the state was taken.
+        """
+        before = progress.get("head")
+        begun = {"batch": progress["batch"]} if progress else {}
+        for batch, behind in self.draws.batches(run, begun):
+            head = self.head()
+            if before is not None and head != before:
+                warn(
+                    f"the loader stopped when the newest step of buffer {self.name!r} was "
+                    f"{before}, and now it is {head}: these batches are drawn from what the buffer "
+                    f"has now, and are not those that would have come then",
+                    stacklevel=2,
+                )
+            before = None
+            yield batch, {**behind, "head": head}
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        return {}
+
+    def knows(self, progress: Progress) -> bool:
+        """Return True if a value is the progress of draws from a mirror."""
+        names = {"batch", "head"}
+        return not progress or (set(progress) == names and all(map(is_count, progress.values())))
+
+    def n_batches(self) -> int | None:
+        """Return None: draws have no end."""
+        return None

@@ -1,0 +1,328 @@
+"""Page 4: the steps of an episode, or of a task without episodes, and a search in them."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.rollout_steps import read_steps
+from sqlbuffer.storage.browsing.step_keys import KeyPage, StepKey, key_page, spaced_keys
+from sqlbuffer.storage.browsing.step_notes import draws_of, notes_of
+from sqlbuffer.web.rendering import page
+from sqlbuffer.web.rollout_links import (
+    buffer_link,
+    buffer_of,
+    curve_commands,
+    draw_commands,
+    rollout_commands,
+    rollout_link,
+)
+from sqlbuffer.web.site import site_of
+from sqlbuffer.web.step_arrays import MOST_STEPS_READ, curves_of, image_fields
+from sqlbuffer.web.transcript.turns import Transcript, pieces, printable
+from sqlbuffer.web.transcript.views import MOST_TURNS, StepsPage, steps_page
+
+MOST_SECONDS = 1.0
+STEPS_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+        key: Step that has the text; None if no searched step has it.
+        anchor: Id of the element of the first turn that has it.
+        n_searched: Number of steps that were searched.
+        reached: Last searched step; None if the search reached the end.
+    """
+
+    key: StepKey | None
+    anchor: str | None
+    n_searched: int
+    reached: StepKey | None
+
+
+def found_ahead(
+    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, wanted: str
+) -> SearchResult:
+    """Return the next step of a rollout whose conversation has a text that is new there.
+
+    The search ends after a second; the next call continues where it ended.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        rollout: The rollout.
+        after: Only steps behind this one.
+        wanted: The text.
+    """
+    deadline = time.monotonic() + MOST_SECONDS
+    transcript, n = Transcript(wanted), 0
+    if after is not None:
+        earlier = key_page(connection, buffer, rollout, 1, before=_next(after)).keys
+        for step in read_steps(connection, buffer, earlier)[0]:
+            if step.row is not None:
+                data = step.row.exp_data
+                transcript.context(data.messages, data.actions, data.state)
+    while True:
+        keys = key_page(connection, buffer, rollout, STEPS_AT_ONCE, after=after)
+        steps, n_taken = read_steps(connection, buffer, keys.keys)
+        for step in steps:
+            if step.row is not None:
+                data = step.row.exp_data
+                transcript.step(step.key.seq, data.messages, data.actions, data.state)
+            n += 1
+            if transcript.matches:
+                return SearchResult(step.key, transcript.matches[0].anchor, n, step.key)
+        if n_taken == len(keys.keys) and not keys.has_more:
+            return SearchResult(None, None, n, None)
+        after = keys.keys[n_taken - 1]
+        if time.monotonic() > deadline:
+            return SearchResult(None, None, n, after)
+
+
+def _next(key: StepKey) -> StepKey:
+    return StepKey(key.position, key.seq + 1)
+
+
+STEPS_A_PAGE = 200
+CURVE_BYTES = 64 * 2**20
+VIEWS = {"steps": "Steps", "curves": "Curves", "draws": "Draws"}
+
+
+@dataclass(frozen=True)
+class PagePlace:
+    """The part of a rollout that an address requests.
+
+    Attributes:
+        at: First step of the page; None: the first of the rollout.
+        before: Step that the page ends before.
+        is_last: True for the last page.
+        first_turn: Number of the first turn to show of the first step.
+        wanted: Text to search for.
+        view: View of the steps.
+    """
+
+    at: StepKey | None
+    before: StepKey | None
+    is_last: bool
+    first_turn: int
+    wanted: str
+    view: str
+
+    @classmethod
+    def of(cls, request: Request) -> "PagePlace":
+        """Return the place that an address names; wrong parts are ignored."""
+        query = request.query_params
+        view = query.get("view", "steps")
+        return cls(
+            _key(query.get("at", "")),
+            _key(query.get("before", "")),
+            "last" in query,
+            _number(query.get("turn", "")) or 0,
+            query.get("q", "").strip()[:200],
+            view if view in VIEWS else "steps",
+        )
+
+    def keys(self, connection: Any, buffer: Any, rollout: Rollout) -> KeyPage:
+        """Return the steps of the page."""
+        if self.is_last or self.before is not None:
+            return key_page(
+                connection, buffer, rollout, STEPS_A_PAGE, before=self.before, is_last=self.is_last
+            )
+        after = None if self.at is None else _before(self.at)
+        return key_page(connection, buffer, rollout, STEPS_A_PAGE, after=after)
+
+
+def show_episode(request: Request) -> Response:
+    """Return the page of an episode."""
+    return _show(request, request.path_params["number"])
+
+
+def show_task(request: Request) -> Response:
+    """Return the page of the steps of a task that belong to no episode."""
+    return _show(request, None)
+
+
+def _show(request: Request, number: int | None) -> Response:
+    site, name, place = site_of(request), buffer_of(request), PagePlace.of(request)
+    with site.pool.connection(in_order=True) as connection:
+        buffer = browsed_buffer(connection, site.url, name)
+        rollout = _rollout(request, connection, buffer, number)
+        if "seek" in request.query_params and place.wanted:
+            return _sought(request, connection, buffer, rollout, place)
+        keys = place.keys(connection, buffer, rollout)
+        context = _context(request, connection, buffer, rollout, place, keys)
+    return page(
+        request,
+        "episode.html",
+        place="episode",
+        buffer=name,
+        rollout=rollout,
+        at=place,
+        views=VIEWS,
+        commands=_commands(site.shown_url, name, rollout, place, keys),
+        to=lambda **query: rollout_link(request, name, rollout, **query),
+        of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
+        version=buffer.info.id,
+        pieces=lambda text: pieces(text, place.wanted),
+        printable=printable,
+        missed=_number(request.query_params.get("missed", "")),
+        reached=request.query_params.get("reached"),
+        **context,
+    )
+
+
+def _commands(url: str, name: str, rollout: Rollout, place: PagePlace, keys: KeyPage) -> list[str]:
+    """Return the lines that show the same as a view elsewhere."""
+    if place.view == "curves":
+        return curve_commands(url, name, rollout)
+    if place.view == "draws":
+        return draw_commands(url, name, rollout, [key.seq for key in keys.keys])
+    return rollout_commands(url, name, rollout)
+
+
+def _rollout(request: Request, connection: Any, buffer: Any, number: int | None) -> Rollout:
+    if number is not None:
+        rollout = find_episode(connection, buffer, number)
+        if rollout is None:
+            raise HTTPException(404, f"Buffer {buffer.info.name!r} has no episode {number}.")
+        return rollout
+    query = request.query_params
+    if "task" not in query:
+        raise HTTPException(400, "Name the task: ?task=")
+    return Rollout(query["task"], agent_id=query.get("agent"))
+
+
+def _context(
+    request: Request,
+    connection: Any,
+    buffer: Any,
+    rollout: Rollout,
+    place: PagePlace,
+    keys: KeyPage,
+) -> dict[str, Any]:
+    """Return the template's values in addition to the rollout."""
+    first = keys.keys[0] if keys.keys else None
+    earlier = None
+    if first is not None:
+        found = key_page(connection, buffer, rollout, 1, before=first).keys
+        earlier = found[0] if found else None
+    context: dict[str, Any] = {
+        "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
+        "n_steps": None, "n_read": 0, "earlier": None, "later": None,
+        "has_last": True,
+    }  # fmt: skip
+    if place.view == "curves":
+        return context | _curves(connection, buffer, rollout)
+    if first is None:
+        # Behind the end, or before the first step that is left.
+        context["earlier"] = None if place.at is None else {"last": 1}
+    elif place.first_turn:
+        turn = max(place.first_turn - MOST_TURNS, 0) or None
+        context["earlier"] = {"at": _text(first), "turn": turn}
+    elif earlier is not None:
+        context["earlier"] = {"before": _text(first)}
+    if place.view == "draws":
+        context["draws"] = draws_of(connection, buffer, [key.seq for key in keys.keys])
+        context["positions"] = {key.seq: key.position for key in keys.keys}
+        context["later"] = _later(keys, len(keys.keys), place)
+        return context
+    images = image_fields(buffer.layout.specs)
+    steps, n_taken = read_steps(connection, buffer, keys.keys, without=images)
+    before = None if earlier is None else _row(connection, buffer, earlier, images)
+    notes = notes_of(connection, buffer, [step.key.seq for step in steps])
+    shown = steps_page(
+        steps, notes, wanted=place.wanted, before=before, first_turn=place.first_turn,
+        images=images,
+    )  # fmt: skip
+    last = shown.steps[-1] if shown.steps else None
+    if last is not None and last.next_turn is not None:
+        at = _text(StepKey(last.position, last.seq))
+        later: dict[str, Any] | None = {"at": at, "turn": last.next_turn}
+    elif last is not None and shown.is_cut:
+        later = {"at": _text(steps[len(shown.steps)].key)}
+    else:
+        later = _later(keys, n_taken, place)
+    # The page has the last step already, which continues after it.
+    is_last = last is not None and keys.keys[-1].seq == last.seq and not keys.has_more
+    return context | {"steps": shown, "later": later, "has_last": not is_last}
+
+
+def _later(keys: KeyPage, n_shown: int, place: PagePlace) -> dict[str, Any] | None:
+    """Return where the next page begins; None: nothing follows."""
+    if n_shown < len(keys.keys):
+        return {"at": _text(keys.keys[n_shown])}
+    goes_on = keys.has_more if place.before is None and not place.is_last else not place.is_last
+    return {"at": _text(_behind(keys.keys[-1]))} if keys.keys and goes_on else None
+
+
+def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
+    images = image_fields(buffer.layout.specs)
+    keys, n_steps = spaced_keys(connection, buffer, rollout, MOST_STEPS_READ)
+    without = [*images, "messages"]
+    steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
+    found = [(step.key.position, step.row) for step in steps if step.row is not None]
+    return {"curves": curves_of(found), "n_steps": n_steps, "n_read": len(found)}
+
+
+def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:
+    steps, _ = read_steps(connection, buffer, [key], without=images)
+    return steps[0].row if steps else None
+
+
+def _sought(
+    request: Request, connection: Any, buffer: Any, rollout: Rollout, place: PagePlace
+) -> Response:
+    """Send the browser to the next step that contains the searched text."""
+    after = None if place.at is None else _before(place.at)
+    found = found_ahead(connection, buffer, rollout, after, place.wanted)
+    query: dict[str, Any] = {"q": place.wanted}
+    if found.key is not None:
+        query["at"] = _text(found.key)
+    else:
+        query |= {"at": None if place.at is None else _text(place.at), "missed": found.n_searched}
+        if found.reached is not None:
+            query["reached"] = _text(_behind(found.reached))
+    to = rollout_link(request, buffer_of(request), rollout, **query)
+    anchor = f"#{found.anchor}" if found.anchor else ""
+    return RedirectResponse(to + anchor, 303)
+
+
+def _text(key: StepKey) -> str:
+    return f"{key.position}.{key.seq}"
+
+
+def _key(text: str) -> StepKey | None:
+    """Return the step of an address: `POSITION.SEQ`, or a position alone."""
+    position, _, seq = text.partition(".")
+    numbers = _number(position), _number(seq or "0")
+    return None if None in numbers else StepKey(*numbers)  # type: ignore[arg-type]
+
+
+def _number(text: str) -> int | None:
+    try:
+        number = int(text[:20])
+    except ValueError:
+        return None
+    return number if -(2**63) < number < 2**63 - 1 else None
+
+
+def _before(key: StepKey) -> StepKey:
+    return StepKey(key.position, key.seq - 1)
+
+
+def _behind(key: StepKey) -> StepKey:
+    return StepKey(key.position, key.seq + 1)
+
+
+ROUTES = [
+    Route("/buffers/{name:path}/episodes/{number:int}", show_episode),
+    Route("/buffers/{name:path}/task", show_task),
+]
