@@ -38,28 +38,22 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
-    **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
+    **dict.fromkeys(("ReplayBuffer", "Transaction"), "buffer"),
     "BufferConfig": "config.buffer_config",
-    "Candidates": "storage.sampling.candidates",
     "Connection": "config.connection",
     "CopyReport": "copying.copy_report",
-    **dict.fromkeys(("Document", "Documents"), "storage.documents"),
     "EpisodeWriter": "episode_writer",
+    "fields_from_env": "fields.env_fields",
     "FieldSpec": "fields.specs",
+    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
     "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
-    "MirrorLag": "mirror.mirror_lag",
-    **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
+    "MirrorLag": "mirror.settings",
     **dict.fromkeys(("Mixture", "mix"), "mixture"),
-    "fields_from_env": "fields.env_fields",
-    "PriorityUpdate": "steps.priority_update",
-    "Removed": "stats",
-    **dict.fromkeys(("ReplayBuffer", "StoreResult", "Transaction"), "buffer"),
-    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
     "QueryBuilder": "query.builder",
     "QueryFilter": "query.query_filter",
-    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),
+    **dict.fromkeys(("RateLimiter", "RatioWindow"), "rate_limits"),
     **dict.fromkeys(
         (
             "FifoSampler",
@@ -72,6 +66,13 @@ _HOME = {
         ),
         "samplers",
     ),
+    "Removed": "stats",
+    **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
+    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),
+    "PriorityUpdate": "steps.priority_update",
+    "StoreResult": "steps.store_result",
+    **dict.fromkeys(("Document", "Documents"), "storage.documents"),
+    "Candidates": "storage.sampling.candidates",
 }
 
 try:

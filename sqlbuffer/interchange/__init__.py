@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from sqlbuffer.interchange.streams import BufferStream, StreamPiece
 
 _HOME = {
-    "BufferStream": "buffer_stream",
-    "ExportReport": "export_report",
-    "ImportReport": "import_report",
-    "RolloutExport": "hugging_face.rollout_export",
-    "RolloutRows": "hugging_face.rollouts",
-    "StreamPiece": "buffer_stream",
-    "export_jsonl": "jsonl.jsonl_export",
-    "export_minari": "minari.minari_export",
-    "export_parquet": "parquet.parquet_export",
-    "export_rollouts": "hugging_face.rollout_export",
-    "import_minari": "minari.minari_import",
-    "import_parquet": "parquet.parquet_import",
-    "insert_jsonl": "jsonl.jsonl_import",
-    "to_hf": "hugging_face.hf_datasets",
+    **dict.fromkeys(("RolloutExport", "RolloutRows", "export_rollouts", "to_hf"), "hugging_face"),
+    **dict.fromkeys(("export_jsonl", "insert_jsonl"), "jsonl"),
+    **dict.fromkeys(("export_minari", "import_minari"), "minari"),
+    "export_parquet": "parquet.exporting",
+    "import_parquet": "parquet.importing",
+    **dict.fromkeys(("ExportReport", "ImportReport"), "reports"),
+    **dict.fromkeys(("BufferStream", "StreamPiece"), "streams"),
 }
 
 __all__ = [
