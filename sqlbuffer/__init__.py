@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer, Transaction
-    from sqlbuffer.config.buffer_config import BufferConfig
-    from sqlbuffer.config.connection import Connection
-    from sqlbuffer.copying.copy_report import CopyReport
+    from sqlbuffer.config import BufferConfig, Connection
+    from sqlbuffer.copying import CopyReport
     from sqlbuffer.episode_writer import EpisodeWriter
-    from sqlbuffer.fields.env_fields import fields_from_env
-    from sqlbuffer.fields.specs import FieldSpec
+    from sqlbuffer.fields import FieldSpec, fields_from_env
     from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
     from sqlbuffer.loading.loader import Loader
@@ -30,21 +28,24 @@ if TYPE_CHECKING:
         TaskSampler,
     )
     from sqlbuffer.stats import Removed
-    from sqlbuffer.steps.batches import Batch, RowList
-    from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-    from sqlbuffer.steps.priority_update import PriorityUpdate
-    from sqlbuffer.steps.store_result import StoreResult
+    from sqlbuffer.steps import (
+        Batch,
+        DataRow,
+        Experience,
+        ExpMeta,
+        PriorityUpdate,
+        RowList,
+        StoreResult,
+    )
     from sqlbuffer.storage.documents import Document, Documents
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
     **dict.fromkeys(("ReplayBuffer", "Transaction"), "buffer"),
-    "BufferConfig": "config.buffer_config",
-    "Connection": "config.connection",
-    "CopyReport": "copying.copy_report",
+    **dict.fromkeys(("BufferConfig", "Connection"), "config"),
+    "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
-    "fields_from_env": "fields.env_fields",
-    "FieldSpec": "fields.specs",
+    **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
     "LeasedBatch": "front.leasing",
     "Loader": "loading.loader",
@@ -67,10 +68,18 @@ _HOME = {
         "samplers",
     ),
     "Removed": "stats",
-    **dict.fromkeys(("Batch", "RowList"), "steps.batches"),
-    **dict.fromkeys(("DataRow", "ExpMeta", "Experience"), "steps.data_rows"),
-    "PriorityUpdate": "steps.priority_update",
-    "StoreResult": "steps.store_result",
+    **dict.fromkeys(
+        (
+            "Batch",
+            "DataRow",
+            "ExpMeta",
+            "Experience",
+            "PriorityUpdate",
+            "RowList",
+            "StoreResult",
+        ),
+        "steps",
+    ),
     **dict.fromkeys(("Document", "Documents"), "storage.documents"),
     "Candidates": "storage.sampling.candidates",
 }

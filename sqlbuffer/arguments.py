@@ -21,15 +21,15 @@ from sqlbuffer.checks import (
     real_of,
     refused,
 )
-from sqlbuffer.codec.scalar_tags import is_storable_text
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.display import shown
 from sqlbuffer.encoding.priority_values import checked_seqs
 from sqlbuffer.encoding.records import MAX_NAME_BYTES, encode_key
 from sqlbuffer.errors import ArgumentError, FieldError
-from sqlbuffer.fields.near_names import near_name
+from sqlbuffer.fields import near_name
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.samplers import Sampler, TaskSampler
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps import DataRow, Experience, ExpMeta
 from sqlbuffer.storage.flow.limiters import HISTORY_S
 
 Condition = Tree | QueryBuilder | None

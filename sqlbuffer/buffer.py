@@ -27,18 +27,25 @@ from sqlbuffer.checks import (
     checked_integer,
     checked_seconds,
 )
-from sqlbuffer.config.buffer_config import BufferConfig, check_fits, check_reached
-from sqlbuffer.config.connection import RETRY_S, Connection
-from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
-from sqlbuffer.config.setting_groups import UNLIMITED, Compression, EvictUnit
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress, copy_buffer
-from sqlbuffer.copying.copy_report import CopyReport
+from sqlbuffer.config import (
+    RETRY_S,
+    UNLIMITED,
+    BufferConfig,
+    Compression,
+    Connection,
+    EvictUnit,
+    OpenerSettings,
+    check_fits,
+    check_reached,
+    with_settings,
+)
+from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
-from sqlbuffer.fields.specs import Casting, FieldSpec
+from sqlbuffer.fields import Casting, FieldSpec
 from sqlbuffer.front.batch_sampler import (
     AnyConverter,
     BatchConverter,
@@ -46,29 +53,30 @@ from sqlbuffer.front.batch_sampler import (
     TaskConverter,
 )
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
-from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.front.decoding import RowDecoding, rebuilder
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
+from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
 from sqlbuffer.front.row_changes import RowChanges
-from sqlbuffer.front.row_reader import RowReader
-from sqlbuffer.front.step_writer import StepWriter
-from sqlbuffer.loading.factory import open_loader
-from sqlbuffer.loading.loader import Loader
+from sqlbuffer.front.writing import StepWriter
+from sqlbuffer.loading.loader import Loader, Output, open_loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
-from sqlbuffer.loading.output import Output
+from sqlbuffer.loading.plans import BatchSource
 from sqlbuffer.loading.ranks import Shard
-from sqlbuffer.loading.source import BatchSource
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.stats import Removed, Stats
-from sqlbuffer.steps.batches import Batch, RowList
-from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.steps.priority_update import PriorityUpdate
-from sqlbuffer.steps.step_arguments import StepKeys, takes, whole_step
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import (
+    Batch,
+    DataRow,
+    PriorityUpdate,
+    RowList,
+    StepKeys,
+    StoreResult,
+    takes,
+    uuid7,
+    whole_step,
+)
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.transactions import held, joined
 from sqlbuffer.storage.database.urls import Database

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, FieldError
 
 MAX_INTEGER = 2**63 - 1  # of the databases

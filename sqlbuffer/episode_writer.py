@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sqlbuffer.encoding.column_chunks import PackedStep
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
-from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
-from sqlbuffer.fields.specs import Casting
-from sqlbuffer.steps.step_arguments import takes, values_of_step
+from sqlbuffer.fields import Casting
+from sqlbuffer.steps import takes, values_of_step
 from sqlbuffer.storage.labels.label_values import checked_reward
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 

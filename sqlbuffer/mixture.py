@@ -17,16 +17,12 @@ from sqlbuffer.checks import (
     refused,
 )
 from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, SQLBufferError
-from sqlbuffer.loading.iteration import LoaderRun
-from sqlbuffer.loading.joined_batches import joined
-from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.loader import Loader, Output, joined
 from sqlbuffer.loading.mixture_shares import split
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
-from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import Progress, is_count, own_sampler
-from sqlbuffer.loading.source import BatchSource
+from sqlbuffer.loading.plans import BatchSource, LoaderRun, Progress, is_count, own_sampler
 from sqlbuffer.samplers import RandomSampler, Sampler
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 
 OnEmpty = Literal["raise", "redistribute"]
 ON_EMPTY = get_args(OnEmpty)

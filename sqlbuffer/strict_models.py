@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import ArgsKwargs
 
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import BufferConfigError, FieldError, SQLBufferError
 
 Class = TypeVar("Class", bound=type)

@@ -9,17 +9,14 @@ import numpy as np
 
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_names, refused
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, MissingExtraError
 from sqlbuffer.extras import install
-from sqlbuffer.loading.iteration import LoaderRun
-from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.loader import Loader, Output
 from sqlbuffer.loading.modes import Mode, check_drawn, options_of
-from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import Progress
-from sqlbuffer.loading.worker_consensus import Meeting
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.tensors import as_tensor
+from sqlbuffer.loading.plans import LoaderRun, Progress
+from sqlbuffer.loading.ranks import Meeting
+from sqlbuffer.steps import Batch, as_tensor
 
 try:
     from torch.utils import data

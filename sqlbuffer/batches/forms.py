@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import with_zeros
 from sqlbuffer.checks import checked_dict, checked_integer, checked_names
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.fields.declarations import BUILT_IN, ON_REQUEST
+from sqlbuffer.fields import BUILT_IN, ON_REQUEST, Fields
 
 NEXT = "next_"
 ENDS_NOT_TOLD = (

@@ -30,9 +30,8 @@ from sqlbuffer.batches.step_table import (
 )
 from sqlbuffer.encoding.packing import Layout, put_rows, with_lens
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.n_step import Returns, n_step_returns
+from sqlbuffer.fields import ON_REQUEST
+from sqlbuffer.steps import Batch, Returns, n_step_returns
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def shown_exactly(value: Any) -> str:
 
 
 def _shown_other(value: Any) -> str:
-    from sqlbuffer.display.jsonable import dumps, iso_time
+    from sqlbuffer.display import dumps, iso_time
 
     if isinstance(value, datetime):
         return iso_time(value)
@@ -266,7 +266,7 @@ def note(text: str) -> None:
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], out: _Writable) -> None:
     """Write a header and the rows. None is empty, values inside values are JSON."""
-    from sqlbuffer.display.jsonable import csv_field
+    from sqlbuffer.display import csv_field
 
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -281,7 +281,7 @@ def write_json(
     one_a_line: bool = False,
 ) -> None:
     """Write an object a row: as one array, or one a line."""
-    from sqlbuffer.display.jsonable import dumps
+    from sqlbuffer.display import dumps
 
     encoding = str(getattr(out, "encoding", None) or "utf-8").lower()
     ascii_only = not encoding.startswith("utf")
@@ -395,7 +395,7 @@ def _brief(row: "DataRow", names: Sequence[str], payloads: Sequence[str]) -> lis
 
 def _cell(value: Any) -> Any:
     """Return a value on a short line; None and scalars of numpy as Python has them."""
-    from sqlbuffer.display.brief_values import brief
+    from sqlbuffer.display import brief
 
     if value is None:
         return None
@@ -459,7 +459,7 @@ def for_people(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 
 
 def _for_people(column: str, value: Any) -> Any:
-    from sqlbuffer.display.jsonable import iso_time
+    from sqlbuffer.display import iso_time
 
     if column == "fill" and value is not None:
         return f"{value:.0%}"

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from sqlbuffer.codec.array_bytes import LARGE_BYTES
-from sqlbuffer.codec.scalar_tags import unescape_key, unhex_text, untag_float
+from sqlbuffer.codec.plain_values import LARGE_BYTES, unescape_key, unhex_text, untag_float
 from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.extras import install
 

@@ -11,23 +11,24 @@ import numpy as np
 import orjson
 from pydantic import BaseModel
 
-from sqlbuffer.codec.array_bytes import (
-    ALIGNMENT,
-    LARGE_BYTES,
-    PLAIN_DTYPES,
-    byte_chunks,
-    dtype_spec,
-)
 from sqlbuffer.codec.decoder import dtype_from_spec, untag
-from sqlbuffer.codec.plain_json import (
+from sqlbuffer.codec.plain_values import (
+    ALIGNMENT,
     DUMP_OPTIONS,
     INT64_MAX,
     INT64_MIN,
+    LARGE_BYTES,
     MAX_DEPTH,
+    PLAIN_DTYPES,
+    byte_chunks,
+    dtype_spec,
     dumps,
+    escape_key,
     is_plain,
+    tag_float,
+    tag_standard_type,
+    tag_text,
 )
-from sqlbuffer.codec.scalar_tags import escape_key, tag_float, tag_standard_type, tag_text
 from sqlbuffer.errors import FieldError
 
 # Attributes that tables and labelled arrays have, and plain arrays do not.

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.codec.array_bytes import LARGE_BYTES, item_pieces
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.codec.plain_json import TEXT_LIKE, dumps
+from sqlbuffer.codec.plain_values import LARGE_BYTES, TEXT_LIKE, dumps, item_pieces
 from sqlbuffer.errors import FieldError
 
 _EXACT = {*TEXT_LIKE, int}  # equality says all

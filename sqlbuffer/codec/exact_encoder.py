@@ -10,13 +10,14 @@ import numpy as np
 import orjson
 from pydantic import BaseModel
 
-from sqlbuffer.codec.array_bytes import LARGE_BYTES, PLAIN_DTYPES
 from sqlbuffer.codec.decoder import load_torch, namedtuple_class
 from sqlbuffer.codec.encoder import Encoder, UntaggableError
-from sqlbuffer.codec.plain_json import (
+from sqlbuffer.codec.plain_values import (
     DUMP_OPTIONS,
     INT64_MAX,
     INT64_MIN,
+    LARGE_BYTES,
+    PLAIN_DTYPES,
     TEXT_LIKE,
     dumps,
     is_plain_float,

@@ -8,7 +8,7 @@ import numpy as np
 
 from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.extras import install
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps import DataRow, Experience, ExpMeta
 
 # How often each version of the model acts at random: 20 to 180 steps an episode on average.
 EXPLORATION = (1.0, 0.75, 0.6, 0.5, 0.4)

@@ -11,7 +11,7 @@ from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.query.query_filter import QueryFilter
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps import DataRow
 
 T = TypeVar("T")
 

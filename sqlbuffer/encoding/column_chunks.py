@@ -1,43 +1,59 @@
-"""Steps given as columns, as chunks."""
+"""Steps and rows given as columns, as chunks."""
 
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.given_columns import GivenColumns, check_columns
-from sqlbuffer.encoding.packed_chunk import (
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.blocks import RecordBlocks, pack_blocks
+from sqlbuffer.encoding.chunks import (
     DTYPES,
     END_BYTES,
     MAX_STEPS,
     PackedChunk,
+    PayloadParts,
+    StepPayload,
     Values,
+    check_step_size,
+    collected_payload,
     comparable_values,
+    encode_payload,
+    join_payloads,
     new,
     set_attribute,
     stored_times,
     stored_values,
 )
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import RecordBlocks, pack_blocks
-from sqlbuffer.encoding.row_size import MAX_JSON_BYTES
-from sqlbuffer.encoding.step_payloads import (
-    StepPayload,
-    check_step_size,
-    encode_payload,
-    join_payloads,
+from sqlbuffer.encoding.columns import (
+    FLAGS,
+    PAYLOADS,
+    GivenColumns,
+    check_columns,
+    check_step_names,
+    flag_of,
+)
+from sqlbuffer.encoding.episode_records import EpisodeStart
+from sqlbuffer.encoding.packing import Layout, RowPacker
+from sqlbuffer.encoding.priority_values import check_kept, checked_priority
+from sqlbuffer.encoding.records import (
+    MAX_JSON_BYTES,
+    Record,
+    encode_real,
+    encode_rows,
 )
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import MAX_ROW_BYTES
-from sqlbuffer.fields.specs import Casting
-from sqlbuffer.steps.ids import uuid7s
+from sqlbuffer.fields import MAX_ROW_BYTES, Casting, FieldSpec
+from sqlbuffer.steps import DataRow, uuid7s
 
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
+
+
 _NO_VALUES = dict.fromkeys(field.name for field in fields(PackedChunk))
 
 
@@ -316,3 +332,303 @@ class _Slices:
             return rewards
         values = [None if reward != reward else reward for reward in rewards.tolist()]
         return stored_values(values, np.float64)
+
+
+def columns_of_rows(
+    layout: Layout,
+    rows: Sequence[DataRow],
+    model_version: int | None = None,
+    priority: Any = None,
+    *,
+    makes_steps: bool = False,
+) -> GivenColumns:
+    """Return the columns of rows.
+
+    Args:
+        layout: The typed fields of the buffer.
+        rows: The rows, at least one.
+        model_version: Version for rows that name none.
+        priority: One number for all, or one for each; None: that of the buffer.
+        makes_steps: Whether the numbers of the steps were made, and not given.
+
+    Raises:
+        FieldError: A value cannot be stored, or a field is missing or unknown; the message names
+            the row.
+    """
+    records = encode_rows(rows, model_version, priority)
+    check_declared(rows, layout)
+    each: dict[str, list[Any]] = dict(
+        zip(Record._fields, map(list, zip(*records, strict=True)), strict=True)
+    )
+    payloads = zip(*(each[name] for name in (*PayloadParts._fields[:-1], "arrays")), strict=True)
+    rewards = np.array(each["reward_t"], np.float64)  # None is NaN
+    names = ("adv_t", "v_t", "terminated", "truncated")
+    return GivenColumns(
+        n_steps=len(rows),
+        fields={name: _cast(spec, rows) for name, spec in layout.specs.items()},
+        reward=None if np.isnan(rewards).all() else rewards,
+        reward_tags={},
+        terminated=None,
+        truncated=None,
+        ids=each["id"],
+        task_id=_one_or_each(each["task_id"]),
+        agent_id=_one_or_each(each["agent_id"]),
+        model_version=_one_or_each(each["model_version"]),
+        session_id=_one_or_each(each["session_key"]),
+        steps=np.array(each["step"], np.int64),
+        priority=None if priority is None else each["initial_priority"],
+        payloads=(),
+        more_keys={
+            name: _one_or_each(each[name]) for name in ("task_name", "pre_agent", "episode_key")
+        },
+        more_values={
+            "times": each["execute_time"],
+            **{name: each[name] for name in names if set(each[name]) != {None}},
+        },
+        encoded=[
+            collected_payload(PayloadParts(state, actions, messages, extra, arrays or b""))
+            for state, actions, messages, extra, arrays in payloads
+        ],
+        makes_steps=makes_steps,
+    )
+
+
+def check_declared(rows: Sequence[DataRow], layout: Layout) -> None:
+    """Raise FieldError if a row has a typed field that the buffer does not declare."""
+    for i, row in enumerate(rows):
+        for name in row.fields:
+            if name not in layout.specs:
+                raise FieldError(
+                    f"row {i}: unknown field {shown(name)}; the buffer has "
+                    f"{', '.join(layout.specs) or 'no typed fields'}"
+                )
+
+
+def _cast(spec: FieldSpec, rows: Sequence[DataRow]) -> Any:
+    """Return the values of a field: an array of shape (n, *shape), or a list of n arrays."""
+    values = []
+    for i, row in enumerate(rows):
+        value = row.fields.get(spec.name)
+        if value is None:
+            value = spec.default_value
+        if value is None:
+            raise FieldError(f"row {i}: field {spec.name!r} is missing: expected {spec}")
+        values.append(value)
+    if spec.is_variable:
+        return [spec.cast(value, casting="same_kind") for value in values]
+    return spec.cast_rows(values, casting="same_kind", copy=False)
+
+
+def _one_or_each(values: list[Any]) -> Any:
+    """Return the value that all have, or all values."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+@dataclass(frozen=True)
+class StepStream:
+    """Values that steps outside episodes share; attributes as in `EpisodeStart`."""
+
+    task_id: str
+    agent_id: str
+    model_version: int | None = None
+    session: str | None = None
+    key: None = None
+
+
+class PackedStep(NamedTuple):
+    """A step, checked and encoded.
+
+    Attributes:
+        of: Beginning of its episode, or values shared with other steps outside episodes.
+        t: Its place within the episode; else its step number.
+        time: When it was made, in seconds since 1970.
+        row: The bytes of its typed fields, as `RowPacker` returns them.
+        reward_t: Its reward as the column holds it.
+        adv_t: Its advantage in the same form.
+        v_t: Its value in the same form.
+        terminated: The flag, if it was given.
+        truncated: Flags in the same form.
+        priority: Its initial priority, if it was given.
+        payload: Its payload, if it has one.
+        n_bytes: Bytes of both.
+    """
+
+    of: EpisodeStart | StepStream
+    t: int
+    time: float
+    row: bytes
+    reward_t: float | None
+    adv_t: float | None
+    v_t: float | None
+    terminated: bool | None
+    truncated: bool | None
+    priority: float | None
+    payload: StepPayload | None
+    n_bytes: int
+
+    @property
+    def episode_key(self) -> str | None:
+        """The user's id of its episode, if it is of one."""
+        return self.of.key
+
+    @property
+    def task_id(self) -> str:
+        """Its task."""
+        return self.of.task_id
+
+
+class StepPacker:
+    """Encodes the steps of one episode, or of none.
+
+    Args:
+        layout: The typed fields of the buffer.
+        beginning: The episode, or the values that the steps share.
+        casting: See `FieldSpec.cast_rows`.
+        has_priorities: Whether the buffer keeps priorities.
+        max_row_bytes: Bytes that the fields and the payload of a step may have.
+
+    Example:
+        >>> from sqlbuffer.fields import parse_specs
+        >>> layout = Layout(parse_specs({"x": ("float32", (2,))}))
+        >>> packer = StepPacker(layout, EpisodeStart("e", "task", "agent"), "same_kind", False)
+        >>> step = packer.encode(0, {"x": np.ones(2, np.float32), "reward": 0.5})
+        >>> step.reward_t, len(step.row)
+        (0.5, 8)
+        >>> (chunk,) = pack_steps(layout, [step]).chunks
+        >>> chunk.n_steps, len(chunk.records)
+        (1, 8)
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        beginning: EpisodeStart | StepStream,
+        casting: Casting,
+        has_priorities: bool,
+        max_row_bytes: int = MAX_ROW_BYTES,
+    ) -> None:
+        self._fields, self._beginning = layout.specs.keys(), beginning
+        self._has_priorities, self._max_row_bytes = has_priorities, max_row_bytes
+        self._most_bytes = min(max_row_bytes, MAX_JSON_BYTES)  # without a second look
+        self._plain = {*layout.specs, "reward", *FLAGS}
+        self._packer = RowPacker(layout, casting)
+
+    def encode(self, t: int, step: Mapping[str, Any]) -> PackedStep:
+        """Return step t of the episode; it holds copies.
+
+        Raises:
+            FieldError: An unknown or missing field, a value that cannot be stored, or a step that
+                is too large.
+        """
+        is_plain = self._plain.issuperset(step)
+        if not is_plain:
+            check_step_names(step, self._fields)
+        tags: dict[str, Any] = {}
+        reward = step.get("reward")
+        if isinstance(reward, np.ndarray) and not reward.ndim:
+            reward = reward[()]
+        reward = encode_real(reward, "reward_t", "reward", tags)
+        row, payload, priority = self._packer.pack(step), None, None
+        n_bytes = len(row)
+        adv_t = v_t = None
+        if not is_plain:
+            adv_t = encode_real(step.get("adv_t"), "adv_t", "adv_t", tags)
+            v_t = encode_real(step.get("v_t"), "v_t", "v_t", tags)
+        if tags or not is_plain:
+            payload = encode_payload([step.get(name) for name in PAYLOADS], tags)
+            priority = self._priority(step)
+            n_bytes += 0 if payload is None else payload.n_bytes
+        if n_bytes > self._most_bytes:
+            check_step_size(payload, len(row), self._max_row_bytes, f"step {t}: ")
+        terminated, truncated = step.get("terminated"), step.get("truncated")
+        if terminated is not None and type(terminated) is not bool:
+            terminated = flag_of(terminated, "terminated")
+        if truncated is not None and type(truncated) is not bool:
+            truncated = flag_of(truncated, "truncated")
+        return PackedStep(
+            self._beginning, t, time.time(), row, reward, adv_t, v_t, terminated, truncated,
+            priority, payload, n_bytes,
+        )  # fmt: skip
+
+    def _priority(self, step: Mapping[str, Any]) -> float | None:
+        priority = step.get("priority")
+        if priority is None:
+            return None
+        check_kept(self._has_priorities)
+        return checked_priority(priority)
+
+
+def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
+    """Return steps as chunks: those of an episode, or of a stream, one after the other, in the
+    order in which the episodes come first.
+
+    Args:
+        layout: The typed fields of the buffer.
+        steps: The steps; those of an episode in their order, without one missing.
+    """
+    places: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        places.setdefault(id(step.of), []).append(i)
+    order = [i for own in places.values() for i in own]
+    ordered = steps if len(places) == 1 else [steps[i] for i in order]
+    size, sizes = layout.size_bytes, [step.n_bytes for step in ordered]
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    for own in places.values():
+        ranges += chunk_ranges(layout, sizes, start, start + len(own))
+        start += len(own)
+    rows: Sequence[bytes] = [step.row for step in ordered]
+    tails = None
+    if layout.has_tails:
+        tails = [row[size:] for row in rows]
+        rows = [row[:size] for row in rows]
+    records = b"".join(rows)
+    blocks = pack_blocks(layout, records, tails, ranges)
+    ids = uuid7s(len(ranges))
+    chunks = [
+        _chunk(layout, id_, ordered[start:stop], records[start * size : stop * size], own_blocks)
+        for id_, (start, stop), own_blocks in zip(ids, ranges, blocks, strict=True)
+    ]
+    return PackedColumns(chunks, np.array(order, np.int64))
+
+
+def _chunk(
+    layout: Layout, id_: str, steps: Sequence[PackedStep], records: bytes, blocks: RecordBlocks
+) -> PackedChunk:
+    """Return the chunk of steps whose records are in blocks."""
+    columns = dict(zip(PackedStep._fields, zip(*steps, strict=True), strict=True))
+    of, first = steps[0].of, steps[0].t
+    numbers = np.array(columns["t"], np.int64)
+    fields = None
+    comparable = [name for name, spec in layout.specs.items() if spec.column]
+    if comparable:
+        values = np.frombuffer(records, layout.record)
+        fields = {name: comparable_values(values[name]) for name in comparable}
+    texts, arrays = join_payloads(layout, columns["payload"])
+    return PackedChunk(
+        id_,
+        len(steps),
+        of.task_id,
+        None,
+        of.agent_id,
+        None,
+        of.key,
+        of.session,
+        of.model_version,
+        None if of.key is None else first,
+        first,
+        None if (numbers == np.arange(first, first + len(steps))).all() else numbers,
+        steps[0].time,
+        steps[-1].time,
+        stored_values(columns["reward_t"], np.float64),
+        stored_values(columns["adv_t"], np.float64),
+        stored_values(columns["v_t"], np.float64),
+        stored_values(columns["terminated"], np.bool_),
+        stored_values(columns["truncated"], np.bool_),
+        stored_values(columns["priority"], np.float64),
+        fields,
+        *blocks,
+        texts,
+        arrays,
+        None,
+    )

@@ -1,7 +1,8 @@
-"""Steps given as columns, as records; and rows back as columns."""
+"""Check and cast steps that are given as columns, and pack them as chunks."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,282 @@ from numpy.typing import NDArray
 
 from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.encoding.given_columns import FLAGS, check_columns
+from sqlbuffer.codec.plain_values import tag_float
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.blocks import rows_of_blocks
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
-from sqlbuffer.encoding.record_blocks import rows_of_blocks
-from sqlbuffer.encoding.records import Record, decode_reals, encode_extra, encode_messages
+from sqlbuffer.encoding.priority_values import checked_priorities
+from sqlbuffer.encoding.records import (
+    MAX_KEY_BYTES,
+    Record,
+    decode_reals,
+    encode_extra,
+    encode_flag,
+    encode_key,
+    encode_messages,
+    encode_step,
+)
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.fields.specs import Casting
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.data_rows import DataRow
-from sqlbuffer.steps.ids import uuid7s
+from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, near_name
+from sqlbuffer.steps import Batch, DataRow, uuid7s
+
+# Next to the declared fields; the keys may be one value for all rows.
+FLAGS = ("terminated", "truncated")
+_REALS = {"reward_t": "reward", **{name: name for name in ON_REQUEST}}  # columns by name of a tag
+_KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id")
+_INTEGERS = ("step", "model_version")
+_ONE_OR_EACH = (*_KEYS[1:], "priority")
+PAYLOADS = ("state", "actions", "messages", "extra")
+BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single step
+_REAL = {name: FieldSpec(name, np.dtype("<f8")) for name in _REALS.values()}
+_FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}
+
+Key = str | list[str]
+
+
+@dataclass(frozen=True)
+class GivenColumns:
+    """The columns of n steps, checked and cast; `fields` may share memory with the input.
+
+    Attributes:
+        n_steps: Number of steps.
+        fields: For each declared field an array of shape (n, *shape), or a list of n arrays where
+            the length varies.
+        reward: Shape (n,), NaN where the tags hold the value; None if no step has a reward.
+        reward_tags: Values that the column of rewards cannot hold (NaN, -0.0), tagged, by position.
+        terminated: Shape (n,); None if it was not given.
+        truncated: Flags in the same form.
+        ids: The ids of the steps, if they were given.
+        task_id: One key for all steps, or one for each.
+        agent_id: One agent for all steps, or one for each.
+        model_version: One version for all steps, one for each, or None.
+        session_id: One session for all steps, one for each, or None.
+        steps: Shape (n,).
+        priority: Initial priorities, if they were given.
+        payloads: n values of state, actions, messages and extra each, or None.
+        more_keys: Other keys that steps of a chunk have in common, likewise one or one for each.
+        more_values: Other values of each step, lists of n; None means no value.
+        encoded: Their payloads instead, encoded, None for none.
+        makes_steps: Whether the numbers of the steps were made, and not given.
+    """
+
+    n_steps: int
+    fields: dict[str, Any]
+    reward: NDArray[np.float64] | None
+    reward_tags: dict[int, dict[str, Any]]
+    terminated: NDArray[np.bool_] | None
+    truncated: NDArray[np.bool_] | None
+    ids: list[str] | None
+    task_id: Key
+    agent_id: Key
+    model_version: int | list[int] | None
+    session_id: Key | None
+    steps: NDArray[np.int64]
+    priority: list[float] | None
+    payloads: tuple[Sequence[Any] | None, ...]
+    more_keys: Mapping[str, Any] = field(default_factory=dict)
+    more_values: Mapping[str, list[Any]] = field(default_factory=dict)
+    encoded: list[Any] | None = None
+    makes_steps: bool = False
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Values that all steps of a chunk share: one value or a list by attribute of the chunk."""
+        return {
+            "task_id": self.task_id,
+            "agent_id": self.agent_id,
+            "model_version": self.model_version,
+            "session_key": self.session_id,
+            **self.more_keys,
+        }
+
+
+def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) -> GivenColumns:
+    """Return the columns of steps, checked and cast.
+
+    Args:
+        layout: The declared fields.
+        columns: For each declared field n values; `reward`, `terminated`, `truncated`, `id`
+            likewise; `state`, `actions`, `messages`, `extra` n values as `add` takes them;
+            `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id` and
+            `priority` n values or one.
+        casting: See `FieldSpec.cast_rows`.
+
+    Raises:
+        FieldError: An unknown or missing field, another shape or number of rows, a value that the
+            field cannot hold; the message names the field.
+    """
+    n = _check_names(layout, columns)
+    # Not copied yet: `Layout.records` does.
+    fields = {
+        name: _column(spec, columns, n, casting, copy=False) for name, spec in layout.specs.items()
+    }
+    tags: dict[int, dict[str, Any]] = {}
+    reward, *values = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
+    terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
+    ids, task_id, agent_id, steps, version, session_id, episode = (
+        _key(name, columns, n) for name in _KEYS
+    )
+    given_priority = columns.get("priority")
+    return GivenColumns(
+        n,
+        fields,
+        reward,
+        tags,
+        terminated,
+        truncated,
+        ids,
+        task_id,
+        agent_id,
+        version,
+        session_id,
+        _steps(steps, n),
+        None if given_priority is None else checked_priorities(given_priority, n),
+        tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
+        {} if episode is None else {"episode_key": episode},
+        {
+            name: [None if value != value else value for value in given.tolist()]
+            for name, given in zip(ON_REQUEST, values, strict=True)
+            if given is not None
+        },
+        makes_steps=steps is None,
+    )
+
+
+def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
+    known = {*layout.specs, *BUILT_IN, *_KEYS}
+    for name in columns:
+        if name not in known:
+            nearest = near_name(name, known)
+            hint = f" (did you mean {nearest}?)" if nearest else ""
+            raise FieldError(
+                f"unknown field {shown(name)}{hint}; the buffer has "
+                f"{', '.join(layout.specs) or 'none'}, and "
+                f"{', '.join(('reward', *FLAGS, *_KEYS, *ON_REQUEST, *PAYLOADS, 'priority'))}"
+            )
+    for name, values in columns.items():
+        if isinstance(values, (str, bytes, bytearray, Mapping, Set)) and (
+            name == "id" or name not in _KEYS
+        ):
+            raise FieldError(
+                f"{name}: expected a column, a value for each row, got {shown(values)}"
+            )
+        if name in PAYLOADS and not callable(getattr(values, "columns", print)):
+            raise FieldError(
+                f"{name}: expected a list with a value for each row, got a "
+                f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
+            )
+    for name, spec in layout.specs.items():
+        if columns.get(name) is None and spec.default is None:
+            raise FieldError(f"field {shown(name)} is missing: expected {spec} for each row")
+    sizes = {
+        name: _size(name, values)
+        for name, values in columns.items()
+        if values is not None and name not in _ONE_OR_EACH
+    }
+    if len(set(sizes.values())) > 1:
+        raise FieldError(f"every column has the same number of rows, got {sizes}")
+    if not sizes:
+        raise FieldError("the number of rows is unknown without a column; give at least one field")
+    return next(iter(sizes.values()))
+
+
+def _size(name: str, values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise FieldError(
+            f"field {shown(name)}: expected a row for each step, got {shown(values)}"
+        ) from None
+
+
+def _column(
+    spec: FieldSpec, columns: Mapping[str, Any], n: int, casting: Casting, *, copy: bool
+) -> Any:
+    if columns.get(spec.name) is None:
+        default: Any = spec.default_value
+        return [default] * n if spec.is_variable else np.broadcast_to(default, (n, *spec.shape))
+    values = columns[spec.name]
+    if spec.is_variable:
+        return [spec.cast(value, casting=casting) for value in values]
+    if not n:
+        return np.empty((0, *spec.shape), spec.dtype)
+    return spec.cast_rows(values, casting=casting, copy=copy)
+
+
+def _reals(
+    tag: str, columns: Mapping[str, Any], n: int, casting: Casting, tags: dict[int, dict[str, Any]]
+) -> NDArray[np.float64] | None:
+    """Return a column of numbers, NaN for None; note values that it cannot hold among the tags."""
+    name = _REALS[tag]
+    if columns.get(name) is None:
+        return None
+    values: NDArray[np.float64] = _column(_REAL[name], columns, n, casting, copy=False)
+    odd = np.flatnonzero(np.isnan(values) | ((values == 0.0) & np.signbit(values)))
+    for i in odd.tolist():
+        tags.setdefault(i, {})[tag] = tag_float(float(values[i]))
+    return values + 0.0  # no -0.0
+
+
+def _flags(name: str, columns: Mapping[str, Any], n: int) -> NDArray[np.bool_] | None:
+    if columns.get(name) is None:
+        return None
+    given = np.asarray(columns[name])
+    if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all():
+        columns = {name: given.astype(bool)}
+    flags: NDArray[np.bool_] = _column(_FLAG[name], columns, n, "same_kind", copy=True)
+    return flags
+
+
+def _key(name: str, columns: Mapping[str, Any], n: int) -> Any:
+    """Return a key: one value for all steps, or a list or an array with one for each."""
+    given = columns.get(name)
+    if given is None:
+        return "default" if name in ("task_id", "agent_id") else None
+    if isinstance(given, np.ndarray) and not given.ndim:
+        given = given.item()
+    is_column = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
+    if name != "id" and not is_column:
+        return encode_step(given, name) if name in _INTEGERS else encode_key(given, name)
+    if len(given) != n:
+        raise FieldError(f"{name}: expected {n} values or one, got {len(given)}")
+    values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    if name in _INTEGERS:
+        return [encode_step(value, name) for value in values]
+    return values if _are_short_texts(values) else [encode_key(value, name) for value in values]
+
+
+def _are_short_texts(values: list[Any]) -> bool:
+    """Return True if all values pass `encode_key` as they are, in a tenth of its time."""
+    if set(map(type, values)) != {str} or max(map(len, values)) > MAX_KEY_BYTES:
+        return False
+    joined = "".join(values)
+    return joined.isascii() and "\0" not in joined
+
+
+def _steps(given: Any, n: int) -> NDArray[np.int64]:
+    if given is None:
+        return np.arange(n)
+    return np.full(n, given) if isinstance(given, int) else np.array(given, np.int64)
+
+
+def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
+    """Raise FieldError if a step has a value that is neither of a field nor built in."""
+    for name in step:
+        if name not in fields and name not in BUILT_IN:
+            nearest = near_name(name, [*fields, *BUILT_IN])
+            hint = f" (did you mean {nearest}?)" if nearest else ""
+            raise FieldError(
+                f"unknown field {shown(name)}{hint}; the buffer has "
+                f"{', '.join(sorted(fields)) or 'none'}, and {', '.join(BUILT_IN)}"
+            )
+
+
+def flag_of(value: Any, name: str) -> bool | None:
+    """Return the flag of one step; 0 and 1 are taken for one, as in a column of them."""
+    is_number = isinstance(value, (int, np.integer)) and value in (0, 1)
+    return bool(value) if is_number else encode_flag(value, name)
+
 
 Payload = tuple[str | None, str | None, str | None, str | None]
 

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.display.short_values import shown
-from sqlbuffer.encoding.given_columns import PAYLOADS, check_step_names, flag_of
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.columns import PAYLOADS, check_step_names, flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.fields.specs import Casting, FieldSpec
-from sqlbuffer.steps.ids import uuid7s
+from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec
+from sqlbuffer.steps import uuid7s
 
 
 @dataclass(frozen=True)

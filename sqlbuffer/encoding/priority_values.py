@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import FieldError
 
 # The sum of as many as a buffer can have stays far from the largest double.

@@ -1,4 +1,4 @@
-"""A row as the columns of `experiences`, and back."""
+"""A row as the columns of `experiences`, and back; and rows given as columns."""
 
 import dataclasses
 import math
@@ -14,15 +14,47 @@ from pydantic import BaseModel
 from sqlbuffer.codec.decoder import Blob, decode, untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN, dumps
-from sqlbuffer.codec.scalar_tags import is_storable_text, tag_float
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, dumps, is_storable_text, tag_float
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.blocks import fields_of_steps
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
-from sqlbuffer.encoding.record_blocks import fields_of_steps
 from sqlbuffer.errors import FieldError
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.sizes import shown_size
+from sqlbuffer.steps import DataRow, Experience, ExpMeta, uuid7
+
+MAX_JSON_BYTES = 2**28 - 1  # JSONB holds no more in one value
+
+
+def check_row_size(texts: Mapping[str, str | None], n_arrays: int, limit: int, where: str) -> None:
+    """Raise if a payload is too large to be stored.
+
+    Args:
+        texts: Its JSON by name.
+        n_arrays: Bytes of its arrays.
+        limit: Bytes that a payload may have.
+        where: How an error names the row, with a space at its end.
+
+    Raises:
+        FieldError: Names the row and its size.
+    """
+    total = n_arrays
+    for name, text in texts.items():
+        size = len((text or "").encode())
+        total += size
+        if size > MAX_JSON_BYTES:
+            raise FieldError(
+                f"{where}{name}: {shown_size(size)} of JSON, and a database takes "
+                f"{shown_size(MAX_JSON_BYTES)}; give long lists of numbers as numpy arrays and "
+                f"long text as bytes, or store it in several rows"
+            )
+    if total > limit:
+        raise FieldError(
+            f"{where}the payload has {total:,} bytes ({shown_size(n_arrays)} of arrays), and the "
+            f"buffer takes {limit:,} (max_row_bytes); store it in several rows, or make a buffer "
+            f"with a larger max_row_bytes"
+        )
+
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
 MAX_NAME_BYTES = 8192

@@ -7,12 +7,11 @@ from sqlbuffer.arguments import checked_batch_size, checked_sampler, checked_tas
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.checks import checked_callable, checked_count, checked_flag, refused
 from sqlbuffer.front.converters import Converter
-from sqlbuffer.front.decoding import RowDecoding
-from sqlbuffer.loading.sufficient_data import check_sufficient, shortage
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.front.reading import RowDecoding
+from sqlbuffer.loading.plans import check_sufficient, shortage
+from sqlbuffer.query.tree import Node
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
-from sqlbuffer.steps.batches import Batch, RowList
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps import Batch, DataRow, RowList
 from sqlbuffer.storage.store import BufferStore
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ import threading
 from functools import partial
 
 from sqlbuffer.call_threads import Call
-from sqlbuffer.display.html import html_table
+from sqlbuffer.display import html_table
 from sqlbuffer.errors import SQLBufferError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.store import BufferStore
 
 # How long a notebook waits for the number of steps.

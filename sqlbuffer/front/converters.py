@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.checks import checked_names
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import SHORT_NAMES, Field, Segment, nearest, parse_field
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps import DataRow
 
 T = TypeVar("T")
 

@@ -11,13 +11,12 @@ from typing import Any, NoReturn, SupportsIndex, get_args, overload
 import numpy as np
 
 from sqlbuffer.checks import checked_choice, checked_duration, checked_integer, checked_seconds
-from sqlbuffer.display.html import html_code
+from sqlbuffer.display import html_code
 from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
-from sqlbuffer.query.condition_tree import Node
-from sqlbuffer.steps.batches import Batch, rows_as_html
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.query.tree import Node
+from sqlbuffer.steps import Batch, DataRow, rows_as_html
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases import endings
 from sqlbuffer.storage.leases.claim_request import (

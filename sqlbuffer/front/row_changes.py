@@ -12,9 +12,9 @@ from sqlbuffer.encoding.priority_values import (
     last_of_each,
 )
 from sqlbuffer.errors import ConditionError, FieldError
-from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.steps.priority_update import PriorityUpdate
+from sqlbuffer.front.reading import Conditions
+from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.steps import PriorityUpdate
 from sqlbuffer.storage.labels.label_values import Given, checked_version
 from sqlbuffer.storage.labels.labelling import Annotated, Annotation
 from sqlbuffer.storage.leases.retirement import retire

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.copying.buffer_copy import OnProgress
+from sqlbuffer.copying import OnProgress
 from sqlbuffer.errors import (
     BufferNotFoundError,
     FieldError,

@@ -19,7 +19,7 @@ from sqlbuffer.checks import (
     checked_path,
 )
 from sqlbuffer.codec.decoder import decode
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import ArgumentError, MissingExtraError
 from sqlbuffer.extras import install
 from sqlbuffer.interchange.output import OutputFolder, rollouts_card
@@ -33,12 +33,20 @@ from sqlbuffer.interchange.streams import (
     StreamPiece,
     example_columns,
 )
-from sqlbuffer.llm.conversation_steps import EpisodeKey, RolloutStep, key_of
-from sqlbuffer.llm.conversations import Conversation, ConversationAssembler, EpisodeOutcome
-from sqlbuffer.llm.messages import MESSAGE_KEYS
-from sqlbuffer.llm.training_rows import PreferencePairs, messages_row, prompt_completion_row
+from sqlbuffer.llm import (
+    MESSAGE_KEYS,
+    Conversation,
+    ConversationAssembler,
+    EpisodeKey,
+    EpisodeOutcome,
+    PreferencePairs,
+    RolloutStep,
+    key_of,
+    messages_row,
+    prompt_completion_row,
+)
 from sqlbuffer.sizes import shown_size
-from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]

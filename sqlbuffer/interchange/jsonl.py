@@ -23,19 +23,16 @@ from numpy.typing import NDArray
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_dict, checked_flag, checked_path
 from sqlbuffer.codec.decoder import untag
-from sqlbuffer.codec.scalar_tags import tag_float
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.codec.plain_values import tag_float
+from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileImportError
-from sqlbuffer.fields.declarations import VARIABLE
-from sqlbuffer.fields.near_names import near_name
-from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.step_encodings import Batch
+from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
+from sqlbuffer.front.writing import Batch
 from sqlbuffer.interchange.formats import found_buffer, import_target
 from sqlbuffer.interchange.output import WorkPlace, is_full, make_parents, named_damage
 from sqlbuffer.interchange.reports import ExportReport, ImportCounts, ImportReport
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
-from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps import ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_choice, checked_flag, checked_names, checked_path, refused
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import (
     ArgumentError,
     ExportError,
@@ -32,9 +32,8 @@ from sqlbuffer.errors import (
     MissingExtraError,
 )
 from sqlbuffer.extras import install
-from sqlbuffer.fields.env_fields import fields_from_env, parts_of, paths_of, spaces_of
-from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.step_encodings import Batch
+from sqlbuffer.fields import FieldSpec, fields_from_env, parts_of, paths_of, spaces_of
+from sqlbuffer.front.writing import Batch
 from sqlbuffer.interchange.formats import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     AGAIN,

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_integer, checked_names
-from sqlbuffer.copying.buffer_copy import OnProgress
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.copying import OnProgress
+from sqlbuffer.display import shown
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import ArgumentError, CopyError, FieldError, SQLBufferError
-from sqlbuffer.fields.near_names import near_name
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.fields import near_name
+from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
 from sqlbuffer.storage.copies.column_reader import ColumnReader, episode_pages

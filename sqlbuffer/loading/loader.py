@@ -1,21 +1,191 @@
 """`Loader`: batches, one after the other."""
 
+import keyword
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from sqlbuffer.checks import checked_integer, refused
-from sqlbuffer.display.short_values import shown
-from sqlbuffer.errors import ArgumentError
-from sqlbuffer.loading.iteration import Agree, LoaderRun, alone, this_process
-from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import BatchPlan, Progress, is_count
+from sqlbuffer.checks import checked_dict, checked_integer, checked_names, refused
+from sqlbuffer.display import shown
+from sqlbuffer.errors import ArgumentError, FieldError
+from sqlbuffer.loading.modes import LoaderOptions
+from sqlbuffer.loading.plans import (
+    Agree,
+    BatchPlan,
+    Draws,
+    LoaderRun,
+    Passes,
+    Progress,
+    alone,
+    is_count,
+    this_process,
+)
 from sqlbuffer.loading.prefetch import prefetched
-from sqlbuffer.loading.ranks import Rank
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.loading.ranks import Rank, ShardedPasses, ShardSource, group_of
+from sqlbuffer.steps import Batch, as_tensor, check_device
+from sqlbuffer.storage.rows.batch_parts import stacked
+from sqlbuffer.storage.store import BufferStore
+
+INFO = "info"
+_PARTS = (INFO, "n_rows", "keys", "values", "items", "get", "to", "to_torch", "to_pandas")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The form in which batches are handed out.
+
+    Attributes:
+        fieldname_map: `{name: other name}` of arrays.
+        to_named_tuple: Names of the parts of a named tuple, in order; None: a `Batch`.
+        device: Where arrays become tensors; None: they stay arrays.
+
+    Raises:
+        FieldError: Names that cannot be, or that collide.
+        MissingExtraError: A device, and torch is not installed.
+        ValueError: A device that is not there.
+    """
+
+    fieldname_map: Mapping[str, str] | None = None
+    to_named_tuple: Sequence[str] | None = None
+    device: Any = None
+
+    def __post_init__(self) -> None:
+        if self.fieldname_map is not None:
+            _check_map(self.fieldname_map)
+        if self.to_named_tuple is not None:
+            _check_parts(self.to_named_tuple)
+        if self.device is not None:
+            check_device(self.device)
+
+    def __call__(self, batch: Batch) -> Any:
+        """Return a batch as it is handed out."""
+        if self.fieldname_map:
+            batch = Batch(renamed(batch, self.fieldname_map), batch.info)
+        wanted = None
+        if self.to_named_tuple is not None:
+            wanted = [_key(name, batch) for name in self.to_named_tuple]
+        if self.device is not None:
+            kept = batch if wanted is None else [name for name in wanted if name != INFO]
+            batch = Batch({name: as_tensor(batch[name], self.device) for name in kept}, batch.info)
+        if wanted is None:
+            return batch
+        parts = [batch.info if name == INFO else batch[name] for name in wanted]
+        return made_tuple(tuple(map(_attribute, self.to_named_tuple or ())), parts)
+
+
+def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return arrays under other names.
+
+    Raises:
+        FieldError: A name that no array has, or that two would have.
+    """
+    for name in names:
+        if name not in arrays:
+            raise FieldError(
+                f"fieldname_map names {shown(name)}, and the batch has {', '.join(arrays)}"
+            )
+    found = {names.get(name, name): array for name, array in arrays.items()}
+    if len(found) < len(arrays):
+        named = [names.get(name, name) for name in arrays]
+        double = next(name for name in named if named.count(name) > 1)
+        both = [name for name in arrays if names.get(name, name) == double]
+        raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {shown(double)}")
+    return found
+
+
+def made_tuple(names: tuple[str, ...], parts: Sequence[Any]) -> Any:
+    """Return a named tuple; it can be pickled, as batches of worker processes are."""
+    return _tuple_type(names)(*parts)
+
+
+@lru_cache(maxsize=128)
+def _tuple_type(names: tuple[str, ...]) -> Any:
+    make: Any = namedtuple  # the type checker wants the names written out
+    base: Any = make("Batch", names)
+
+    class NamedBatch(base):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return made_tuple, (names, list(self))
+
+    NamedBatch.__name__ = NamedBatch.__qualname__ = "Batch"
+    return NamedBatch
+
+
+def _attribute(name: str) -> str:
+    return name.lstrip("_")
+
+
+def _key(name: str, batch: Batch) -> str:
+    for key in (name, _attribute(name)):
+        if key in batch or key == INFO:
+            return key
+    raise FieldError(
+        f"to_named_tuple names {shown(name)}, and the batch has {', '.join(batch)} and info"
+    )
+
+
+def _check_map(names: Any) -> None:
+    checked_dict(names, "fieldname_map", "{'obs': 'state'}", error=FieldError)
+    for name in (*names, *names.values()):
+        if not isinstance(name, str) or not name:
+            raise FieldError(f"fieldname_map is a dict of names, got {shown(name)} in it")
+    for name in names.values():
+        if name in _PARTS:
+            raise FieldError(
+                f"fieldname_map: {shown(name)} is a part of every batch; choose another"
+            )
+    if len(set(names.values())) < len(names):
+        raise FieldError(f"fieldname_map gives two fields the same name: {shown(dict(names))}")
+
+
+def _check_parts(given: Any) -> None:
+    names = checked_names(given, "to_named_tuple", "('obs',)")
+    if not names:
+        raise FieldError("to_named_tuple is a list of one name or more, such as ('obs',), got none")
+    for name in names:
+        if not _attribute(name).isidentifier() or keyword.iskeyword(_attribute(name)):
+            raise FieldError(f"to_named_tuple: {shown(name)} cannot be the name of a part")
+    attributes = [_attribute(name) for name in names]
+    double = next((name for name in attributes if attributes.count(name) > 1), None)
+    if double is not None:
+        raise FieldError(f"to_named_tuple has two parts named {shown(double)}")
+
+
+def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
+    """Return the rows of batches of several sources, one after the other, with their sources in
+    `info`; lengths that differ are padded with zeros.
+    """
+    named = [
+        Batch(batch, {**batch.info, "source": np.array([label] * batch.n_rows, object)})
+        for label, batch in zip(labels, batches, strict=True)
+    ]
+    first = named[0]
+    return Batch(
+        {name: _joined(name, named) for name in first},
+        {
+            name: stacked([batch.info[name] for batch in named])
+            for name in first.info
+            if all(name in batch.info for batch in named)  # not every buffer notes its batches
+        },
+    )
+
+
+def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
+    """Return one array of those of several batches; None where one of them is not known."""
+    arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
+    found: NDArray[Any] | None = stacked(arrays) if arrays else None
+    return found
+
 
 T = TypeVar("T", default=Batch)
 _VERSION = 1
@@ -233,3 +403,42 @@ class Loader(Generic[T]):
 
 def _progress_in(state: Mapping[str, Any]) -> Progress:
     return {name: value for name, value in state.items() if name not in _KEYS}
+
+
+def open_loader(
+    store: BufferStore, options: LoaderOptions, output: Output, prefetch: Any
+) -> Loader[Any]:
+    """Return a loader of a buffer."""
+    source = options.source(store.drawing)
+    identity = {"buffer": store.info.name, **options.identity(source.node)}
+    plan: BatchPlan
+    if options.is_drawn:
+        n, replace = int(options.batch_size), bool(options.replace)
+        plan = Draws(source, n, options.sampler, replace)
+    else:
+        plan = passes_of(store, source, options, identity)
+    return Loader(
+        plan, identity, seed=options.seed, output=output, prefetch=prefetch, rank=options.rank
+    )
+
+
+def passes_of(
+    store: BufferStore, source: ShardSource, options: LoaderOptions, identity: Mapping[str, Any]
+) -> BatchPlan:
+    """Return the passes over a source, divided between ranks if there are several.
+
+    Args:
+        store: The buffer.
+        source: Where the passes read.
+        options: Options of the loader.
+        identity: What decides which rows each batch contains.
+    """
+    n, shuffle, drop_last = int(options.batch_size), bool(options.shuffle), bool(options.drop_last)
+    rank = options.rank
+    if rank is None:
+        return Passes(source, n, options.epochs, shuffle, drop_last)
+    group = group_of((dict(identity), options.seed), rank.launch)
+    return ShardedPasses(
+        source, store.agreements, rank, group, n, options.epochs, shuffle, drop_last,
+        bool(options.even),
+    )  # fmt: skip

@@ -16,15 +16,13 @@ from sqlbuffer.arguments import (
 )
 from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.checks import checked_choice, checked_flag, checked_integer
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError, BufferConfigError
-from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields import Fields
+from sqlbuffer.loading.plans import BatchSource
 from sqlbuffer.loading.ranks import Rank, Shard, rank_of
-from sqlbuffer.loading.source import BatchSource
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.query.tree_checks import check
-from sqlbuffer.samplers import Sampler
-from sqlbuffer.samplers.seeding import checked_seed
+from sqlbuffer.query.tree import EVERYTHING, Node, check
+from sqlbuffer.samplers import Sampler, checked_seed
 from sqlbuffer.storage.store import BufferStore
 
 Mode = Literal["step", "transition", "n_step", "window", "trajectory"]

@@ -1,19 +1,115 @@
 """The ranks of a training run, and how the rows of a pass are divided between them."""
 
 import hashlib
+import json
 import math
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from uuid import uuid4
+from weakref import finalize
 
 import numpy as np
 
 from sqlbuffer.checks import integer_of, refused
-from sqlbuffer.errors import ArgumentError
-from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.order import SLICE, Numbers, Order
+from sqlbuffer.errors import ArgumentError, InsufficientDataError, StorageError
+from sqlbuffer.loading.plans import (
+    SLICE,
+    Intervals,
+    LoaderRun,
+    Numbers,
+    Order,
+    PassSource,
+    Place,
+    Progress,
+    is_count,
+)
+from sqlbuffer.samplers import generator_of
+from sqlbuffer.steps import Batch
+from sqlbuffer.storage.agreements.rank_agreements import (
+    JOIN_S,
+    Joined,
+    Member,
+    RankAgreements,
+    pass_name,
+)
+
+_BEGIN = "begin"
+
+
+class Meeting:
+    """A folder of small files that are written once, by the first worker that needs them.
+
+    The parent process runs no code when torch forks its workers or restarts them, and the workers
+    read the database at different moments. Therefore the first worker that begins an iteration
+    fixes its range for all. A meeting pickles as its path. The folder is made by a worker, and
+    removed by the process that made the meeting.
+
+    Example:
+        >>> meeting = Meeting()
+        >>> meeting.agree("range", lambda: [0, 10]), meeting.agree("range", lambda: [5, 20])
+        ([0, 10], [0, 10])
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"sqlbuffer-{uuid4().hex}"
+        finalize(self, _remove, self._folder, os.getpid())
+
+    def agree(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the JSON value of a name: what `make` returned to the first who asked."""
+        path = self._folder / name
+        if not path.exists():
+            self._write_once(path, json.dumps(make()))
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def join(self, token: str, worker: int, first: int) -> int:
+        """Return the number of the iteration that a worker takes part in.
+
+        Args:
+            token: Text that the workers of one iteration share, and perhaps those of another one.
+            worker: Number of the worker; it joins an iteration once.
+            first: Smallest possible number.
+        """
+        begin = self._folder / _BEGIN
+        if begin.exists():
+            first = max(first, int(begin.read_text(encoding="utf-8")))
+        for number in count(first):
+            if self.agree(f"run-{number}", lambda: token) != token:
+                continue
+            if self._write_once(self._folder / f"run-{number}-worker-{worker}", ""):
+                return number
+        raise AssertionError  # count() has no end
+
+    def begin_at(self, number: int) -> None:
+        """Let the next iteration that workers join have at least this number."""
+        self.agree(_BEGIN, lambda: number)
+
+    def _write_once(self, path: Path, text: str) -> bool:
+        """Write a whole file; return False if it exists already."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        own = path.with_name(f"{path.name}.{uuid4().hex}")
+        own.write_text(text, encoding="utf-8")
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 MAX_WORLD = 2**20
 Shard = tuple[int, int] | Literal["torch"] | None
@@ -151,3 +247,231 @@ class PartOfPass:
             return min(batch_size * count, max(self.n_rows - (n_batches - count), count))
 
         return up_to(number + 1) - up_to(number)
+
+
+KEEP_EVERY_S = JOIN_S / 10
+
+
+class ShardSource(PassSource, Protocol):
+    """Reads things in the order of a pass, and lists them; see `BatchSource`."""
+
+    def numbers(self) -> Intervals:
+        """Return the keys of all items that exist now."""
+
+    def made(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment."""
+
+    def catch_up(self, seq: int) -> None:
+        """Make steps up to a number readable."""
+
+
+@dataclass(frozen=True)
+class ShardedPasses:
+    """The part of one rank of each thing that a buffer holds at the start of a pass.
+
+    The rank that begins a pass first lists its rows, for all ranks. Rows that are stored later
+    belong to the next pass.
+
+    Attributes:
+        source: Where they are.
+        agreements: What ranks agree on.
+        rank: This rank.
+        group: Text that the loaders of all ranks share.
+        batch_size: Number of rows in a batch.
+        epochs: Number of passes; None: without end.
+        shuffle: In random order, another one in each pass.
+        drop_last: Leave out a last batch that is smaller.
+        even: All ranks have the same number of batches.
+    """
+
+    source: ShardSource
+    agreements: RankAgreements
+    rank: Rank
+    group: str
+    batch_size: int
+    epochs: int | None
+    shuffle: bool
+    drop_last: bool
+    even: bool
+
+    def batches(self, run: LoaderRun, progress: Progress) -> Iterator[tuple[Batch, Progress]]:
+        """Yield the batches of this rank."""
+        taking = _Taking(self, run, progress)
+        try:
+            yield from self._all(taking, run, progress)
+        except GeneratorExit:
+            taking.end(early=True)
+            raise
+        taking.end(early=False)
+
+    def _all(
+        self, taking: "_Taking", run: LoaderRun, progress: Progress
+    ) -> Iterator[tuple[Batch, Progress]]:
+        number = progress.get("pass", 0)
+        while self.epochs is None or number < self.epochs:
+            is_empty = not progress.get("batch")
+            for batch, behind in self._one(taking, run, number, progress):
+                is_empty = False
+                taking.keep()
+                yield batch, behind
+            if is_empty and self.epochs is None:  # or it would look forever
+                of = self.source.shortage()
+                raise InsufficientDataError(
+                    f"a pass has no batch of {self.batch_size} for {_named(self.rank)}{of.reason}; "
+                    f"wait for more data or lower the batch size{of.causes}"
+                )
+            number, progress = number + 1, {}
+
+    def begin(self, run: LoaderRun) -> Progress:
+        """Return the progress before the first batch."""
+        taking = _Taking(self, run, {})
+        return {"pass": 0, "place": 0, "batch": 0, "ranks": taking.rows_of(0)}
+
+    def knows(self, progress: Progress) -> bool:
+        """Return True if a value is the progress of divided passes."""
+        if not progress:
+            return True
+        ranks = progress.get("ranks")
+        if set(progress) != {"pass", "place", "batch", "ranks"} or not isinstance(ranks, dict):
+            return False
+        counts = [progress[name] for name in ("pass", "place", "batch")]
+        counts += [ranks.get(name) for name in ("turn", "number", "seed")]
+        texts = [ranks.get(name) for name in ("token", "rows")]
+        if not (all(map(is_count, counts)) and all(isinstance(each, str) for each in texts)):
+            return False
+        try:
+            Intervals.of_text(ranks["rows"])
+        except ValueError:
+            return False
+        return True
+
+    def n_batches(self) -> int | None:
+        """Return the number of batches of this rank for the rows stored now; None: no end."""
+        if self.epochs is None:
+            return None
+        part = PartOfPass(self.rows(), None, self.rank.rank, self.rank.world, even=self.even)
+        if self.even:
+            return self.epochs * part.n_batches(self.batch_size, drop_last=self.drop_last)
+        own = part.n_rows // self.batch_size
+        if not self.drop_last:
+            own = -(-part.n_rows // self.batch_size)
+        return self.epochs * own
+
+    def rows(self) -> Intervals:
+        """Return the keys of a pass that begins now."""
+        # Items that cannot be made would make one rank's part smaller.
+        return self.source.made() if self.even else self.source.numbers()
+
+    def _one(
+        self, taking: "_Taking", run: LoaderRun, number: int, progress: Progress
+    ) -> Iterator[tuple[Batch, Progress]]:
+        agreed = taking.rows_of(number)
+        keys = Intervals.of_text(agreed["rows"])
+        if not len(keys):
+            return
+        self.source.catch_up(keys.last)
+        rng = generator_of(agreed["seed"], agreed["number"], number) if self.shuffle else None
+        own = PartOfPass(keys, rng, *taking.part, even=self.even)
+        at, done = Place(progress.get("place", 0)), progress.get("batch", 0)
+        while True:
+            batch, at = self._next(own, at, done)
+            if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
+                return
+            done += 1
+            yield batch, {"pass": number, "place": at.place, "batch": done, "ranks": agreed}
+
+    def _next(self, own: PartOfPass, at: Place, done: int) -> tuple[Batch | None, Place]:
+        if not self.even:
+            return self.source.next(own, at, self.batch_size)
+        if done >= own.n_batches(self.batch_size, drop_last=self.drop_last):
+            return None, at
+        # Rows that have left are made up for by those of the beginning.
+        own.end = at.place + own.n_rows
+        n = own.rows_of_batch(done, self.batch_size, drop_last=self.drop_last)
+        batch, behind = self.source.next(own, at, n)
+        if batch is None or (self.drop_last and batch.n_rows < n):
+            found = 0 if batch is None else batch.n_rows
+            raise InsufficientDataError(
+                f"{_named(self.rank)} needs {n} of its {own.n_rows} rows of this pass, and {found} "
+                f"are there: the others were evicted or deleted since the pass began; use a larger "
+                f"capacity, smaller batches or shorter passes"
+            )
+        return batch, behind
+
+
+class _Taking:
+    """The part that a rank takes in an iteration, as the database knows it.
+
+    Args:
+        plan: The plan of the rank.
+        run: The iteration.
+        progress: Where it goes on; empty at its start.
+    """
+
+    def __init__(self, plan: ShardedPasses, run: LoaderRun, progress: Progress) -> None:
+        self._plan, self._run = plan, run
+        self._member = Member(plan.rank.rank, run.process)
+        self._resumed: Progress | None = progress.get("ranks")
+        self._agreed: Progress | None = None
+        self._kept_at = time.monotonic()
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The number of this worker's part of a pass, and the number of parts."""
+        rank, run = self._plan.rank, self._run
+        return rank.rank + rank.world * run.worker, rank.world * max(run.n_workers, 1)
+
+    def rows_of(self, number: int) -> Progress:
+        """Return the rows of a pass as text, with what identifies the iteration."""
+        agreements = self._plan.agreements
+        if self._agreed is None:
+            self._agreed = self._begun()
+        if self._resumed is not None:
+            rows, self._resumed = self._resumed["rows"], None
+        else:
+            token = self._agreed["token"]
+            rows = agreements.agree(token, pass_name(number), lambda: self._plan.rows().to_text())
+        agreements.begin_pass(self._agreed["token"], *self.part, number)
+        return {**self._agreed, "rows": rows}
+
+    def _begun(self) -> Progress:
+        plan, run = self._plan, self._run
+        if self._resumed is not None:
+            known = {name: value for name, value in self._resumed.items() if name != "rows"}
+            joined = Joined(known["token"], known, known["turn"])
+            plan.agreements.rejoin(plan.group, joined, self._member)
+            return known
+
+        def join() -> Progress:
+            own = {"seed": run.seed, "number": run.number, "workers": run.n_workers}
+            joined = plan.agreements.join(plan.group, self._member, own)
+            return {"token": joined.token, "turn": joined.turn, **joined.value}
+
+        found: Progress = run.agree(f"ranks-{run.number}", join)
+        n_workers = found.pop("workers")
+        if n_workers != run.n_workers:
+            raise ValueError(
+                f"{_named(plan.rank)} reads with num_workers={run.n_workers}, and another rank "
+                f"with {n_workers}: give all ranks the same number"
+            )
+        return found
+
+    def keep(self) -> None:
+        """Tell late ranks from time to time that this iteration goes on."""
+        if self._agreed is None or time.monotonic() - self._kept_at < KEEP_EVERY_S:
+            return
+        self._kept_at = time.monotonic()
+        with suppress(StorageError):
+            self._plan.agreements.keep(self._plan.group, self._agreed["turn"], self._member.rank)
+
+    def end(self, *, early: bool) -> None:
+        """Note that this rank has had all its batches, or that it leaves early."""
+        if self._agreed is None or sys.is_finalizing():
+            return
+        with suppress(StorageError):
+            agreements, group = self._plan.agreements, self._plan.group
+            agreements.end(group, self._agreed["turn"], self._member, early=early)
+
+
+def _named(rank: Rank) -> str:
+    return f"rank {rank.rank} of {rank.world}"

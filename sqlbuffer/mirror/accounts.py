@@ -18,7 +18,7 @@ from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.samplers import RandomSampler, Sampler
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
 from sqlbuffer.storage.flow.credits import SampleCredits

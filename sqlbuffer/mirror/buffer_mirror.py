@@ -9,20 +9,17 @@ from sqlbuffer.arguments import Condition, check_n_step
 from sqlbuffer.checks import checked_flag, checked_path, refused
 from sqlbuffer.encoding.priority_values import EPS, check_kept, checked_update
 from sqlbuffer.errors import ArgumentError, BufferConfigError
-from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.loader import Loader, Output
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
-from sqlbuffer.loading.output import Output
 from sqlbuffer.mirror.conditions import check_in_memory
 from sqlbuffer.mirror.draws import MemoryDraws
 from sqlbuffer.mirror.following import Refreshing, check_mirrored
 from sqlbuffer.mirror.loader import open_mirror_loader
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings
 from sqlbuffer.mirror.shared_following import SharedFollowing
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.priority_update import PriorityUpdate
+from sqlbuffer.steps import Batch, PriorityUpdate
 from sqlbuffer.storage.store import BufferStore
 
 MAX_BYTES = 8 * 2**30

@@ -19,7 +19,7 @@ from sqlbuffer.batches.step_table import NONE, Flags, Integers, as_float32, as_r
 from sqlbuffer.batches.transitions import TransitionMaker, TransitionPlan
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.loading.sufficient_data import Shortage, check_sufficient, shortage
+from sqlbuffer.loading.plans import Shortage, check_sufficient, shortage
 from sqlbuffer.mirror.accounts import DrawAccounts
 from sqlbuffer.mirror.choosing import NO_COLUMNS, Chooser, UniformChooser, chooser_of
 from sqlbuffer.mirror.conditions import MatchingSteps
@@ -28,10 +28,9 @@ from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.settings import MirrorSettings
 from sqlbuffer.mirror.shared_following import SharedFollowing
-from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
+from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
-from sqlbuffer.steps.batches import Batch
-from sqlbuffer.steps.n_step import Returns
+from sqlbuffer.steps import Batch, Returns
 from sqlbuffer.storage.sampling.restrictions import below_min_size
 from sqlbuffer.storage.store import BufferStore
 

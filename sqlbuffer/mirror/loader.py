@@ -9,25 +9,29 @@ import numpy as np
 
 from sqlbuffer.batches.forms import Form, TrajectoryForm
 from sqlbuffer.batches.step_table import NONE, Flags
-from sqlbuffer.loading.factory import passes_of
-from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.iteration import LoaderRun
-from sqlbuffer.loading.loader import Loader
+from sqlbuffer.loading.loader import Loader, Output, passes_of
 from sqlbuffer.loading.modes import LoaderOptions
-from sqlbuffer.loading.order import Numbers, PassOrder, Place, next_keys
-from sqlbuffer.loading.output import Output
-from sqlbuffer.loading.plans import BatchPlan, Draws, Progress, is_count
-from sqlbuffer.loading.source import SourceWindow
-from sqlbuffer.loading.sufficient_data import Shortage
+from sqlbuffer.loading.plans import (
+    BatchPlan,
+    Draws,
+    Intervals,
+    LoaderRun,
+    Numbers,
+    PassOrder,
+    Place,
+    Progress,
+    Shortage,
+    SourceWindow,
+    is_count,
+    next_keys,
+)
 from sqlbuffer.mirror.conditions import check_in_memory
 from sqlbuffer.mirror.draws import MemoryBatches, MemoryDraws
 from sqlbuffer.mirror.memory.records import SEQ
 from sqlbuffer.mirror.settings import MirrorSettings
-from sqlbuffer.query.condition_tree import EVERYTHING, Group, Node
-from sqlbuffer.query.tree_checks import check
-from sqlbuffer.samplers import Sampler
-from sqlbuffer.samplers.seeding import restart
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.query.tree import EVERYTHING, Group, Node, check
+from sqlbuffer.samplers import Sampler, restart
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.store import BufferStore
 
 

@@ -10,10 +10,9 @@ from sqlbuffer.batches.forms import checked_step_names
 from sqlbuffer.checks import checked_duration, checked_integer
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import StorageError, StorageUnreachableError
-from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields import Fields
 from sqlbuffer.mirror.memory.records import kept_layout
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.buffers.hanging.hanging_writer import HangingWriter
 from sqlbuffer.storage.following.backlog import backlog_of
 from sqlbuffer.storage.following.buffer_state import BufferState

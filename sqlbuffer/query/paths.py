@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sqlbuffer.checks import refused
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError
 
 Kind = Literal["text", "int", "real", "bool", "json"]
+
+
 Segment = str | int
+
+
 _META: dict[str, Kind] = {
     "task_id": "text",
     "task_name": "text",
@@ -23,6 +27,8 @@ _META: dict[str, Kind] = {
     "model_version": "int",
     "session_id": "text",
 }
+
+
 _DATA: dict[str, Kind] = {
     "state": "json",
     "actions": "json",
@@ -34,6 +40,8 @@ _DATA: dict[str, Kind] = {
     "terminated": "bool",
     "truncated": "bool",
 }
+
+
 # Field name -> (column, kind).
 FIELDS: dict[str, tuple[str, Kind]] = {
     **{f"exp_meta.{name}": (name, kind) for name, kind in _META.items()},
@@ -43,16 +51,28 @@ FIELDS: dict[str, tuple[str, Kind]] = {
     **{name: (name, _META[name]) for name in ("episode_id", "model_version", "session_id")},
     **{name: (name, _DATA[name]) for name in ("terminated", "truncated")},
 }
+
+
 # The same by their short names. A declared field of such a name is meant before them.
 SHORT_NAMES: dict[str, tuple[str, Kind]] = {
     **{name: (name, kind) for name, kind in (_META | _DATA).items()},
     "reward": ("reward_t", "real"),
 }
+
+
 DECLARED = "fields"  # the column of typed fields that are declared with column=True
+
+
 MAX_PATH_SEGMENTS = 100  # payloads are not nested deeper
+
+
 MAX_PATH_INDEXES = 4
+
+
 # An identifier, a list index in brackets, or a quoted key; separated by dots.
 _SEGMENT = re.compile(r'\.?\[(-?[0-9]{1,9})\]|\.("(?:[^"\\]|\\.)*"|[^.\["]+)', re.DOTALL)
+
+
 # Between dots, what JSON would write as an index; anything else, such as 01, is a key.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 

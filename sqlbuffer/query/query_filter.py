@@ -1,22 +1,76 @@
-"""The meaning of a condition in plain Python: the reference that the SQL of both databases is
-tested against.
+"""The meaning of a condition in plain Python and over arrays.
+
+The SQL of both databases is tested against it.
 """
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.checks import checked_dict, checked_instance, checked_iterable
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.codec.scalar_tags import escape_key, unhex_text, untag_float
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, escape_key, unhex_text, untag_float
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.query.condition_tree import Group, Leaf, Node
-from sqlbuffer.query.number_bounds import is_number
 from sqlbuffer.query.paths import DECLARED, Field, Segment
-from sqlbuffer.query.tree_checks import check
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.query.tree import Group, Leaf, Node, check
+from sqlbuffer.steps import DataRow
+
+
+def is_number(value: Any) -> bool:
+    """Return True if a value compares as a number (bool does, as in Python)."""
+    return isinstance(value, (int, float))
+
+
+def integer_bound(op: str, value: float) -> tuple[str, int | bool]:
+    """Return an exact comparison of an integer column for a comparison with any number.
+
+    Args:
+        op: `eq`, `gt`, `gte`, `lt` or `lte`.
+        value: The number; may be fractional, infinite or NaN.
+
+    Returns:
+        An operator with an integer bound, or `("const", b)` where b holds for every integer.
+    """
+    if value != value:
+        return "const", False
+    if isinstance(value, float) and math.isinf(value):
+        return "const", (op in ("lt", "lte")) == (value > 0) and op != "eq"
+    if value != int(value):
+        if op == "eq":
+            return "const", False
+        return ("gte", math.ceil(value)) if op in ("gt", "gte") else ("lte", math.floor(value))
+    bound = int(value)
+    if not INT64_MIN <= bound <= INT64_MAX:
+        return "const", op != "eq" and (op in ("lt", "lte")) == (bound > 0)
+    return op, bound
+
+
+def real_bound(op: str, value: float) -> tuple[str, float]:
+    """Return an exact comparison of a real column for a comparison with any number.
+
+    Args:
+        op: `eq`, `gt`, `gte`, `lt` or `lte`.
+        value: The number; it may be an integer between two floats.
+
+    Returns:
+        An operator with a float bound, or `("const", 0.0)` where no number compares so.
+    """
+    bound = float(value)
+    if bound == value:
+        return op, bound
+    if op == "eq" or value != value:
+        return "const", 0.0
+    if op in ("gt", "gte"):
+        return ("gte" if bound > value else "gt"), bound
+    return ("lt" if bound > value else "lte"), bound
+
 
 NO_FIELDS: Mapping[str, FieldSpec] = {}
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
@@ -209,3 +263,114 @@ def _text(value: Any) -> str | None:
     if isinstance(value, dict) and set(value) == {"$str"}:
         return unhex_text(value["$str"])
     return value if isinstance(value, str) else None
+
+
+Flags = NDArray[np.bool_]
+_ARRAY_ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of integers, reals or flags.
+
+    Attributes:
+        values: Int64, float64 or bool, of shape (n,); anything where they are missing.
+        is_missing: Where there is none, of shape (n,); None: nowhere.
+    """
+
+    values: NDArray[Any]
+    is_missing: Flags | None = None
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of texts.
+
+    Attributes:
+        texts: The distinct ones; None for no text.
+        index: Position of each row's text in `texts`, of shape (n,).
+    """
+
+    texts: Sequence[str | None]
+    index: NDArray[np.int64]
+
+
+def matching(node: Node, n: int, column: Callable[[Field], NumberColumn | TextColumn]) -> Flags:
+    """Return which of n rows meet a condition.
+
+    Args:
+        node: The condition.
+        n: Number of rows.
+        column: Returns the values of the rows.
+
+    Example:
+        >>> from sqlbuffer.query.tree import check
+        >>> late = check({"field": "step", "op": "gt", "value": 1.5})
+        >>> matching(late, 3, lambda field: NumberColumn(np.arange(3))).tolist()
+        [False, False, True]
+    """
+    if isinstance(node, Leaf):
+        own = column(node.field)
+        if isinstance(own, NumberColumn):
+            return _meet(node, own)
+        found: Flags = np.array([meets(node, text) for text in own.texts], bool)[own.index]
+        return found
+    return _joined(node, n, column)
+
+
+def _joined(group: Group, n: int, column: Callable[[Field], NumberColumn | TextColumn]) -> Flags:
+    is_all = group.kind == "all"
+    found: Flags = np.full(n, is_all)
+    for part in group.parts:
+        own = matching(part, n, column)
+        found = found & own if is_all else found | own
+    return found
+
+
+def _meet(leaf: Leaf, column: NumberColumn) -> Flags:
+    values = column.values
+    there = np.ones(len(values), bool) if column.is_missing is None else ~column.is_missing
+    if leaf.op == "is_null":
+        return there if leaf.negated else ~there
+    if leaf.op == "like":  # a number contains nothing, and is in nothing
+        return np.zeros(len(values), bool)
+    if leaf.op == "in":
+        found = _are_members(leaf.value, values) & there
+        if not isinstance(leaf.value, str) and None in leaf.value:
+            found = found | ~there
+    else:
+        found = _compare_arrays(leaf.op, values, leaf.value) & there
+    return ~found if leaf.negated else found
+
+
+def _are_members(members: Any, values: NDArray[Any]) -> Flags:
+    if isinstance(members, str):
+        return np.zeros(len(values), bool)
+    bounds = [_bound("eq", values, member) for member in members if is_number(member)]
+    listed = [bound for op, bound in bounds if op == "eq"]
+    return np.isin(values, np.array(listed, _wide(values)))
+
+
+def _compare_arrays(op: str, values: NDArray[Any], target: Any) -> Flags:
+    if not is_number(target):
+        return np.zeros(len(values), bool)
+    bound_op, bound = _bound(op, values, target)
+    if bound_op == "const":
+        return np.full(len(values), bool(bound))
+    own = values.astype(_wide(values), copy=False)
+    found: Flags = np.asarray(_ARRAY_ORDER[bound_op](own, bound))
+    return found
+
+
+def _bound(op: str, values: NDArray[Any], target: Any) -> tuple[str, Any]:
+    return (real_bound if values.dtype.kind == "f" else integer_bound)(op, target)
+
+
+def _wide(values: NDArray[Any]) -> type[Any]:
+    return np.float64 if values.dtype.kind == "f" else np.int64

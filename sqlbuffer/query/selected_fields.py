@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.decoder import tag_of
-from sqlbuffer.codec.scalar_tags import escape_key
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.codec.plain_values import escape_key
+from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.paths import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
 

@@ -13,8 +13,17 @@ from sqlbuffer.arguments import checked_session
 from sqlbuffer.checks import refused
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
-from sqlbuffer.recording.form import Form, Values, form_of, values_of_all, values_of_one
-from sqlbuffer.recording.recorder import Autoreset, Begin, Recorder, StepTarget
+from sqlbuffer.recording.recorder import (
+    Autoreset,
+    Begin,
+    Form,
+    Recorder,
+    StepTarget,
+    Values,
+    form_of,
+    values_of_all,
+    values_of_one,
+)
 
 
 def recorded(

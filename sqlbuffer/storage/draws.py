@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
 from sqlbuffer.storage.buffers.own_writes import OwnWrites

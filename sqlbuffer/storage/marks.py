@@ -9,8 +9,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from sqlbuffer.fields.declarations import ON_REQUEST
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import ON_REQUEST, FieldSpec
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.arrays import (

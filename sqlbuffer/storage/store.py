@@ -3,9 +3,8 @@
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
-from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
-from sqlbuffer.encoding.compression import check_compression
+from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, BufferConfig, Connection
+from sqlbuffer.encoding.packing import check_compression
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.agreements.rank_agreements import RankAgreements
 from sqlbuffer.storage.buffers import catalog

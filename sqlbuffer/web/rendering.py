@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sqlbuffer.display.jsonable import dumps
+from sqlbuffer.display import dumps
 from sqlbuffer.web.site import site_of
 
 

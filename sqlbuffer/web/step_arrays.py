@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.display.jsonable import safe_text
+from sqlbuffer.display import safe_text
 from sqlbuffer.web.rendering import readable
 
 if TYPE_CHECKING:
-    from sqlbuffer.steps.data_rows import DataRow
+    from sqlbuffer.steps import DataRow
 
 
 # Arrays of more numbers show those at both ends.

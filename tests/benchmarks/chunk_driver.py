@@ -10,7 +10,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from sqlbuffer.steps.ids import uuid7s
+from sqlbuffer.steps import uuid7s
 from tests.benchmarks.driver import NULL, Bare, BarePostgreSQL, BareSQLite, sized
 
 # What differs from one copy to the next, and what the database fills in.

@@ -3,7 +3,7 @@
 from itertools import count, islice
 
 from sqlbuffer import DataRow, Experience, ExpMeta
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps import uuid7
 
 ROWS_PER_TASK = 50
 AGENTS = 100

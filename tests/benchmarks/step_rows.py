@@ -11,7 +11,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.steps.ids import uuid7s
+from sqlbuffer.steps import uuid7s
 
 _EMPTY = Record(**dict.fromkeys(Record._fields))._asdict()  # type: ignore[arg-type]
 

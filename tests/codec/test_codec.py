@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, RootModel, computed_field
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.codec.plain_json import MAX_DEPTH
-from sqlbuffer.codec.scalar_tags import escape_key, unescape_key
+from sqlbuffer.codec.plain_values import MAX_DEPTH, escape_key, unescape_key
 from sqlbuffer.errors import FieldError
 from tests.support.payloads import KEYS, NAN_WITH_PAYLOAD, arrays, keys, nested, payloads
 

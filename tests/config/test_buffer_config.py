@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlbuffer import BufferConfig, RateLimiter, RatioWindow
-from sqlbuffer.config.buffer_config import PLACES, BufferSettings
-from sqlbuffer.config.setting_groups import RetentionConfig
+from sqlbuffer.config import PLACES, BufferSettings, RetentionConfig
 from sqlbuffer.errors import BufferConfigError, FieldError
 
 # What callers declare is parsed.

@@ -6,8 +6,7 @@ from typing import get_type_hints
 import pytest
 
 from sqlbuffer import BufferConfig, Connection
-from sqlbuffer.config.connection import ConnectionSettings
-from sqlbuffer.config.opener_settings import OpenerSettings, with_settings
+from sqlbuffer.config import ConnectionSettings, OpenerSettings, with_settings
 from sqlbuffer.errors import BufferConfigError, FieldError
 
 

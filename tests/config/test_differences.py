@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer import BufferConfig, RateLimiter
-from sqlbuffer.config.differences import check_same
+from sqlbuffer.config import check_same
 from sqlbuffer.errors import BufferConfigError, FieldError
 
 STORED = BufferConfig.of(

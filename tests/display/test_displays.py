@@ -17,7 +17,7 @@ from sqlbuffer import (
     ReplayBuffer,
 )
 from sqlbuffer.aio import AsyncReplayBuffer
-from sqlbuffer.steps.batches import Batch, RowList
+from sqlbuffer.steps import Batch, RowList
 from tests.support.proxy import proxied
 
 FIELDS = {"obs": ("float32", (4,)), "action": "int64"}

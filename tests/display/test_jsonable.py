@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 
 from sqlbuffer.cli.output import write_csv, write_json
-from sqlbuffer.display.brief_values import brief
-from sqlbuffer.display.jsonable import dumps, jsonable
+from sqlbuffer.display import brief, dumps, jsonable
 from tests.support.payloads import payloads
 
 UTC = dt.UTC

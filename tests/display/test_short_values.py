@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from sqlbuffer.display.short_values import short, shown
+from sqlbuffer.display import short, shown
 
 
 @pytest.mark.parametrize(

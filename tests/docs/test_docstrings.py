@@ -26,7 +26,7 @@ MODULES = [
     )
 ]
 MEMMAP = "sqlbuffer.compat.memmap"
-NEED_TORCH = {"sqlbuffer.torch", "sqlbuffer.steps.batches", f"{MEMMAP}.concat_replay_buffer"} | {
+NEED_TORCH = {"sqlbuffer.torch", "sqlbuffer.steps", f"{MEMMAP}.concat_replay_buffer"} | {
     f"{MEMMAP}.datasets.{name}"
     for name in (*loading.DATASETS.values(), "batches", "concat_dataset", "slot_dataset")
 }

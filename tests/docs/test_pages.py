@@ -70,8 +70,7 @@ def test_settings(read):
 
 
 def test_settings_names_each_setting_with_its_group_and_default():
-    from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, PLACES
-    from sqlbuffer.config.connection import DEFAULT_CONNECTION
+    from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, PLACES
 
     stored, own = (
         re.findall(r"^\|.*`.*\|$", part, re.MULTILINE)

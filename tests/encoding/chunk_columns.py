@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sqlbuffer.codec.decoder import decode
+from sqlbuffer.encoding.blocks import read_steps
+from sqlbuffer.encoding.chunks import split_payload
 from sqlbuffer.encoding.columns import reward_array
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import read_steps
 from sqlbuffer.encoding.records import decode_extra
-from sqlbuffer.encoding.step_payloads import split_payload
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import FieldSpec
 
 DTYPES = ["?", "i1", "u1", "i2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "U3", "S5"]
 REWARDS = st.sampled_from([0.0, -0.0, 1.5, np.nan, -np.nan, np.inf, -np.inf, 1e300]) | st.floats()

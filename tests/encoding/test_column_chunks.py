@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.codec.scalar_tags import tag_float, tag_text
+from sqlbuffer.codec.plain_values import tag_float, tag_text
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 from tests.encoding.chunk_columns import each, payload_of, read_chunk, rewards_of, steps
 
 SMALL = Layout(parse_specs({"x": "int64"}))

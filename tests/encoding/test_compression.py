@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.encoding.compression import check_compression, compress, expand
-from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.packing import Layout, check_compression, compress, expand
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 rows = st.none() | st.binary(max_size=60) | st.binary(max_size=9).map(lambda tail: MAGIC + tail)

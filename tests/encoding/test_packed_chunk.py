@@ -5,11 +5,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sqlbuffer.encoding.chunks import execute_times, same_steps, select_steps
 from sqlbuffer.encoding.column_chunks import pack_columns
-from sqlbuffer.encoding.packed_chunk import execute_times, select_steps
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.same_steps import same_steps
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 from tests.encoding.chunk_columns import each, steps
 
 LAYOUT = Layout(parse_specs({"x": "int64"}))

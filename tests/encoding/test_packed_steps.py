@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sqlbuffer.encoding.column_chunks import pack_columns
+from sqlbuffer.encoding.chunks import same_steps
+from sqlbuffer.encoding.column_chunks import StepPacker, pack_columns, pack_steps
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.encoding.packed_steps import StepPacker, pack_steps
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.same_steps import same_steps
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 from tests.encoding.chunk_columns import each, payload_of, read_chunk, rewards_of, steps
 
 START = EpisodeStart("e", "task", "agent", 3, session="s")

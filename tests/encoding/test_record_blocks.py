@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sqlbuffer.encoding.blocks import read_steps, rows_of_blocks, stored_blocks
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import read_steps, rows_of_blocks, stored_blocks
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 from tests.encoding.chunk_columns import read_chunk, steps
 
 MAGIC = np.frombuffer(b"\x28\xb5\x2f\xfd", np.uint8)
@@ -117,7 +117,7 @@ def test_steps_that_begin_like_a_frame_come_back():
 
 
 def test_a_block_is_expanded_once(monkeypatch):
-    from sqlbuffer.encoding import record_blocks
+    from sqlbuffer.encoding import blocks
 
     layout = Layout(parse_specs({"x": ("uint8", (40,))}), "zstd")
     (chunk,) = pack_columns(layout, {"x": np.zeros((10, 40), np.uint8)}).chunks
@@ -127,8 +127,8 @@ def test_a_block_is_expanded_once(monkeypatch):
         expanded.extend(blocks)
         return record_blocks_expand(blocks, seqs)
 
-    record_blocks_expand = record_blocks.expand
-    monkeypatch.setattr(record_blocks, "expand", counting)
+    record_blocks_expand = blocks.expand
+    monkeypatch.setattr(blocks, "expand", counting)
     rows = rows_of_blocks(layout, [chunk.records] * 10, range(10), range(10))
     assert (len(rows), len(expanded)) == (10, 1)
 

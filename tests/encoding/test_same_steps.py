@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sqlbuffer.encoding.chunks import same_steps
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.same_steps import same_steps
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import parse_specs
+from sqlbuffer.fields import parse_specs
 from tests.encoding.chunk_columns import steps
 
 LAYOUT = Layout(parse_specs({"x": "float32", "n": ("int64", (-1,))}))

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.buffer_fields import Fields, parse_specs
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import Fields, FieldSpec, parse_specs
 
 F32 = np.float32
 

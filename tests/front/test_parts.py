@@ -6,13 +6,11 @@ import pytest
 from sqlbuffer import RandomSampler, RandomTaskSample
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
 from sqlbuffer.front.batch_sampler import BatchSampler, converted
-from sqlbuffer.front.condition_checks import Conditions
-from sqlbuffer.front.decoding import RowDecoding
 from sqlbuffer.front.leasing import Leasing
+from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader
 from sqlbuffer.front.row_changes import RowChanges
-from sqlbuffer.front.row_reader import RowReader
-from sqlbuffer.front.step_writer import StepWriter
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.front.writing import StepWriter
+from sqlbuffer.query.tree import EVERYTHING
 from tests.support.rows import make_row
 from tests.support.storage_hooks import open_store
 

@@ -6,9 +6,9 @@ import pytest
 
 from sqlbuffer import EpisodeWriter, ReplayBuffer
 from sqlbuffer.aio import AsyncEpisodeWriter, AsyncReplayBuffer
-from sqlbuffer.fields.specs import Casting
+from sqlbuffer.fields import Casting
 from sqlbuffer.loading.modes import TAKES, LoaderSettings, Mode
-from sqlbuffer.steps.step_arguments import StepKeys
+from sqlbuffer.steps import StepKeys
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 

@@ -11,7 +11,7 @@ from sqlbuffer import BufferConfig, DataRow, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import CopyError, FieldError
 from sqlbuffer.interchange import BufferStream
 from sqlbuffer.interchange.streams import HeldStream
-from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.steps import ColumnBatch
 from tests.support.copied_buffers import columns, comparable, json_rows, odd_steps, typed_steps
 from tests.support.sql import connected, scalar
 

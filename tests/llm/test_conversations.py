@@ -4,15 +4,13 @@ import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.llm.conversation_steps import RolloutStep
-from sqlbuffer.llm.conversations import (
+from sqlbuffer.llm import (
     Conversation,
     ConversationAssembler,
     EpisodeOutcome,
-    conversation,
-)
-from sqlbuffer.llm.training_rows import (
     PreferencePairs,
+    RolloutStep,
+    conversation,
     messages_row,
     preference_row,
     prompt_completion_row,

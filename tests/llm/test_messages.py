@@ -1,12 +1,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.llm.messages import (
-    answer_messages,
-    joined_messages,
-    normal_message,
-    prompt_length,
-)
+from sqlbuffer.llm import answer_messages, joined_messages, normal_message, prompt_length
 
 QUESTION = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}

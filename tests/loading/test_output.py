@@ -8,8 +8,8 @@ import torch
 
 from sqlbuffer import Batch, ReplayBuffer
 from sqlbuffer.errors import FieldError, MissingExtraError
-from sqlbuffer.loading.output import Output
-from sqlbuffer.steps.tensors import as_tensor
+from sqlbuffer.loading.loader import Output
+from sqlbuffer.steps import as_tensor
 from tests.loading.rows import FIELDS, fill
 
 BATCH = Batch(

@@ -44,9 +44,9 @@ def test_holes_are_passed_over_and_batches_are_full(buffer, shuffle):
 
 
 def test_where_most_numbers_are_holes_the_keys_are_read_once(buffer, monkeypatch):
-    from sqlbuffer.loading import order
+    from sqlbuffer.loading import plans
 
-    monkeypatch.setattr(order, "FIRST_LOOKED_AT", 64)
+    monkeypatch.setattr(plans, "FIRST_LOOKED_AT", 64)
     fill(buffer, 2000)
     kept = set(range(0, 2000, 100))
     delete_steps(buffer, set(range(2000)) - kept)

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.loading.intervals import Intervals
-from sqlbuffer.loading.order import Order
-from sqlbuffer.loading.worker_consensus import Meeting
+from sqlbuffer.loading.plans import Intervals, Order
+from sqlbuffer.loading.ranks import Meeting
 from sqlbuffer.torch import Dataset, IterableDataset
 from tests.loading.rows import FIELDS, delete_steps, fill
 from tests.support.processes import run_at_once

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, QueryFilter
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.number_bounds import integer_bound, real_bound
-from sqlbuffer.query.tree_checks import MAX_DEPTH, check
+from sqlbuffer.query.query_filter import integer_bound, real_bound
+from sqlbuffer.query.tree import MAX_DEPTH, check
 from tests.query.strategies import rows_and_conditions
 
 A = {"field": "a", "value": 1, "op": "eq"}

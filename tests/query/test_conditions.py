@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, QueryFilter, ReplayBuffer
-from sqlbuffer.codec.scalar_tags import hex_text, unhex_text
+from sqlbuffer.codec.plain_values import hex_text, unhex_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.tree_checks import MAX_DEPTH
+from sqlbuffer.query.tree import MAX_DEPTH
 from tests.support.sql import run
 
 

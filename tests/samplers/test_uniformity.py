@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from sqlalchemy import text
 
 from sqlbuffer import Candidates, QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer
-from sqlbuffer.samplers.seeding import Seeding
+from sqlbuffer.samplers import Seeding
 from tests.support.draws import chosen_batches
 from tests.support.sql import connected, fill, is_sqlite
 from tests.support.stepped_rows import make_rows, seqs_of, steps_between

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from sqlbuffer.steps.ids import uuid7, uuid7s
+from sqlbuffer.steps import uuid7, uuid7s
 
 
 @pytest.mark.parametrize("ids", [[uuid7()], uuid7s(500)], ids=["one", "many"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sqlbuffer.steps.batches import Batch, RowList
+from sqlbuffer.steps import Batch, RowList
 
 
 def test_a_long_list_of_rows_prints_its_first_ones():

@@ -2,7 +2,7 @@
 
 import re
 
-from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
+from sqlbuffer.config import DEFAULT_CONNECTION, Connection
 from sqlbuffer.front.leasing import LEASE_S
 from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES

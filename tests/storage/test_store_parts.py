@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer.encoding.records import encode_rows
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.own_writes import OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions

@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from sqlbuffer.weighted_sampling import race
-from sqlbuffer.weighted_sampling.block_weights import Weights, importance_weights, weights_of
-from sqlbuffer.weighted_sampling.random_streams import arrivals, streams, subkey, uniforms
-from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
+from sqlbuffer import weighted_sampling
+from sqlbuffer.weighted_sampling import (
+    Weights,
+    arrivals,
+    draw_stratified,
+    importance_weights,
+    race_of_all,
+    race_of_blocks,
+    strata_of_all,
+    streams,
+    subkey,
+    uniforms,
+    weights_of,
+)
 
 P_VALUE = 0.001
 SIZE = 16
@@ -105,7 +115,9 @@ def test_draws_with_replacement_have_their_probabilities(name, looseness, batch_
     weights = WEIGHTS[name]
     n = max(30, 800 // batch_size)
     table = Table(weights)
-    drawn = [race.draw(key, table.blocks(looseness), batch_size, replace=True) for key in range(n)]
+    drawn = [
+        race_of_blocks(key, table.blocks(looseness), batch_size, replace=True) for key in range(n)
+    ]
     assert all(each.is_complete and each.seqs.size == batch_size for each in drawn)
     assert_shares(counted([each.seqs for each in drawn], weights.size), weights, n * batch_size)
 
@@ -117,7 +129,7 @@ def test_draws_follow_each_other_without_memory():
     rows = np.flatnonzero(weights)
     pairs = np.zeros((rows.size, rows.size))
     for key in range(100):
-        index = np.searchsorted(rows, race.draw(key, table.blocks(), 41, replace=True).seqs)
+        index = np.searchsorted(rows, race_of_blocks(key, table.blocks(), 41, replace=True).seqs)
         np.add.at(pairs, (index[0:40:2], index[1:41:2]), 1)
     shares = weights[rows] / weights.sum()
     expected = np.outer(shares, shares) * pairs.sum()
@@ -148,7 +160,7 @@ def test_draws_without_replacement_have_the_probability_of_their_order(own, read
     table, counts = Table(weights), dict.fromkeys(expected, 0)
     n_drawn = 400
     for key in range(n_drawn):
-        found = race.draw(key, table.blocks(looseness, read), 3, replace=False)
+        found = race_of_blocks(key, table.blocks(looseness, read), 3, replace=False)
         counts[tuple(found.seqs.tolist())] += 1
     often = [order for order in expected if expected[order] * n_drawn >= 5]
     observed = np.array([counts[order] for order in often])
@@ -163,7 +175,7 @@ def test_draws_without_replacement_have_the_probability_of_their_order(own, read
 def test_large_draws_without_replacement_include_rows_as_a_full_race_does(n):
     weights = normal(120, 3)
     table = Table(weights)
-    sparse = [race.draw(key, table.blocks(3.0), n, replace=False).seqs for key in range(300)]
+    sparse = [race_of_blocks(key, table.blocks(3.0), n, replace=False).seqs for key in range(300)]
     assert all(len(set(found.tolist())) == n for found in sparse)
     rng = np.random.default_rng(1)
     whole = [np.argsort(rng.exponential(size=120) / weights)[:n] for _ in range(300)]
@@ -179,18 +191,18 @@ def test_a_row_of_weight_0_is_never_drawn():
     weights = np.zeros(64)
     weights[5] = 1e-9
     for replace in (True, False):
-        found = race.draw(1, Table(weights).blocks(), 8, replace=replace)
+        found = race_of_blocks(1, Table(weights).blocks(), 8, replace=replace)
         assert set(found.seqs.tolist()) == {5}
         assert found.is_complete
         assert found.seqs.size == (8 if replace else 1)
-    found = race.draw(1, Table(np.zeros(64)).blocks(), 8, replace=True)
+    found = race_of_blocks(1, Table(np.zeros(64)).blocks(), 8, replace=True)
     assert found.is_complete
     assert not found.seqs.size
 
 
 def test_more_rows_than_there_are_come_once_each_without_replacement():
     weights = skewed(90)
-    found = race.draw(3, Table(weights).blocks(), 500, replace=False)
+    found = race_of_blocks(3, Table(weights).blocks(), 500, replace=False)
     assert found.is_complete
     assert sorted(found.seqs.tolist()) == np.flatnonzero(weights).tolist()
 
@@ -199,10 +211,10 @@ def test_more_rows_than_there_are_come_once_each_without_replacement():
 @pytest.mark.parametrize("weights", [normal(400), skewed(400)], ids=["like errors", "skewed"])
 def test_what_is_drawn_does_not_depend_on_what_is_known(weights, replace):
     for key in range(8):
-        expected = race.draw(key, Table(weights).blocks(), 32, replace=replace).seqs.tolist()
+        expected = race_of_blocks(key, Table(weights).blocks(), 32, replace=replace).seqs.tolist()
         for looseness, read in ((1.0, range(25)), (1.5, [0, 24]), (5.0, range(7)), (40.0, [])):
             weighed = Table(weights).blocks(looseness, read)
-            assert race.draw(key, weighed, 32, replace=replace).seqs.tolist() == expected
+            assert race_of_blocks(key, weighed, 32, replace=replace).seqs.tolist() == expected
 
 
 def test_a_round_has_the_arrivals_before_its_end_whatever_is_known():
@@ -210,9 +222,9 @@ def test_a_round_has_the_arrivals_before_its_end_whatever_is_known():
     weights, end = normal(400), 0.1
     counts = []
     for key in range(60):
-        tight, *_ = expected = race._round(key, Table(weights).blocks(), end)
+        tight, *_ = expected = weighted_sampling._round(key, Table(weights).blocks(), end)
         for looseness, read in ((1.5, range(9)), (4.0, [])):
-            found = race._round(key, Table(weights).blocks(looseness, read), end)
+            found = weighted_sampling._round(key, Table(weights).blocks(looseness, read), end)
             assert found[0].tolist() == tight.tolist()
             assert found[1].tolist() == expected[1].tolist()
         counts.append(tight.size)
@@ -223,7 +235,8 @@ def test_a_round_has_the_arrivals_before_its_end_whatever_is_known():
 def test_other_keys_draw_other_rows():
     weights = np.ones(1_000)
     drawn = {
-        tuple(race.draw(key, Table(weights).blocks(), 8, replace=True).seqs) for key in range(99)
+        tuple(race_of_blocks(key, Table(weights).blocks(), 8, replace=True).seqs)
+        for key in range(99)
     }
     assert len(drawn) == 99
 
@@ -234,7 +247,7 @@ def test_few_weights_are_looked_at():
     for n in (100_000, 1_000_000):
         table = Table(normal(n))
         blocks = table.blocks()
-        found = race.draw(0, blocks, 256, replace=True)
+        found = race_of_blocks(0, blocks, 256, replace=True)
         assert found.seqs.size == 256
         asked.append(table.n_looked_up + table.n_read)
     assert max(asked) < 1_200
@@ -245,7 +258,7 @@ def test_a_row_that_dominates_is_found_without_reading_the_others():
     weights = np.ones(200_000)
     weights[777] = 1e9
     table = Table(weights)
-    found = race.draw(0, table.blocks(), 64, replace=False)
+    found = race_of_blocks(0, table.blocks(), 64, replace=False)
     assert found.seqs[0] == 777
     assert found.seqs.size == 64
     assert table.n_looked_up + table.n_read < 2_000
@@ -256,7 +269,9 @@ def test_rows_that_do_not_match_are_not_drawn():
     matching = np.arange(2_000) % 3 == 0
     for read in ((), range(125)):
         table = Table(weights, matching)
-        drawn = [race.draw(key, table.blocks(1.5, read), 50, replace=True) for key in range(60)]
+        drawn = [
+            race_of_blocks(key, table.blocks(1.5, read), 50, replace=True) for key in range(60)
+        ]
         assert all(each.is_complete and each.seqs.size == 50 for each in drawn)
         counts = counted([each.seqs for each in drawn], 2_000)
         assert_shares(counts, weights * matching, 3_000)
@@ -271,11 +286,11 @@ def test_a_draw_that_few_rows_match_stops_and_goes_on_over_all(replace):
     counts = np.zeros(20_000, int)
     n_stopped = 0
     for key in range(150):
-        found = race.draw(key, Table(weights, matching).blocks(), 2, replace=replace)
+        found = race_of_blocks(key, Table(weights, matching).blocks(), 2, replace=replace)
         seqs = np.flatnonzero(matching)
         left = np.where(np.isin(seqs, found.seqs) & (not replace), 0.0, weights[seqs])
         n_stopped += not found.is_complete
-        rest = race.draw_of_all(subkey(key, 9), seqs, left, 2 - found.seqs.size, replace=replace)
+        rest = race_of_all(subkey(key, 9), seqs, left, 2 - found.seqs.size, replace=replace)
         whole = np.concatenate([found.seqs, rest])
         assert whole.size == 2
         assert replace or whole[0] != whole[1]
@@ -289,7 +304,7 @@ def test_all_weights_known_are_drawn_by(n):
     weights = skewed(60)
     seqs = np.arange(60) * 7
     for replace in (True, False):
-        drawn = [race.draw_of_all(key, seqs, weights, n, replace=replace) for key in range(800)]
+        drawn = [race_of_all(key, seqs, weights, n, replace=replace) for key in range(800)]
         first = np.bincount([found[0] // 7 for found in drawn], minlength=60)
         assert_shares(first, weights, 800)
         n_positive = int((weights > 0).sum())

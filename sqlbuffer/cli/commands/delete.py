@@ -72,7 +72,7 @@ def delete(
         elif all_rows:
             _delete(chosen, None, yes=yes)
         else:
-            from sqlbuffer.query.typed_conditions import condition_of
+            from sqlbuffer.query.texts import condition_of
 
             tree = condition_of(chosen.fields, condition, eq)
             if task:

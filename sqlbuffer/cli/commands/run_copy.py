@@ -47,7 +47,7 @@ def copy(
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.cli.copy_progress import CopyProgressBar
     from sqlbuffer.cli.output import console, note
-    from sqlbuffer.query.typed_conditions import condition_of
+    from sqlbuffer.query.texts import condition_of
 
     names = _chosen(source, buffer)
     with CopyProgressBar(console()) as bar:

@@ -88,7 +88,7 @@ def export(
     from sqlbuffer.cli.options import opened
     from sqlbuffer.cli.output import console, note
     from sqlbuffer.interchange.formats import EXPORT_FORMATS, exporter
-    from sqlbuffer.query.typed_conditions import condition_of
+    from sqlbuffer.query.texts import condition_of
 
     if format_ not in EXPORT_FORMATS:
         raise UsageError(f"there is no format {format_!r}; choose from {', '.join(EXPORT_FORMATS)}")

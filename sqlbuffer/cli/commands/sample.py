@@ -66,7 +66,7 @@ def sample(
     """
     from sqlbuffer import RandomSampler, RandomTaskSample
     from sqlbuffer.cli.output import in_brief, in_full
-    from sqlbuffer.query.typed_conditions import condition_of
+    from sqlbuffer.query.texts import condition_of
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
     with opened(url, buffer) as found:

@@ -22,8 +22,7 @@ from sqlbuffer.cli.options import (
     unknown_task,
 )
 from sqlbuffer.cli.output import Format, chosen, ending, shown, total_reward, write
-from sqlbuffer.display.brief_values import brief
-from sqlbuffer.display.jsonable import dumps
+from sqlbuffer.display import brief, dumps
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -193,7 +193,7 @@ def _print_lines(columns: tuple[str, ...], found: "list[Stats]") -> None:
 
 
 def _print_json(found: "list[Stats]") -> None:
-    from sqlbuffer.display.jsonable import dumps
+    from sqlbuffer.display import dumps
 
     for stats in found:
         sys.stdout.write(f"{dumps(as_json(stats))}\n")

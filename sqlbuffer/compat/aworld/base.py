@@ -16,8 +16,7 @@ from sqlbuffer.compat.aworld.storage import temporary
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.front.converters import Converter, DefaultConverter
 from sqlbuffer.query.query_filter import QueryFilter
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import DataRow, Experience, ExpMeta, StoreResult
 
 __all__ = [
     "ActionModel",

@@ -21,7 +21,7 @@ from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
 from sqlbuffer.encoding.records import Record, encode_row
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import SelectedFields
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
+from sqlbuffer.steps import DataRow, Experience, ExpMeta
 
 AGENT = "default"
 _IN_EXTRA = ("next_done", "reward", "first", "in_state", "next_obs")

@@ -16,7 +16,7 @@ from sqlbuffer.compat.minestudio.fragment_store import FragmentStore
 from sqlbuffer.compat.minestudio.metrics import metrics
 from sqlbuffer.compat.minestudio.opening import NAME, database_config, open_existing, open_or_make
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.extensions.fragments import fetching, fragment_reading, versions
 from sqlbuffer.storage.extensions.fragments.adding import (
     Added,

@@ -11,7 +11,7 @@ from ray.data.extensions import ArrowTensorArray
 
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.parquet.arrow import StepSchema, step_table
 from sqlbuffer.interchange.streams import HeldStream, StreamPiece, example_columns
 from sqlbuffer.storage.database.engine import resolve_url

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlbuffer.arguments import check_n_step
-from sqlbuffer.config.buffer_config import unknown_setting
-from sqlbuffer.config.opener_settings import SETTINGS
+from sqlbuffer.config import SETTINGS, unknown_setting
 from sqlbuffer.errors import BufferConfigError
 
 _OF_HER = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")

@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.mirror.buffer_mirror import Mirror
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 
 Samples = Any  # ReplayBufferSamples, or DictReplayBufferSamples
 Floats = NDArray[np.float32]

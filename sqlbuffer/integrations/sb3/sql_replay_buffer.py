@@ -13,7 +13,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_integer
-from sqlbuffer.config.opener_settings import OpenerSettings
+from sqlbuffer.config import OpenerSettings
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import BufferConfigError, URLError
 from sqlbuffer.integrations.sb3.arguments_refused import (
@@ -27,7 +27,7 @@ from sqlbuffer.integrations.sb3.env_episodes import EnvEpisodes
 from sqlbuffer.integrations.sb3.sample_making import SampleMaker, Samples
 from sqlbuffer.integrations.sb3.space_fields import ACTION, NEXT, SpaceFields
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, Mirror
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
 

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import loads
 
-from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, FileImportError, MissingExtraError
 from sqlbuffer.extras import install
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.output import named_damage
-from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues, StepIds
+from sqlbuffer.steps import ColumnBatch, RaggedValues, StepIds
 from sqlbuffer.storage.copies.chunk_columns import typed_columns
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.scratch_lists import ScratchLists

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.buffer import checked_buffer
 from sqlbuffer.checks import checked_choice, checked_flag, checked_path
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.interchange.output import OutputFolder, steps_card
 from sqlbuffer.interchange.parquet.arrow import (
     FORMAT_VERSION,
@@ -26,7 +26,7 @@ from sqlbuffer.interchange.parquet.arrow import (
 )
 from sqlbuffer.interchange.reports import ExportReport
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
-from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.copies.scratch_lists import ScratchLists
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import FileImportError
 from sqlbuffer.interchange.output import MANIFEST, named_damage, verified_manifest
 from sqlbuffer.interchange.parquet.arrow import (

@@ -14,15 +14,13 @@ from orjson import JSONDecodeError, loads
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.checks import checked_dict, checked_path, refused
 from sqlbuffer.codec.decoder import decode
-from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.codec.scalar_tags import tag_float
-from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.copying.buffer_copy import OnProgress, checked_progress
+from sqlbuffer.codec.plain_values import dumps, tag_float
+from sqlbuffer.config import BufferConfig
+from sqlbuffer.copying import OnProgress, checked_progress
+from sqlbuffer.encoding.chunks import PayloadParts, collected_payload, execute_times, stored_times
 from sqlbuffer.encoding.column_chunks import pack_ranges
-from sqlbuffer.encoding.given_columns import GivenColumns
-from sqlbuffer.encoding.packed_chunk import execute_times, stored_times
+from sqlbuffer.encoding.columns import GivenColumns
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.step_payloads import PayloadParts, collected_payload
 from sqlbuffer.errors import (
     BufferNotFoundError,
     CopyError,
@@ -31,11 +29,8 @@ from sqlbuffer.errors import (
     FileImportError,
     SchemaMissingError,
 )
-from sqlbuffer.fields.declarations import VARIABLE
-from sqlbuffer.fields.near_names import near_name
-from sqlbuffer.fields.specs import FieldSpec
-from sqlbuffer.front.step_encodings import Batch
-from sqlbuffer.front.step_writer import StepWriter
+from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
+from sqlbuffer.front.writing import Batch, StepWriter
 from sqlbuffer.interchange.formats import found_buffer, import_target
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.interchange.parquet.arrow import (
@@ -53,8 +48,7 @@ from sqlbuffer.interchange.parquet.arrow import (
 )
 from sqlbuffer.interchange.parquet.files import ParquetFiles, StepRuns
 from sqlbuffer.interchange.reports import ImportCounts, ImportReport
-from sqlbuffer.steps.data_rows import DataRow, Experience, ExpMeta
-from sqlbuffer.steps.ids import is_uuid
+from sqlbuffer.steps import DataRow, Experience, ExpMeta, is_uuid
 from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceIdentity, SourceState
 from sqlbuffer.storage.copies.import_target import ImportTarget, RestoredSteps, check_may_restore
 from sqlbuffer.storage.copies.value_forms import time_text

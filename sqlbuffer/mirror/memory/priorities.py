@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LIVE
 from sqlbuffer.mirror.memory.tables import BLOCK, BlockMap, ChangedSlots
-from sqlbuffer.weighted_sampling.block_weights import weights_of
+from sqlbuffer.weighted_sampling import weights_of
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]

@@ -9,10 +9,10 @@ import orjson
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import LINK, NO_TERMINATED, NO_TRUNCATED, TOLD, as_records
-from sqlbuffer.encoding.packed_chunk import step_rows
+from sqlbuffer.encoding.chunks import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.declarations import ON_REQUEST
+from sqlbuffer.fields import ON_REQUEST
 from sqlbuffer.storage.following.buffer_state import ChunkRow
 
 Integers = NDArray[np.int64]

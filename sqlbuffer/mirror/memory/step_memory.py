@@ -26,10 +26,10 @@ from sqlbuffer.batches.step_table import (
     flags_of_ends,
     tested_run_lengths,
 )
+from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.packing import Layout, with_lens
-from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.declarations import ON_REQUEST
+from sqlbuffer.fields import ON_REQUEST
 from sqlbuffer.mirror.memory.priorities import StepPriorities
 from sqlbuffer.mirror.memory.records import (
     AGENT,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import ABORTED, LINK, NONE, OPEN, STATUS_NAMES
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.fields.declarations import ON_REQUEST
+from sqlbuffer.fields import ON_REQUEST
 from sqlbuffer.mirror.memory.records import (
     Shapes,
     record_of,

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Text, cast, select
 from sqlalchemy.engine import URL
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.storage.buffers.buffer_info import find_buffer
 from sqlbuffer.storage.buffers.catalog import not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer

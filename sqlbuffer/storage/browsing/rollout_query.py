@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.tree import Node
 
 # Rollouts that no index orders or finds are searched among the newest ones.
 LOOKED_AT = 10_000

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
-from sqlbuffer.steps.data_rows import DataRow
+from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.browsing.step_keys import StepKey
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.rows.layouts import layout_of

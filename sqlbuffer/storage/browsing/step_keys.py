@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select, true
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.storage.browsing.found_rollouts import Rollout
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences

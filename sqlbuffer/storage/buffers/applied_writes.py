@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer, joined_connection

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Text, cast, select
 
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config import BufferConfig
 from sqlbuffer.storage.buffers.stored_config import parsed_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.watermarks.last_number import last_number

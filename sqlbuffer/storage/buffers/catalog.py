@@ -6,8 +6,7 @@ from sqlalchemy import Engine, insert
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.config.buffer_config import BufferConfig, check_reached
-from sqlbuffer.config.differences import check_same
+from sqlbuffer.config import BufferConfig, check_reached, check_same
 from sqlbuffer.errors import BufferConfigError, BufferNotFoundError
 from sqlbuffer.storage.buffers.block_size import block_size
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, buffer_names, find_buffer

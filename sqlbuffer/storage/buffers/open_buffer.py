@@ -9,8 +9,8 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, Select, case, update
 from sqlalchemy.engine import URL
 
-from sqlbuffer.config import connection as opener
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config import DEFAULT_CONNECTION, BufferConfig
+from sqlbuffer.config import Connection as ConnectionOptions
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferNotFoundError, StorageFullError
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
@@ -67,7 +67,7 @@ class OpenBuffer:
         engine: Engine | None = None,
         *,
         made_engine: bool = False,
-        options: opener.Connection = opener.DEFAULT_CONNECTION,
+        options: ConnectionOptions = DEFAULT_CONNECTION,
     ) -> None:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine

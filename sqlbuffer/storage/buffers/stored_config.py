@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, RowMapping, Text, cast, null, select, update
 
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import BufferNotFoundError, SchemaTooNewError, SQLBufferError
 from sqlbuffer.extras import UPGRADE
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from sqlbuffer.encoding.chunks import PackedChunk, Values
 from sqlbuffer.encoding.columns import reward_array
-from sqlbuffer.encoding.packed_chunk import PackedChunk, Values
 
 _ALL_FALSE: list[bool | None] = []  # one for all: a new one for each chunk keeps the collector busy
 _LARGE = "9e999"  # JSON has no infinity, and both databases read this as one

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import expanded_rows
 from sqlbuffer.storage.schema.column_types import listed
 
 Integers = NDArray[np.int64]

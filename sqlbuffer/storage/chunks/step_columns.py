@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packed_chunk import execute_times
-from sqlbuffer.steps.column_batch import StepIds
+from sqlbuffer.encoding.chunks import execute_times
+from sqlbuffer.steps import StepIds
 from sqlbuffer.storage.chunks.slices import unpacked_rewards
 from sqlbuffer.storage.schema.column_types import listed
 

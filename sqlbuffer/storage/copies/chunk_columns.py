@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.encoding.packed_chunk import step_rows
+from sqlbuffer.codec.plain_values import dumps
+from sqlbuffer.encoding.chunks import step_rows
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.fields.declarations import VARIABLE
-from sqlbuffer.steps.column_batch import ColumnBatch, RaggedValues
+from sqlbuffer.fields import VARIABLE
+from sqlbuffer.steps import ColumnBatch, RaggedValues
 from sqlbuffer.storage.chunks.step_columns import StepColumns
 from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.value_forms import utc_time

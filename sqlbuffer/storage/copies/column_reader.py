@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from orjson import loads
 from sqlalchemy import Connection, select
 
-from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import decode_reals
-from sqlbuffer.steps.column_batch import ColumnBatch
+from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.copies.chunk_columns import PAYLOADS, chunk_columns, kept_steps
 from sqlbuffer.storage.copies.copied_parts import CopiedRange
 from sqlbuffer.storage.copies.copied_tables import TableRows

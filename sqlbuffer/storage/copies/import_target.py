@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, select, text
 
-from sqlbuffer.config.connection import DEFAULT_CONNECTION
-from sqlbuffer.encoding.packed_chunk import PackedChunk
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.config import DEFAULT_CONNECTION
+from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite

@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, and_, func, select, text
 
 from sqlbuffer.errors import CopyError, StorageBusyError
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import settled_seq
 from sqlbuffer.storage.buffers.tables import buffers, sessions

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.weighted_sampling.block_weights import weights_of
-from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
+from sqlbuffer.weighted_sampling import draw_stratified, strata_of_all, weights_of
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.rate_limits import RatioWindow
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
@@ -56,8 +56,7 @@ from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts.uses import add_uses, clean_uses, is_cleaning_due, uses_of
 from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
-from sqlbuffer.weighted_sampling.block_weights import importance_weights
-from sqlbuffer.weighted_sampling.random_streams import key_of
+from sqlbuffer.weighted_sampling import importance_weights, key_of
 
 # Added to the priorities that are set, so that none is 0.
 EPS = 1e-5

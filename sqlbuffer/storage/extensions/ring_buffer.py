@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.database.retrying import retried

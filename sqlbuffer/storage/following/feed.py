@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.errors import StorageReadOnlyError
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes.follower import Follower, is_trimmed
 from sqlbuffer.storage.database.errors import translated

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from sqlalchemy import Connection, Integer, bindparam, literal, select
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.following.buffer_state import BufferState, ChunkSpan
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Integer, bindparam, column, literal_column, select, table
 
-from sqlbuffer.config.connection import RETRY_S
+from sqlbuffer.config import RETRY_S
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers.buffer_window import windows
 from sqlbuffer.storage.buffers.live_count import BLOCK

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, func, select, true
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, why_empty
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot

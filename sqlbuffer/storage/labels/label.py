@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.codec.scalar_tags import tag_text, unescape_key
+from sqlbuffer.codec.plain_values import dumps, tag_text, unescape_key
 
 _REALS, _NONE, _PAIRS = "$reals", "$none", "$dict"
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.display.short_values import shown
+from sqlbuffer.display import shown
 from sqlbuffer.encoding.priority_values import as_array
 from sqlbuffer.encoding.records import encode_step
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.storage.labels.label import Label
 
 _REALS = ("reward_t", "adv_t", "v_t")

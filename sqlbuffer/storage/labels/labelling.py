@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from sqlbuffer.codec.plain_json import INT64_MAX
+from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.errors import FieldError
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer

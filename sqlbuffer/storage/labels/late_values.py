@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement, Null
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.query.condition_tree import Group, Node
+from sqlbuffer.query.tree import Group, Node
 from sqlbuffer.storage.labels.tables import labels
 from sqlbuffer.storage.schema.compiled_clauses import processed
 from sqlbuffer.storage.schema.metadata import JSON

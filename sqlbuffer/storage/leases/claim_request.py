@@ -7,7 +7,7 @@ from typing import Any, Literal
 from sqlalchemy import BigInteger, Integer, and_, bindparam, cast, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.leases.tables import queue_items as items

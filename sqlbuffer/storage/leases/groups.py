@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.leases.claim_request import (

@@ -23,8 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import Deadlock, translated

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import BigInteger, Connection, Select, bindparam, func, select
 
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.leases.claim_request import (
     COUNT,

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, literal, select
 
-from sqlbuffer.config.setting_groups import SamplingConfig
+from sqlbuffer.config import SamplingConfig
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.buffer_info import why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.weighted_sampling.block_weights import weights_of
+from sqlbuffer.weighted_sampling import weights_of
 
 # Rows that one transaction adds up: it delays updates of priorities by a few hundredths of a
 # second.

@@ -14,7 +14,7 @@ from sqlbuffer.storage.priorities import priority_statements as statements
 from sqlbuffer.storage.priorities.upkeep import Upkeep, needs_resummary
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.weighted_sampling.block_weights import Weights, weights_of
+from sqlbuffer.weighted_sampling import Weights, weights_of
 
 logger = logging.getLogger("sqlbuffer")
 

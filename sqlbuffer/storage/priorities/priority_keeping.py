@@ -8,7 +8,7 @@ from sqlbuffer.errors import (
     StorageFullError,
     StorageReadOnlyError,
 )
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.settling import clean_after_write

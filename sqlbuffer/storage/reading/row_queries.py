@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect

@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.errors import SQLBufferError, StorageReadOnlyError
 from sqlbuffer.processes import ForkLock
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.stats import Removed
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.settling import clean_after_write

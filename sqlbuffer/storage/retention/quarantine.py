@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import Group, Leaf, Node
+from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.changes.change_log import log_change

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.query.condition_tree import Node
+from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.layouts import layout_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer

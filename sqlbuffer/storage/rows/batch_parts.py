@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 
 
 def part_of(batch: Batch, index: Sequence[int]) -> Batch:

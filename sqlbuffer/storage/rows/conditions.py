@@ -23,12 +23,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.codec.scalar_tags import escape_key, hex_text, is_storable_text
+from sqlbuffer.codec.plain_values import dumps, escape_key, hex_text, is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.condition_tree import Group, Leaf, Node
-from sqlbuffer.query.number_bounds import integer_bound, is_number, real_bound
 from sqlbuffer.query.paths import Field
+from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
+from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes.tables import episodes
 from sqlbuffer.storage.labels import late_values

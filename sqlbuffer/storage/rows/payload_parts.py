@@ -15,13 +15,10 @@ from orjson import loads
 from sqlalchemy import Connection, Select, null
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.codec.array_bytes import ALIGNMENT
-from sqlbuffer.codec.plain_json import dumps
-from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.encoding.compression import shown_row
-from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.records import Record
-from sqlbuffer.encoding.row_size import MAX_JSON_BYTES, check_row_size
+from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
+from sqlbuffer.config import BufferConfig
+from sqlbuffer.encoding.packing import Layout, shown_row
+from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
     MISSING,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks

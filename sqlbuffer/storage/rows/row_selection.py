@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, bindparam, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import (
     NO_LIMITS,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
-from sqlbuffer.query.condition_tree import EVERYTHING, Group, Leaf
+from sqlbuffer.query.tree import EVERYTHING, Group, Leaf
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.condition_tree import Group, Node
+from sqlbuffer.query.tree import Group, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.episodes.keys import one_of
 from sqlbuffer.storage.episodes.tables import episodes

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select
 
-from sqlbuffer.query.condition_tree import Node
 from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.database.engine import server_epoch

@@ -19,7 +19,7 @@ from sqlbuffer.checks import (
     refused,
 )
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.chunks.slices import (
     Keys,
     Reach,

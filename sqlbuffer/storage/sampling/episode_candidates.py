@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.checks import checked_count
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
 from sqlbuffer.storage.episodes.tables import episodes

@@ -23,7 +23,7 @@ from sqlbuffer.batches.forms import (
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
 from sqlbuffer.batches.step_table import NONE, Integers
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.steps.batches import Batch
+from sqlbuffer.steps import Batch
 from sqlbuffer.storage.chunks.slices import ALL_STEPS, ANY_SIZE, Reach
 from sqlbuffer.storage.rows.row_selection import IsKey
 from sqlbuffer.storage.sampling.candidates import Candidates

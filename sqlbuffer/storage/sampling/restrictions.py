@@ -5,7 +5,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, func, select
 
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.query.condition_tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.buffer_info import BufferInfo, why_empty
 from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.eligibility.eligible_rows import Eligibility, oldest_version

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.weighted_sampling.block_weights import Weights
+from sqlbuffer.weighted_sampling import Weights
 
 
 def no_priorities() -> BufferConfigError:

@@ -26,9 +26,9 @@ from sqlbuffer.batches.step_table import (
     bytes_of,
     flags_of_ends,
 )
+from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.record_blocks import expanded_rows
-from sqlbuffer.fields.declarations import ON_REQUEST
+from sqlbuffer.fields import ON_REQUEST
 from sqlbuffer.storage.chunks.slices import (
     Keys,
     SliceColumns,

@@ -15,7 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from sqlbuffer.codec.scalar_tags import escape_key
+from sqlbuffer.codec.plain_values import escape_key
 
 _TEXT = Text()
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.encoding.chunks import PackedChunk
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.encoding.packed_chunk import PackedChunk
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, select
 
-from sqlbuffer.codec.plain_json import INT64_MAX
-from sqlbuffer.encoding.packed_chunk import PackedChunk, step_numbers
+from sqlbuffer.codec.plain_values import INT64_MAX
+from sqlbuffer.encoding.chunks import PackedChunk, step_numbers
 from sqlbuffer.errors import FieldError, OutOfOrderError
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.locks import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer

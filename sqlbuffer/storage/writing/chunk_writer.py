@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.flow.pacing import Pacer

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, or_, select
 
-from sqlbuffer.steps.ids import is_uuid
+from sqlbuffer.steps import is_uuid
 from sqlbuffer.storage.buffers.buffer_window import select_window
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite

@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from sqlbuffer.encoding.records import Record, same_content
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.buffer_window import select_window
 from sqlbuffer.storage.buffers.locks import lock_as_writer

@@ -7,7 +7,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.settling import clean_after_write
 from sqlbuffer.storage.episodes import lifecycle

@@ -7,11 +7,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packed_chunk import PackedChunk, select_steps
+from sqlbuffer.encoding.chunks import PackedChunk, same_steps, select_steps
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.same_steps import same_steps
-from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult, uuid7
 from sqlbuffer.storage.writing.held_steps import HeldStep
 
 Places = NDArray[np.int64]

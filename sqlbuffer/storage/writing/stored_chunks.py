@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, RowMapping, Text, cast, select
 
-from sqlbuffer.encoding.packed_chunk import PackedChunk
+from sqlbuffer.encoding.chunks import PackedChunk
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks
 from sqlbuffer.storage.episodes.tables import episodes

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Tree
-from sqlbuffer.query.tree_checks import check
-from sqlbuffer.query.typed_conditions import condition_of
+from sqlbuffer.query.texts import condition_of
+from sqlbuffer.query.tree import check
 from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
 from sqlbuffer.storage.browsing.rollout_pages import rollout_page
 from sqlbuffer.storage.browsing.rollout_query import (

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sqlbuffer.display.jsonable import csv_field, dumps
+from sqlbuffer.display import csv_field, dumps
 from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
 from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
 from sqlbuffer.storage.schema.views import VIEWS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlbuffer.llm.messages import answer_messages, is_said, normal_message
+from sqlbuffer.llm import answer_messages, is_said, normal_message
 from sqlbuffer.web.rendering import readable
 
 # A text that is not longer is shown in full.

@@ -6,12 +6,12 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlbuffer.display.brief_values import brief
+from sqlbuffer.display import brief
 from sqlbuffer.web.step_arrays import SCALARS, arrays_of, is_image, pointer
 from sqlbuffer.web.transcript.turns import Said, Transcript, Turn, first_line, printable
 
 if TYPE_CHECKING:
-    from sqlbuffer.steps.data_rows import DataRow
+    from sqlbuffer.steps import DataRow
 
 # More than this many turns of a side are compared one by one from the beginning.
 MOST_COMPARED_TURNS = 2_000

@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import QueryBuilder
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.tree_checks import MAX_DEPTH
+from sqlbuffer.query.tree import MAX_DEPTH
 from tests.query.test_conditions import found, leaf
 
 

@@ -1,6 +1,6 @@
 """Reads along with the writers of a buffer, as far as its rows are settled."""
 
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 
 
 class SettledRows:

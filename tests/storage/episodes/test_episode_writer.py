@@ -520,9 +520,8 @@ VALUES = st.one_of(
 )
 def test_a_step_is_cast_as_a_column_is(dtype, value):
     """The quick way in for single rows refuses and stores what `extend` refuses and stores."""
-    from sqlbuffer.encoding.packing import Layout
-    from sqlbuffer.encoding.row_packer import RowPacker
-    from sqlbuffer.fields.specs import FieldSpec
+    from sqlbuffer.encoding.packing import Layout, RowPacker
+    from sqlbuffer.fields import FieldSpec
 
     spec = FieldSpec.parse("x", dtype)
     layout = Layout({"x": spec})

@@ -5,7 +5,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.query.builder import QueryBuilder
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
 from sqlbuffer.storage.browsing.rollout_pages import rollout_page
 from sqlbuffer.storage.browsing.rollout_query import RolloutQuery

@@ -23,7 +23,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.batches.forms import TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.browsing import buffer_curves
 from sqlbuffer.storage.browsing.buffer_curves import TimeSpan
 from sqlbuffer.storage.browsing.buffer_overviews import overviews

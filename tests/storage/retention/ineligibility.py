@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 
 OLD = QueryBuilder().eq("exp_meta.model_version", 1).build()
 

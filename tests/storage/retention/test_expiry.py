@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, RandomSampler, Removed, ReplayBuffer, aio
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.use_counts.uses import claim_uses
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in

@@ -15,7 +15,7 @@ from sqlbuffer import (
     mix,
 )
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.samplers import TaskSampler
 from tests.storage.retention.ineligibility import BARS, OLD
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import select
 
 from sqlbuffer import QueryFilter
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.rows.conditions import compile_condition
 from tests.query.strategies import rows_and_conditions

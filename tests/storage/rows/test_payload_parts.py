@@ -10,10 +10,10 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, RandomSampler, RandomTaskSample, ReplayBuffer, StoreResult
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.encoding import row_size
+from sqlbuffer.encoding import records
 from sqlbuffer.errors import BufferConfigError, FieldError
-from sqlbuffer.front.decoding import RowDecoding
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.front.reading import RowDecoding
+from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
 from sqlbuffer.storage.reading import row_queries
@@ -346,7 +346,7 @@ def test_typed_rows_above_the_limit_are_refused(buffer_url):
 
 
 def test_json_that_the_database_could_not_hold_is_refused(buffer_url, monkeypatch):
-    for module in (payload_parts, row_size):
+    for module in (payload_parts, records):
         monkeypatch.setattr(module, "MAX_JSON_BYTES", 1_000)
     with (
         ReplayBuffer(buffer_url) as buffer,

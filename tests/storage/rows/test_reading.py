@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from tests.support.sql import connected, is_sqlite, run, run_outside_transaction
 from tests.support.stepped_rows import (
     EVERY_ROW,

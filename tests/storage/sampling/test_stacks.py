@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.batches.forms import TrajectoryForm, WindowForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.query.condition_tree import EVERYTHING
+from sqlbuffer.query.tree import EVERYTHING
 from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import (
     EPISODES,

@@ -17,7 +17,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from sqlbuffer.samplers import TaskSampler
 from tests.storage.sampling.limited_rows import (
     FIELDS,

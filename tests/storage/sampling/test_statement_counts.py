@@ -5,7 +5,7 @@ import pytest
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.batches.forms import StepForm, TrajectoryForm, TransitionForm, WindowForm
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import FIELDS, Made, store
 from tests.support.statements import selects

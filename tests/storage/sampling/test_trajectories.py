@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer, Sampler
 from sqlbuffer.batches.forms import TrajectoryForm
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from sqlbuffer.storage.sampling import episode_candidates
 from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import (

@@ -16,8 +16,8 @@ from sqlbuffer import (
 )
 from sqlbuffer.batches.forms import TransitionForm
 from sqlbuffer.errors import FieldError, InsufficientDataError
-from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.steps.n_step import n_step_returns
+from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.steps import n_step_returns
 from tests.storage.sampling.readers import reader_of
 from tests.support.sql import run
 

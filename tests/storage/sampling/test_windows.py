@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
 from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.tree_checks import check
+from sqlbuffer.query.tree import check
 from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import EPISODES, FIELDS, Made, empty, observation, reward, store
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.encoding.column_chunks import StepPacker, pack_steps
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.encoding.packed_steps import StepPacker, pack_steps
 from sqlbuffer.errors import EpisodeExistsError, OutOfOrderError, StorageError
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
 from tests.support.sql import STEPS, run, scalar

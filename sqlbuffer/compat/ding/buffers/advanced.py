@@ -42,8 +42,7 @@ from sqlbuffer.compat.ding.rings.private_prioritized_ring import PrivatePrioriti
 from sqlbuffer.compat.ding.rings.ring import NewItems, PrioritizedRing, SampledItems
 from sqlbuffer.compat.ding.rings.shared_prioritized_ring import SharedPrioritizedRing
 from sqlbuffer.compat.ding.utils import generate_id
-from sqlbuffer.config.buffer_config import BufferConfig
-from sqlbuffer.config.connection import Connection
+from sqlbuffer.config import BufferConfig, Connection
 from sqlbuffer.storage.extensions.item_draws import WantedItems
 from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
 

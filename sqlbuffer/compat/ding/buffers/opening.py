@@ -5,8 +5,7 @@ from typing import Any
 
 from sqlbuffer.compat.database_files import file_url, is_url
 from sqlbuffer.compat.ding.errors import ReplayConfigError
-from sqlbuffer.config.buffer_config import DEFAULT_CONFIG, BufferConfig
-from sqlbuffer.config.connection import DEFAULT_CONNECTION, Connection
+from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, BufferConfig, Connection
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import is_memory

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.compat.ding.buffers.opening import opened_ring, url_of
 from sqlbuffer.compat.ding.config import (
     AttributeDict,

@@ -10,12 +10,11 @@ from orjson import loads
 
 from sqlbuffer.codec.decoder import decode, load_torch, namedtuple_class, tag_of
 from sqlbuffer.codec.exact_encoder import ExactEncoder
-from sqlbuffer.codec.plain_json import INT64_MAX, INT64_MIN
-from sqlbuffer.codec.scalar_tags import unescape_key
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, unescape_key
 from sqlbuffer.compat.ding.errors import ItemError
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
-from sqlbuffer.steps.ids import uuid7
+from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.extensions.ring_buffer import ARRAYS, IN_PARTS, STATE
 from sqlbuffer.storage.rows.stored_rows import Row
 

@@ -3,9 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.weighted_sampling.block_weights import Weights, weights_of
-from sqlbuffer.weighted_sampling.random_streams import streams, subkey, uniforms
-from sqlbuffer.weighted_sampling.stratified import draw_stratified, strata_of_all
+from sqlbuffer.weighted_sampling import (
+    Weights,
+    draw_stratified,
+    strata_of_all,
+    streams,
+    subkey,
+    uniforms,
+    weights_of,
+)
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]

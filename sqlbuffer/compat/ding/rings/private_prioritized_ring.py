@@ -27,7 +27,7 @@ from sqlbuffer.storage.extensions.item_draws import (
 from sqlbuffer.storage.extensions.item_ids import number_of
 from sqlbuffer.storage.extensions.prioritized_ring import EPS
 from sqlbuffer.storage.extensions.ring_buffer import Left
-from sqlbuffer.weighted_sampling.block_weights import importance_weights
+from sqlbuffer.weighted_sampling import importance_weights
 
 Integers = NDArray[np.int64]
 # The version of an item whose iteration is unknown: it never gets too old.

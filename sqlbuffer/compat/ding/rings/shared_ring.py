@@ -12,8 +12,8 @@ from sqlbuffer.compat.ding.errors import ItemError
 from sqlbuffer.compat.ding.rings.ring import Choice, RingContents
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError
-from sqlbuffer.query.condition_tree import EVERYTHING
-from sqlbuffer.samplers.random import RandomSampler
+from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.samplers import RandomSampler
 from sqlbuffer.storage.extensions.ring_buffer import ItemRing, Left, RingCounts
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, row_limit
 from sqlbuffer.storage.rows.stored_rows import Row

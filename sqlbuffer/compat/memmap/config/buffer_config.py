@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlbuffer.codec.scalar_tags import is_storable_text
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.compat.database_files import FILE, file_url, is_url
 from sqlbuffer.compat.memmap.config.declared_fields import (
     INTERNAL,

@@ -8,9 +8,7 @@ import numpy as np
 
 from sqlbuffer.compat.memmap.config.declared_fields import DeclaredField
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
-from sqlbuffer.fields.buffer_fields import Fields
-from sqlbuffer.fields.declarations import BUILT_IN, RESERVED
-from sqlbuffer.fields.specs import FieldSpec
+from sqlbuffer.fields import BUILT_IN, RESERVED, Fields, FieldSpec
 
 # Larger defaults are not kept in the declaration of the field.
 MAX_DEFAULT_ITEMS = 1_024

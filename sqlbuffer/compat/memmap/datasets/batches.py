@@ -7,8 +7,8 @@ from sqlbuffer.compat.memmap.datasets.argument_checks import UnknownNameError
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.errors import MissingExtraError
 from sqlbuffer.extras import install
-from sqlbuffer.loading.output import made_tuple
-from sqlbuffer.steps.tensors import as_tensor
+from sqlbuffer.loading.loader import made_tuple
+from sqlbuffer.steps import as_tensor
 
 try:
     import torch

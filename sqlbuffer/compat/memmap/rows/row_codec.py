@@ -14,8 +14,8 @@ from sqlbuffer.compat.memmap.config.declared_fields import INTERNAL, DeclaredFie
 from sqlbuffer.compat.memmap.errors import MemmapTypeError
 from sqlbuffer.compat.memmap.rows.casting import exact, full, is_scalar
 from sqlbuffer.compat.memmap.rows.tensors import is_tensor
+from sqlbuffer.encoding.chunks import PackedChunk, comparable_values, stored_values
 from sqlbuffer.encoding.column_chunks import pack_columns
-from sqlbuffer.encoding.packed_chunk import PackedChunk, comparable_values, stored_values
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import encode_real
 from sqlbuffer.storage.chunks.numbered_chunk import values_json

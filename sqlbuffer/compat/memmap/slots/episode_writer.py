@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from sqlbuffer.compat.memmap.config.buffer_config import Config
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, PackedRow, RowCoder
+from sqlbuffer.encoding.column_chunks import PackedStep
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.encoding.packed_steps import PackedStep
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.processes import at_process_end
-from sqlbuffer.steps.ids import uuid7
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult, uuid7
 from sqlbuffer.storage.database import holders
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots

@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlbuffer.compat.memmap.config.buffer_config import Config, target
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
-from sqlbuffer.config.buffer_config import BufferConfig
+from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import (
     BufferNotFoundError,
     SchemaMissingError,
     StorageReadOnlyError,
     StorageUnreachableError,
 )
-from sqlbuffer.fields.buffer_fields import Fields
+from sqlbuffer.fields import Fields
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
 from sqlbuffer.storage.extensions.tables import SLOTS

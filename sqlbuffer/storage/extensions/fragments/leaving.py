@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from orjson import loads
 from sqlalchemy import BigInteger, Connection, Integer, bindparam, select, update
 
-from sqlbuffer.codec.plain_json import INT64_MIN
+from sqlbuffer.codec.plain_values import INT64_MIN
 from sqlbuffer.storage.extensions.fragments.pool import ID, Pool
 from sqlbuffer.storage.extensions.tables import item_groups
 from sqlbuffer.storage.schema.column_types import SeqList

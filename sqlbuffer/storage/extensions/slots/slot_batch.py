@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
+from sqlbuffer.encoding.column_chunks import PackedStep, pack_steps
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.encoding.packed_steps import PackedStep, pack_steps
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.steps.store_result import StoreResult
+from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.episodes import lifecycle
 from sqlbuffer.storage.episodes.keys import EpisodeKey
 from sqlbuffer.storage.writing.chunk_batch import ChunkBatch

@@ -19,7 +19,7 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.exact_encoder import ExactEncoder
-from sqlbuffer.codec.plain_json import dumps
+from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.compat.ding import ItemError, create_buffer
 from sqlbuffer.compat.ding.contents.item_codec import decoded_item, encoded_item
 from tests.compat.ding.conftest import held

@@ -1,0 +1,386 @@
+"""`AsyncReplayBuffer`, for asyncio: each call runs in a thread, so the event loop stays free."""
+
+import asyncio
+import builtins
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
+from functools import partial, wraps
+from itertools import islice
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer import call_threads
+from sqlbuffer.buffer import ReplayBuffer, checked_buffer
+from sqlbuffer.config import RETRY_S, BufferConfig, Connection, OpenerSettings
+from sqlbuffer.copying import CopyReport
+from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
+from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.front.leasing import Lease as SyncLease
+from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
+from sqlbuffer.loading.loader import Loader
+from sqlbuffer.steps import Batch, DataRow, takes, values_of_step
+from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.waits import begin_wait
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a call in a thread and return its result; a cancelled call stops waiting for others."""
+    call = call_threads.start(partial(function, *args, **kwargs))
+    try:
+        return await asyncio.wrap_future(call.future)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+
+
+class AsyncEpisodeWriter:
+    """`sqlbuffer.EpisodeWriter` for asyncio: `async with await buffer.episode() as episode`.
+
+    Args:
+        writer: The writer that does the work.
+
+    Example:
+        >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
+        ...         async with await buffer.episode("task-1") as episode:
+        ...             await episode.append(state="hello", actions=["say"], reward=1.0)
+        ...         return await buffer.size()
+        >>> asyncio.run(main())
+        1
+    """
+
+    def __init__(self, writer: StepWriter) -> None:
+        self.sync = writer
+
+    @takes(values_of_step)
+    async def append(self, /, **step: Any) -> None:
+        """Add a step; see `sqlbuffer.EpisodeWriter.append`."""
+        await in_thread(lambda: self.sync.append(**step))
+
+    async def end(self, *, reward: float | None = None, **final: Any) -> None:
+        """End the episode and store all of it; see `sqlbuffer.EpisodeWriter.end`."""
+        await in_thread(lambda: self.sync.end(reward=reward, **final))
+
+    async def abort(self) -> None:
+        """End the episode as aborted; see `sqlbuffer.EpisodeWriter.abort`."""
+        await in_thread(self.sync.abort)
+
+    async def __aenter__(self) -> "AsyncEpisodeWriter":
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await in_thread(self.sync.__exit__, *exception)
+
+
+class AsyncLeasedBatch:
+    """`sqlbuffer.LeasedBatch` for asyncio: await the calls that talk to the database.
+
+    Args:
+        batch: The batch.
+
+    Example:
+        >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         async with buffer.lease(1) as batch:
+        ...             await batch.renew()
+        ...             return [row.exp_data.state for row in batch]
+        >>> asyncio.run(main())
+        [1]
+    """
+
+    # Attributes of the batch that `__getattr__` returns.
+    rows: list[DataRow]
+    groups: list[list[DataRow]]
+    seqs: NDArray[np.int64]
+    lease_id: str
+    batch_id: int | None
+    remaining_s: float
+    arrays: Callable[..., Batch]
+
+    def __init__(self, batch: SyncBatch) -> None:
+        self.sync = batch
+
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
+    async def renew(self, lease_s: float | None = None) -> None:
+        """End the lease this many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
+        await in_thread(self.sync.renew, lease_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["sync"], name)
+
+    def __iter__(self) -> Iterator[DataRow]:
+        return iter(self.sync)
+
+    def __len__(self) -> int:
+        return len(self.sync)
+
+
+class AsyncLease:
+    """A lease for `async with buffer.lease(n) as batch`; `AsyncReplayBuffer.lease` makes it.
+
+    A cancelled call stops waiting. A batch that it gets at that moment is given back.
+
+    Args:
+        lease: The lease that does the work.
+
+    Example:
+        >>> import asyncio
+        >>> from sqlbuffer.aio import AsyncReplayBuffer
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         async with buffer.lease(1) as batch:
+        ...             return len(batch)
+        >>> asyncio.run(main())
+        1
+    """
+
+    def __init__(self, lease: SyncLease) -> None:
+        self.sync = lease
+
+    async def __aenter__(self) -> AsyncLeasedBatch:
+        call = call_threads.start(self.sync.__enter__)
+        entering = asyncio.wrap_future(call.future)
+        try:
+            return AsyncLeasedBatch(await asyncio.shield(entering))
+        except asyncio.CancelledError:
+            call.cancel()
+            self.sync.cancel()
+            with suppress(SQLBufferError):
+                await entering
+                await in_thread(
+                    self.sync.__exit__, asyncio.CancelledError, asyncio.CancelledError(), None
+                )
+            raise
+
+    async def __aexit__(self, *exception: Any) -> None:
+        await asyncio.shield(in_thread(self.sync.__exit__, *exception))
+
+
+# Rows that one call of a thread takes from a stream.
+ROWS_AT_ONCE = 200
+
+Call = Callable[Concatenate["AsyncReplayBuffer", P], Coroutine[Any, Any, T]]
+
+
+def as_coroutine(method: Callable[Concatenate[ReplayBuffer, P], T]) -> Call[P, T]:
+    """Return a method of `ReplayBuffer` as a coroutine with the same arguments."""
+
+    @wraps(method)
+    async def call(self: "AsyncReplayBuffer", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        own: Callable[P, T] = getattr(self.sync, method.__name__)
+        return await in_thread(own, *args, **kwargs)
+
+    return call
+
+
+def arguments_of(
+    method: Callable[Concatenate[ReplayBuffer, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate["AsyncReplayBuffer", P], T]]:
+    """Give a method the signature and the docstring of one of `ReplayBuffer`."""
+
+    def give(own: Callable[..., T]) -> Callable[Concatenate["AsyncReplayBuffer", P], T]:
+        return wraps(method)(own)
+
+    return give
+
+
+def batches_of(
+    method: Callable[Concatenate[ReplayBuffer, P], Loader[T]],
+    own: Callable[..., AsyncIterator[Any]],
+) -> Callable[Concatenate["AsyncReplayBuffer", P], AsyncIterator[T]]:
+    """Return a generator of a loader's batches, with the arguments of the method that opens it."""
+    return wraps(method)(own)
+
+
+class AsyncReplayBuffer:
+    """`sqlbuffer.ReplayBuffer` for asyncio: the same calls, as coroutines.
+
+    Make one with `await AsyncReplayBuffer.open(...)`, which takes the same arguments, or wrap an
+    open buffer. A cancelled call stops waiting for a rate limiter or for rows. It is not undone:
+    its thread ends the statement that it has begun.
+
+    Args:
+        buffer: The buffer that does the work.
+
+    Raises:
+        ArgumentError: It is not a `ReplayBuffer`.
+
+    Example:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await AsyncReplayBuffer.open("sqlite://") as buffer:
+        ...         await buffer.add(state=1, actions=[0])
+        ...         await buffer.set_clock(7)
+        ...         print(await buffer.size(), await buffer.clock(), await buffer.session_id())
+        ...         return await buffer.config()
+        >>> asyncio.run(main())
+        1 7 None
+        BufferConfig.of()
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self.sync = checked_buffer(buffer, "buffer")
+
+    def __repr__(self) -> str:
+        return f"Async{self.sync!r}"
+
+    @classmethod
+    async def open(
+        cls,
+        url: Database = None,
+        name: str = "default",
+        *,
+        create: bool | None = None,
+        config: BufferConfig | None = None,
+        connection: Connection | None = None,
+        state_type: Any = None,
+        action_type: Any = None,
+        **settings: Unpack[OpenerSettings],
+    ) -> "AsyncReplayBuffer":
+        """Open a buffer; arguments and errors are those of `sqlbuffer.ReplayBuffer`."""
+        return cls(
+            await in_thread(
+                ReplayBuffer, url, name, create=create, config=config, connection=connection,
+                state_type=state_type, action_type=action_type, **settings,
+            )
+        )  # fmt: skip
+
+    store = as_coroutine(ReplayBuffer.store)
+    store_batch = as_coroutine(ReplayBuffer.store_batch)
+    add = as_coroutine(ReplayBuffer.add)
+    extend = as_coroutine(ReplayBuffer.extend)
+    store_episode = as_coroutine(ReplayBuffer.store_episode)
+    flush = as_coroutine(ReplayBuffer.flush)
+
+    sample = as_coroutine(ReplayBuffer.sample)
+    sample_tasks = as_coroutine(ReplayBuffer.sample_tasks)
+    sample_task = as_coroutine(ReplayBuffer.sample_task)
+    sample_arrays = as_coroutine(ReplayBuffer.sample_arrays)
+    sample_transitions = as_coroutine(ReplayBuffer.sample_transitions)
+    peek = as_coroutine(ReplayBuffer.peek)
+
+    size = as_coroutine(ReplayBuffer.size)
+    get_paginated = as_coroutine(ReplayBuffer.get_paginated)
+    get_by_task_id = as_coroutine(ReplayBuffer.get_by_task_id)
+    get_batch_by_task_ids = as_coroutine(ReplayBuffer.get_batch_by_task_ids)
+    sql = as_coroutine(ReplayBuffer.sql)
+    explain = as_coroutine(ReplayBuffer.explain)
+
+    annotate = as_coroutine(ReplayBuffer.annotate)
+    update_priorities = as_coroutine(ReplayBuffer.update_priorities)
+    quarantine = as_coroutine(ReplayBuffer.quarantine)
+    release = as_coroutine(ReplayBuffer.release)
+    delete = as_coroutine(ReplayBuffer.delete)
+    clear = as_coroutine(ReplayBuffer.clear)
+
+    @arguments_of(ReplayBuffer.copy_to)
+    async def copy_to(self, other: Any, *args: Any, **kwargs: Any) -> CopyReport:
+        sync = other.sync if isinstance(other, AsyncReplayBuffer) else other
+        return await in_thread(self.sync.copy_to, sync, *args, **kwargs)
+
+    transaction = as_coroutine(ReplayBuffer.transaction)
+    resize = as_coroutine(ReplayBuffer.resize)
+    expire = as_coroutine(ReplayBuffer.expire)
+
+    set_clock = as_coroutine(ReplayBuffer.set_clock)
+    start_session = as_coroutine(ReplayBuffer.start_session)
+    set_model_version = as_coroutine(ReplayBuffer.set_model_version)
+    model_version = as_coroutine(ReplayBuffer.model_version)
+
+    flow = as_coroutine(ReplayBuffer.flow)
+    set_rate_limiter = as_coroutine(ReplayBuffer.set_rate_limiter)
+    stats = as_coroutine(ReplayBuffer.stats)
+    close = as_coroutine(ReplayBuffer.close)
+
+    async def config(self) -> BufferConfig:
+        """Return the settings that are stored with the buffer now."""
+        return await in_thread(lambda: self.sync.config)
+
+    async def clock(self) -> int | None:
+        """Return the last value of `set_clock`, from any process; None before the first."""
+        return await in_thread(lambda: self.sync.clock)
+
+    async def session_id(self) -> str | None:
+        """Return the key of the buffer's current session; None before the first session."""
+        return await in_thread(lambda: self.sync.session_id)
+
+    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
+        """Return the typed fields of one step; see `sqlbuffer.ReplayBuffer.decode`."""
+        return self.sync.decode(block, place)
+
+    @arguments_of(ReplayBuffer.episode)
+    async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:
+        return AsyncEpisodeWriter(await in_thread(self.sync.episode, *args, **options))
+
+    @arguments_of(ReplayBuffer.lease)
+    def lease(self, *args: Any, **options: Any) -> AsyncLease:
+        return AsyncLease(self.sync.lease(*args, **options))
+
+    async def _batches(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        # A loader that can be resumed is `buffer.sync.loader(...)`.
+        loader = await in_thread(self.sync.loader, *args, **options)
+        batches = iter(loader)
+        turn, cancelled = threading.Lock(), threading.Event()
+
+        def take() -> builtins.list[Any]:
+            begin_wait()  # a thread that fetches ahead may wait in its place
+            with turn:
+                return builtins.list(islice(batches, 1))
+
+        def close() -> None:
+            with turn:
+                batches.close()
+                loader.close()
+
+        try:
+            while taken := await asyncio.wrap_future(call_threads.start(take, cancelled).future):
+                yield taken[0]
+        finally:
+            cancelled.set()
+            await asyncio.shield(in_thread(close))
+
+    loader = batches_of(ReplayBuffer.loader, _batches)
+
+    @arguments_of(ReplayBuffer.get_all)
+    async def get_all(self, *args: Any, **options: Any) -> AsyncIterator[DataRow]:
+        rows = await in_thread(self.sync.get_all, *args, **options)
+        while some := await in_thread(lambda: builtins.list(islice(rows, ROWS_AT_ONCE))):
+            for row in some:
+                yield row
+
+    def __aiter__(self) -> AsyncIterator[DataRow]:
+        """Iterate over all rows as `get_all` does."""
+        return self.get_all()
+
+    async def __aenter__(self) -> "AsyncReplayBuffer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @staticmethod
+    async def list(url: Database = None, *, retry_s: float = RETRY_S) -> builtins.list[str]:
+        """Return the names of the buffers of a database; see `sqlbuffer.ReplayBuffer.list`."""
+        return await in_thread(ReplayBuffer.list, url, retry_s=retry_s)
+
+    @staticmethod
+    async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
+        """Delete a buffer with everything that belongs to it; see `sqlbuffer.ReplayBuffer.drop`."""
+        await in_thread(ReplayBuffer.drop, url, name, retry_s=retry_s)
+
+
+__all__ = ["AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncReplayBuffer"]

@@ -1,1 +1,0 @@
-"""Commands that show a database in a browser."""

@@ -1,0 +1,216 @@
+"""Copy buffers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sqlbuffer.checks import checked_callable
+from sqlbuffer.config import BufferConfig
+from sqlbuffer.errors import CopyError
+from sqlbuffer.query.tree import Node
+from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
+from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
+from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.copies.target_keys import TargetKeys
+from sqlbuffer.storage.database.urls import is_memory
+from sqlbuffer.storage.store import BufferStore
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """Result of a copy.
+
+    The steps are those that the source held when the copy began. Their labels, priorities, uses and
+    reasons of quarantine are those at the time at which each batch of steps was read; later changes
+    are not in the copy. Leases are not copied.
+
+    Attributes:
+        source: Name and database of the buffer that was copied, without a password.
+        target: Name and database of the copy.
+        low_seq: The copy has steps with `low_seq < seq <= high_seq`.
+        high_seq: See `low_seq`.
+        n_steps: Number of steps in the copy.
+        n_copied: Number of steps that this call copied; fewer if an earlier call was interrupted.
+        was_finished: True if an earlier call has completed the copy, and this one did nothing.
+        seconds: Duration of this call.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> source, target = ReplayBuffer("sqlite://", "a"), ReplayBuffer("sqlite://", "b")
+        >>> source.add(task_id="t1", state={"x": 1}, reward=1.0).inserted
+        1
+        >>> report = source.copy_to(target)
+        >>> report.n_steps, report.high_seq
+        (1, 1)
+    """
+
+    source: str
+    target: str
+    low_seq: int
+    high_seq: int
+    n_steps: int
+    n_copied: int
+    was_finished: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        steps = f"{self.n_steps:,} steps with {self.low_seq:,} < seq <= {self.high_seq:,}"
+        if self.was_finished:
+            return (
+                f"{self.target} has the copy of {self.source} already: {steps}; for later steps, "
+                f"copy into another buffer"
+            )
+        rate = f"{self.n_copied / max(self.seconds, 1e-9):,.0f} steps/s"
+        earlier = self.n_steps - self.n_copied
+        before = f", {earlier:,} of them earlier" if earlier else ""
+        return (
+            f"copied {self.source} to {self.target}: {steps}{before}, in {self.seconds:.1f} s "
+            f"({rate}); labels, priorities, uses and quarantine are those of the time at which "
+            f"each step was read"
+        )
+
+
+# Called with the steps copied so far, the last number that was copied and the range of numbers.
+OnProgress = Callable[[int, int, range], None]
+EXTEND_EVERY_S = 2.0
+# Settings that decide what steps, or what belongs to them, look like.
+_SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression", "priorities")
+
+
+def checked_progress(on_progress: Any) -> OnProgress | None:
+    """Return the function that is told of the progress, or None.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    if on_progress is None:
+        return None
+    what = "a function of (number of steps, seq, range of seq)"
+    function: OnProgress = checked_callable(on_progress, "on_progress", what)
+    return function
+
+
+def copy_buffer(
+    source: BufferStore, target: BufferStore, node: Node, on_progress: OnProgress | None = None
+) -> CopyReport:
+    """Copy the matching steps of a buffer into an empty one, or continue an unfinished copy.
+
+    Args:
+        source: The buffer.
+        target: The empty one.
+        node: Condition that steps must match.
+        on_progress: Function that is called after each batch.
+
+    Raises:
+        CopyError: The buffers cannot hold the same steps, the target is not empty, or steps have
+            left the source.
+    """
+    began_at = time.monotonic()
+    _check_kinds(source, target)
+    reader = CopySource(source, node)
+    writer = CopyTarget(target, reader)
+    identity = reader.identity()
+    progress = writer.progress(identity)
+    is_resumed = progress is not None
+    if progress is None:
+        check_agreement(source, target)
+        begin_copy(reader, writer, identity)
+        progress = writer.progress(identity)
+        assert progress is not None
+    elif not progress.is_finished:
+        resume_copy(reader, writer, progress)
+    n_before, was_finished = progress.n_steps, progress.is_finished
+    if not was_finished:
+        keys = writer.keys(reader, is_resumed=is_resumed)
+        progress = _copy_steps(reader, writer, keys, progress, on_progress)
+        target.write(partial(writer.finish, documents=reader.documents()))
+        if reader.hold is not None:
+            reader.hold.release()
+    return CopyReport(
+        _shown(source), _shown(target), progress.range.low, progress.range.high, progress.n_steps,
+        progress.n_steps - n_before, was_finished, time.monotonic() - began_at,
+    )  # fmt: skip
+
+
+def _copy_steps(
+    reader: CopySource,
+    writer: CopyTarget,
+    keys: TargetKeys,
+    progress: CopyProgress,
+    on_progress: OnProgress | None,
+) -> CopyProgress:
+    """Copy the steps that are left, a batch at a time; return how far that is."""
+    copied, n_steps, n_left = progress.range, progress.n_steps, progress.n_left
+    extended_at = time.monotonic()
+    while copied.cursor < copied.high:
+        batch = reader.batch(copied)
+        writer.buffer.write(partial(writer.write, batch=batch, keys=keys))
+        copied, n_steps = replace(copied, cursor=batch.end), n_steps + batch.n_steps
+        n_left = None if n_left is None else n_left - batch.n_read
+        if reader.hold is not None and time.monotonic() >= extended_at + EXTEND_EVERY_S:
+            extended_at = time.monotonic()
+            reader.hold.extend(max(copied.cursor, copied.low))
+        if on_progress is not None:
+            on_progress(n_steps, copied.cursor, range(copied.low, copied.high))
+    if n_left and not (reader.hold is not None and reader.hold.extend(copied.high)):
+        raise reader.missing(copied.low + 1, copied.high, f"{n_left:,} of the ")
+    return replace(progress, range=copied, n_steps=n_steps)
+
+
+def _check_kinds(source: BufferStore, target: BufferStore) -> None:
+    for store in (source, target):
+        if store.info.layout is not None:
+            raise CopyError(
+                f"buffer {store.info.name!r} in {store.shown_url} has the layout "
+                f"{store.info.layout!r} of sqlbuffer.compat, and is not copied alone; copy the "
+                f"whole database (`pg_dump`, or `.backup` of SQLite)"
+            )
+    # Each opener of a database in memory has its own.
+    same_database = source.url == target.url and not is_memory(source.url)
+    if source is target or (same_database and source.info.id == target.info.id):
+        raise CopyError(f"{_shown(source)} cannot be copied into itself")
+
+
+def check_agreement(source: BufferStore, target: BufferStore) -> None:
+    """Raise unless a buffer can hold what another one holds.
+
+    Raises:
+        CopyError: It cannot; the message lists the settings.
+    """
+    here, there = source.current_config(), target.current_config()
+    ours, theirs = here.settings(), there.settings()
+    lines = [
+        f"{name}: {_value(ours[name])} there, {_value(theirs[name])} in the copy"
+        for name in _SAME
+        if ours[name] != theirs[name]
+    ]
+    if here.leases.enabled != there.leases.enabled:
+        lines.append(f"leases: {here.leases.enabled} there, {there.leases.enabled} in the copy")
+    elif here.sampling.max_use is not None and there.sampling.max_use is None:
+        lines.append(f"max_use: {here.sampling.max_use} there, none in the copy")
+    lines += _too_small(here, there)
+    if lines:
+        raise CopyError(
+            f"{_shown(target)} cannot hold what {_shown(source)} holds:\n  "
+            + ";\n  ".join(lines)
+            + "\nmake a buffer with `config=source.config`, or with these settings alike"
+        )
+
+
+def _too_small(here: BufferConfig, there: BufferConfig) -> list[str]:
+    lines = []
+    for name in ("max_capacity", "max_episodes"):
+        ours, theirs = getattr(here.retention, name), getattr(there.retention, name)
+        if theirs is not None and (ours is None or ours > theirs):
+            lines.append(f"{name}: {_value(ours)} there, {_value(theirs)} in the copy")
+    return lines
+
+
+def _value(setting: object) -> str:
+    return "unlimited" if setting is None else repr(setting)
+
+
+def _shown(store: BufferStore) -> str:
+    return f"{store.info.name!r} in {store.shown_url}"

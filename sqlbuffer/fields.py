@@ -1,0 +1,723 @@
+"""Typed fields of steps."""
+
+import difflib
+import keyword
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+
+from sqlbuffer.checks import checked_choice, checked_dict, checked_flag, checked_names, refused
+from sqlbuffer.display import shown
+from sqlbuffer.errors import FieldError, MissingExtraError
+from sqlbuffer.strict_models import StrictModel, Verbatim
+
+# A shorter beginning of a name is that of too many others.
+_SHORTEST = 3
+# Names of other buffers that look like none of ours.
+_SYNONYMS = {
+    **dict.fromkeys(("done", "dones"), ("terminated", "truncated")),
+    **dict.fromkeys(("timeout", "timeouts"), ("truncated",)),
+    **dict.fromkeys(("next_state", "next_states"), ("next_obs",)),
+}
+
+
+def near_name(name: object, known: Collection[str]) -> str | None:
+    """Return the known name that is most like another one; None: none is like it.
+
+    One that begins with the other is an abbreviation: `obs` of `observation`. For a name that other
+    buffers use for two of them, both are returned as text.
+
+    Example:
+        >>> near_name("observation", ["action", "obs"]), near_name("acton", ["action", "obs"])
+        ('obs', 'action')
+        >>> near_name("done", ["reward", "terminated", "truncated"])
+        'terminated or truncated'
+    """
+    text = name[:100] if isinstance(name, str) else ""
+    if meant := [each for each in _SYNONYMS.get(text, ()) if each in known]:
+        return " or ".join(meant)
+    found = difflib.get_close_matches(text, known, n=1)
+    if found:
+        return found[0]
+    short = [
+        each
+        for each in known
+        if min(len(each), len(text)) >= _SHORTEST
+        and (text.startswith(each) or each.startswith(text))
+    ]
+    return max(short, key=len, default=None)
+
+
+# Real columns of every buffer, never declared.
+BUILT_IN = ("reward", "terminated", "truncated")
+# Values of a step that batches have where they are asked for.
+ON_REQUEST = ("adv_t", "v_t")
+# Names of a buffer's keys and payloads, and of a batch's own parts.
+RESERVED = (
+    *("id", "task_id", "agent_id", "step", "model_version", "episode_id", "session_id"),
+    *("state", "actions", "messages", "extra", "seq", "t"),
+    *("discount", "info", "mask", "lens", "weights", "n_rows", "has_final", "self"),
+    *("priority", "priorities", "probabilities"),
+    *("keys", "values", "items", "get"),
+    *ON_REQUEST,
+)
+VARIABLE = -1
+MAX_NAME = 200
+KINDS = "biufcSU"
+
+
+def check_name(name: object) -> None:
+    """Raise FieldError unless a field can have this name."""
+    if (
+        not isinstance(name, str)
+        or len(name) > MAX_NAME
+        or not name.isidentifier()
+        or keyword.iskeyword(name)
+    ):
+        raise FieldError(
+            f"a field's name is one that Python could use, of up to {MAX_NAME} characters, got "
+            f"{shown(name)}"
+        )
+    if name in BUILT_IN:
+        raise FieldError(f"field {name!r} is built in: leave it out of the declaration")
+    if name in RESERVED or name.startswith("_") or name.endswith("_lens"):
+        raise FieldError(f"field {name!r}: buffers and batches use this name; take another")
+
+
+def declared_parts(name: str, given: Any) -> dict[str, Any]:
+    """Return the parts of a declaration by name: dtype, shape, default and column."""
+    if isinstance(given, Mapping):
+        unknown = set(given) - {"dtype", "shape", "default", "column"}
+        if unknown or "dtype" not in given:
+            raise FieldError(
+                f"field {name!r}: a declaration has dtype, shape, default and column, got "
+                f"{shown(dict(given))}"
+            )
+        return dict(given)
+    # A structured dtype is a list, never a tuple of these lengths.
+    if isinstance(given, tuple) and 1 <= len(given) <= 3:
+        return dict(zip(("dtype", "shape", "default"), given, strict=False))
+    return {"dtype": given}
+
+
+def parse_dtype(name: str, given: Any) -> np.dtype[Any]:
+    """Return the dtype that is meant, in little-endian order; it has a fixed size."""
+    try:
+        dtype = None if given is None else np.dtype(given)
+    except Exception:  # numpy has an error for each kind of value
+        dtype = None
+    if dtype is None:
+        raise FieldError(f"field {name!r}: {shown(given)} is not a numpy dtype")
+    if dtype.kind not in KINDS or dtype.itemsize == 0:
+        raise FieldError(
+            f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
+            f"fixed length such as 'U16'; put the rest into state, messages or extra"
+        )
+    little: np.dtype[Any] = dtype.newbyteorder("<")
+    return little
+
+
+def is_json_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return True if JSON has the values: booleans, text, and numbers of up to 64 bits."""
+    if dtype == np.dtype("<u8"):  # half of it is beyond the integers of the databases
+        return False
+    return dtype.kind == "U" or (dtype.kind in "biuf" and dtype.itemsize <= 8)
+
+
+def parse_shape(name: str, given: Any) -> tuple[int, ...]:
+    """Return the shape that is meant; one of its lengths may be VARIABLE."""
+    shape = (given,) if isinstance(given, (int, np.integer)) else given
+    if not isinstance(shape, Sequence) or not all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and (n > 0 or n == VARIABLE)
+        for n in shape
+    ):
+        raise FieldError(
+            f"field {name!r}: a shape is a tuple of positive lengths, one of them -1 where it "
+            f"varies, got {shown(given)}"
+        )
+    if list(shape).count(VARIABLE) > 1:
+        raise FieldError(f"field {name!r}: only one length may vary, got {shown(given)}")
+    return tuple(int(n) for n in shape)
+
+
+Casting = Literal["same_kind", "unsafe"]
+_CASTINGS = get_args(Casting)
+MOST_OF_RANGE = 2**24
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One declared field.
+
+    Attributes:
+        name: Name of the field.
+        dtype: numpy dtype, of fixed size.
+        shape: Shape of one row's value; one dimension may be -1, a length that varies from row to
+            row.
+        default: Shape and bytes of the default value; None: every row must give a value.
+        column: True for a scalar that conditions can use.
+
+    Example:
+        >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
+        (3, 2)
+        >>> spec = FieldSpec.parse("action", {"dtype": "int8", "column": True})
+        >>> spec.cast(3).dtype, spec.cast_rows([3, 4]).shape
+        (dtype('int8'), (2,))
+        >>> FieldSpec.from_json("action", spec.to_json()) == spec
+        True
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+    default: tuple[tuple[int, ...], bytes] | None = None
+    column: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """True for a number or a flag of up to 8 bytes, which can be given late."""
+        return self.shape == () and self.dtype.kind in "biuf" and self.dtype.itemsize <= 8
+
+    @classmethod
+    def parse(cls, name: object, given: Any) -> "FieldSpec":
+        """Return the field of a declaration: a dtype, `(dtype, shape)`, `(dtype, shape, default)`,
+        a dict of `dtype`, `shape`, `default` and `column`, or a field of a buffer.
+
+        Raises:
+            FieldError: The declaration is none of these; the message names the field.
+        """
+        check_name(name)
+        if isinstance(given, FieldSpec):
+            return replace(given, name=str(name))
+        if hasattr(given, "shape") and not isinstance(given, (np.dtype, type)):
+            # An array or a space; numpy would take its dtype and leave the shape.
+            dtype = str(getattr(given, "dtype", "float32"))
+            raise FieldError(
+                f"field {name!r}: a declaration is a dtype or (dtype, shape), got "
+                f"{type(given).__name__}; give ({dtype!r}, {given.shape})"
+            )
+        parts = declared_parts(str(name), given)
+        column = parts.get("column", False)
+        spec = cls(
+            str(name),
+            parse_dtype(str(name), parts["dtype"]),
+            parse_shape(str(name), parts.get("shape", ())),
+            None,
+            column is True,
+        )
+        if not isinstance(column, bool):
+            raise FieldError(f"field {name!r}: column is True or False, got {shown(column)}")
+        if spec.column and (spec.shape != () or not is_json_dtype(spec.dtype)):
+            raise FieldError(
+                f"field {name!r}: only a number of up to 64 bits, a boolean or a text can be a "
+                f"column, and no uint64; this is {spec}; leave column out"
+            )
+        default = parts.get("default")
+        if default is None:
+            return spec
+        value = spec.cast(default)
+        return replace(spec, default=(value.shape, value.tobytes()))
+
+    @property
+    def default_value(self) -> NDArray[Any] | None:
+        """The value of rows that give none."""
+        if self.default is None:
+            return None
+        shape, raw = self.default
+        return np.frombuffer(raw, self.dtype).reshape(shape)
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the length varies from row to row."""
+        return VARIABLE in self.shape
+
+    def __str__(self) -> str:
+        return f"{_shown(self.dtype)}{self.shape}" if self.shape else _shown(self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON; `from_json` reads it."""
+        found: dict[str, Any] = {"dtype": self.dtype.str, "shape": list(self.shape)}
+        if self.default is not None:
+            shape, raw = self.default
+            found["default"] = [list(shape), raw.hex()]
+        if self.column:
+            found["column"] = True
+        return found
+
+    @classmethod
+    def from_json(cls, name: str, stored: Mapping[str, Any]) -> "FieldSpec":
+        """Return the field that `to_json` wrote, or of JSON that was written by hand.
+
+        Raises:
+            FieldError: Anything else; the message names the field.
+        """
+        check_name(name)
+        parts_of = checked_dict(
+            stored, "stored", "{'dtype': '<f4', 'shape': [4]}", error=FieldError
+        )
+        given = {part: value for part, value in parts_of.items() if part != "name"}
+        parts = declared_parts(name, given)
+        default: Any = parts.get("default")
+        if default is not None and not _is_encoded(default):
+            return cls.parse(name, given)
+        dtype = parse_dtype(name, parts["dtype"])
+        if default is not None:
+            default = _decoded(name, dtype, *default)
+        shape = parse_shape(name, parts.get("shape", ()))
+        return cls(name, dtype, shape, default, parts.get("column") is True)
+
+    def cast(self, value: Any, *, casting: Casting = "same_kind") -> NDArray[Any]:
+        """Return a copy of one row's value with the dtype and shape of this field.
+
+        Raises:
+            FieldError: The shape is wrong, or the dtype cannot hold a value.
+        """
+        _check_unmasked(self, value)
+        _check_range_size(self, value)
+        if self.is_variable and isinstance(value, (list, tuple)) and not value:
+            # numpy would take it for a float of shape (0,).
+            return np.empty([0 if n == VARIABLE else n for n in self.shape], self.dtype)
+        rows = self.cast_rows([value], casting=casting)
+        return rows.reshape(rows.shape[1:])  # an item of text would lose its padding
+
+    def cast_rows(
+        self, values: Any, *, casting: Casting = "same_kind", copy: bool = True
+    ) -> NDArray[Any]:
+        """Return the values of n rows of fixed shape as one array of shape (n, *shape).
+
+        Args:
+            values: An array of shape (n, *shape), or a sequence of n values.
+            casting: `same_kind` admits casts that keep the meaning: floats of another size unless
+                one becomes infinite, integers in range, integers as floats (rounded if they have
+                more digits), booleans as numbers. `unsafe` casts as numpy does.
+            copy: Whether the array must not share memory with the values.
+
+        Raises:
+            FieldError: The shape is wrong, or the dtype cannot hold a value.
+        """
+        check_casting(casting)
+        checked_flag(copy, "copy", error=FieldError)
+        array = _as_array(self, values)
+        if not _fits(array.shape[1:], self.shape):
+            raise FieldError(
+                f"field {self.name!r}: expected shape {self.shape}, got {array.shape[1:]}"
+            )
+        if casting == "same_kind":
+            _check_cast(self, array)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = array.astype(self.dtype, copy=copy)
+        except (ValueError, TypeError) as error:
+            raise FieldError(f"field {self.name!r}: expected {self}, got {error}") from None
+        if casting == "same_kind" and self.dtype.kind in "fc":
+            _check_finite(self, array, cast)
+        return cast
+
+
+def _is_encoded(default: Any) -> bool:
+    return isinstance(default, list) and [type(part) for part in default] == [list, str]
+
+
+def _decoded(
+    name: str, dtype: np.dtype[Any], shape: list[int], raw: str
+) -> tuple[tuple[int, ...], bytes]:
+    try:
+        np.frombuffer(bytes.fromhex(raw), dtype).reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise FieldError(f"field {name!r}: the default {shown(raw)} is damaged: {error}") from None
+    return tuple(shape), bytes.fromhex(raw)
+
+
+def check_casting(casting: Any) -> None:
+    """Raise FieldError unless the casting is `same_kind` or `unsafe`."""
+    checked_choice(casting, "casting", _CASTINGS, error=FieldError)
+
+
+def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
+    _check_unmasked(spec, values)
+    _check_range_size(spec, values)
+    try:
+        array = np.asarray(values)
+        if spec.dtype.kind in "iu" and array.dtype.kind in "fO" and _are_integers(values):
+            array = np.asarray(values, object)
+            _check_range(spec, array)
+            array = array.astype(spec.dtype)
+    except FieldError:  # which is a ValueError
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {error}") from None
+    if array.dtype.kind not in KINDS:
+        raise FieldError(f"field {spec.name!r}: expected {spec}, got {shown(values)}")
+    if array.ndim == 0:
+        raise FieldError(f"field {spec.name!r}: expected a row for each step, got {shown(values)}")
+    return array
+
+
+def _check_unmasked(spec: FieldSpec, values: Any) -> None:
+    if isinstance(values, np.ma.MaskedArray):
+        raise FieldError(f"field {spec.name!r}: a masked array would lose its mask; fill it")
+
+
+def _check_range_size(spec: FieldSpec, values: Any) -> None:
+    """Raise FieldError for a range that would take gigabytes as an array."""
+    if isinstance(values, range) and values[MOST_OF_RANGE:]:
+        raise FieldError(
+            f"field {spec.name!r}: expected up to {MOST_OF_RANGE:,} numbers, got {values}"
+        )
+
+
+def _are_integers(values: Any) -> bool:
+    """Return True if all values are Python integers; numpy gives large ones another dtype."""
+    if isinstance(values, np.ndarray):
+        return False
+    flat = np.asarray(values, object).ravel().tolist()
+    return bool(flat) and all(type(value) is int for value in flat)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        n == want or want == VARIABLE for n, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
+    have, want = array.dtype, spec.dtype
+    if not array.size:
+        return
+    if have.kind in "iu" and want.kind in "iu":
+        _check_range(spec, array)
+    elif have.kind in "SU" and have.kind == want.kind:
+        _check_length(spec, array)
+    # numpy casts anything to text, and cuts it.
+    elif want.kind in "SU" or not np.can_cast(have, want, "same_kind"):
+        raise FieldError(
+            f"field {spec.name!r}: expected {spec}, got {_shown(have)}, which would lose its "
+            f"meaning; cast it, or allow it with casting='unsafe'"
+        )
+
+
+def _check_range(spec: FieldSpec, array: NDArray[Any]) -> None:
+    if not array.size:
+        return
+    limits = np.iinfo(spec.dtype)
+    low, high = int(array.min()), int(array.max())
+    if low < limits.min or high > limits.max:
+        outside = low if low < limits.min else high
+        raise FieldError(
+            f"field {spec.name!r}: {outside} is out of the range of {_shown(spec.dtype)}, "
+            f"{limits.min} to {limits.max}"
+        )
+
+
+def _check_length(spec: FieldSpec, array: NDArray[Any]) -> None:
+    if not array.size:
+        return
+    longest, limit = (
+        int(np.char.str_len(array).max()),
+        np.dtype(spec.dtype).itemsize // (4 if spec.dtype.kind == "U" else 1),
+    )
+    if longest > limit:
+        raise FieldError(
+            f"field {spec.name!r}: a text of {longest} is longer than {_shown(spec.dtype)} holds"
+        )
+
+
+def _check_finite(spec: FieldSpec, array: NDArray[Any], cast: NDArray[Any]) -> None:
+    if array.dtype.kind not in "iufc" or np.can_cast(array.dtype, spec.dtype, "safe"):
+        return
+    lost = np.isfinite(array) & ~np.isfinite(cast)
+    if lost.any():
+        raise FieldError(
+            f"field {spec.name!r}: {shown(array[lost].flat[0])} is too large for "
+            f"{_shown(spec.dtype)}"
+        )
+
+
+def _shown(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.kind in "biufc" else dtype.str.lstrip("<|=>")
+
+
+# Other arguments of the calls that store an episode with its meta.
+RESERVED_META = ("arrays", "final", "casting", "self")
+MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
+
+
+def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
+    """Return the declared fields by name, in the order of their declaration.
+
+    Args:
+        given: A dict of declarations, or the list that `Fields` makes of them in JSON: objects do
+            not keep their order everywhere.
+        what: Name of the argument.
+
+    Raises:
+        FieldError: A malformed declaration; the message names the field.
+    """
+    if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
+        specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
+    elif isinstance(given, Mapping):
+        if "observation_fields" in given and isinstance(given.get("fields"), Mapping):
+            raise FieldError(
+                "fields got the arguments that fields_from_env() returns; write "
+                "ReplayBuffer(url, **fields_from_env(env))"
+            )
+        specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
+    else:
+        raise refused(given, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)
+    sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
+    if sum(sizes.values()) > MAX_ROW_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise FieldError(
+            f"field {largest!r}: a row of these fields has {sum(sizes.values()):,} bytes, and one "
+            f"holds {MAX_ROW_BYTES:,} at most; declare smaller parts"
+        )
+    return specs
+
+
+def _parsed(name: object, given: Any) -> FieldSpec:
+    is_one = isinstance(given, FieldSpec) and given.name == name
+    return given if is_one else FieldSpec.parse(name, given)
+
+
+def _n_items(shape: tuple[int, ...]) -> int:
+    return math.prod(n for n in shape if n != VARIABLE)
+
+
+def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
+    """Return the declared fields of an episode; as `parse_specs`.
+
+    Raises:
+        FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
+            does not have.
+    """
+    specs = parse_specs(given, "meta_fields")
+    for name, spec in specs.items():
+        if name in RESERVED_META:
+            raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
+        if spec.column:
+            raise FieldError(
+                f"meta field {name!r}: conditions are about steps; leave column out, or declare it "
+                f"in fields"
+            )
+        if not is_json_dtype(spec.dtype):
+            raise FieldError(
+                f"meta field {name!r}: numbers of up to 64 bits, booleans and texts are kept with "
+                f"an episode, and this is {spec}"
+            )
+    return specs
+
+
+def _names(given: Any) -> Any:
+    if isinstance(given, str):
+        return (given,)
+    return tuple(checked_names(given, "observation_fields", "['obs']"))
+
+
+def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
+    return [{"name": name, **spec.to_json()} for name, spec in specs.items()]
+
+
+_ToJson = PlainSerializer(_listed, return_type=list[dict[str, Any]])
+
+
+class Fields(StrictModel, title="fields"):
+    """The typed fields of a buffer.
+
+    Attributes:
+        specs: The fields of a step by name, in the order of their declaration. A declaration is a
+            dtype, `(dtype, shape)`, `(dtype, shape, default)`, or a dict of `dtype`, `shape`,
+            `default` and `column`.
+        observations: The names of the fields that make an observation; `obs` by default.
+        meta: The fields of an episode by name: numbers, booleans, texts and small arrays of them.
+
+    Raises:
+        FieldError: A malformed declaration, an unknown observation field, or a name that is
+            declared twice.
+
+    Example:
+        >>> Fields(specs={"obs": ("float32", (4,)), "action": "int64"})
+        Fields(obs float32(4,), action int64; observed: obs)
+    """
+
+    specs: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_specs), _ToJson] = Field(
+        default_factory=dict
+    )
+    observations: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        default_factory=lambda found: ("obs",) if "obs" in found.get("specs", ()) else ()
+    )
+    meta: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_meta_specs), _ToJson] = Field(
+        default_factory=dict
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Fields":
+        if double := set(self.specs) & set(self.meta):
+            raise FieldError(
+                f"field {shown(min(double))} is declared in fields and in meta_fields; rename one"
+            )
+        for name in self.observations:
+            if name not in self.specs:
+                raise FieldError(
+                    f"observation_fields: field {shown(name)} is not declared; declared are "
+                    f"{', '.join(self.specs) or 'none'}"
+                )
+        return self
+
+    @property
+    def comparable(self) -> dict[str, bool]:
+        """Whether conditions can use each of them."""
+        return {name: spec.column for name, spec in self.specs.items()}
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the observation after a step is stored with it, in fields named `next_<name>`."""
+        return all(f"next_{name}" in self.specs for name in self.observations)
+
+    def differences(self, stored: "Fields") -> list[str]:
+        """Return how these fields differ from stored ones, a line each; parts that were not given
+        are not compared.
+        """
+        found = []
+        if "specs" in self.model_fields_set:
+            found += _different_specs("field", self.specs, stored.specs)
+        if "meta" in self.model_fields_set:
+            found += _different_specs("meta field", self.meta, stored.meta)
+        is_given = "observations" in self.model_fields_set
+        if is_given and set(self.observations) != set(stored.observations):
+            found.append(
+                f"the observation fields are stored as {list(stored.observations)}, and were given "
+                f"as {list(self.observations)}"
+            )
+        return found
+
+    def check_same(self, stored: "Fields") -> None:
+        """Raise FieldError unless the given fields equal the stored ones."""
+        if found := self.differences(stored):
+            raise FieldError(
+                f"{'; '.join(found)}; omit the fields to use the stored ones, or give the "
+                f"buffer another name"
+            )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        parts = {"": self.specs, "meta: ": self.meta}
+        shown = [
+            f"{what}{', '.join(f'{name} {spec}' for name, spec in specs.items())}"
+            for what, specs in parts.items()
+            if specs
+        ]
+        if self.observations:
+            shown.append(f"observed: {', '.join(self.observations)}")
+        yield None, Verbatim("; ".join(shown))
+
+
+def _different_specs(
+    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
+) -> list[str]:
+    return [
+        f"{what} {name!r} is stored as {_described(stored.get(name))}, and was given as "
+        f"{_described(given.get(name))}"
+        for name in dict.fromkeys([*stored, *given])
+        if given.get(name) != stored.get(name)
+    ]
+
+
+def _described(spec: FieldSpec | None) -> str:
+    if spec is None:
+        return "nothing"
+    value = spec.default_value
+    default = "" if value is None else f", default {value.tolist()!r}"
+    return f"{spec}{default}{', a column' if spec.column else ''}"
+
+
+def fields_from_env(env: Any, *, next_observation: bool = False) -> dict[str, Any]:
+    """Return what `ReplayBuffer` takes to hold the steps of an environment.
+
+    Args:
+        env: A gymnasium environment, single or vectorized.
+        next_observation: Also declare `next_obs`, for transitions that are stored whole.
+
+    Returns:
+        `{"fields": ..., "observation_fields": ...}`. The observation is the field `obs`, the action
+        `action`; a dict or tuple space has a field for each part, `obs_<key>` or `obs_<index>`.
+
+    Raises:
+        ArgumentError: `env` is not an environment, or `next_observation` not True or False.
+        FieldError: A space of no fixed size, such as Text, Sequence or Graph.
+        MissingExtraError: gymnasium is not installed.
+
+    Example:
+        >>> import gymnasium
+        >>> from sqlbuffer import ReplayBuffer
+        >>> with gymnasium.make("CartPole-v1") as env:
+        ...     buffer = ReplayBuffer("sqlite://", **fields_from_env(env))
+        >>> {name: str(spec) for name, spec in buffer.fields.items()}
+        {'obs': 'float32(4,)', 'action': 'int64'}
+    """
+    try:
+        import gymnasium  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "fields_from_env() needs gymnasium; run `pip install gymnasium`"
+        ) from None
+    next_observation = checked_flag(next_observation, "next_observation")
+    observation, action = spaces_of(env)
+    observed, acted = _fields("obs", observation), _fields("action", action)
+    following = _fields("next_obs", observation) if next_observation else {}
+    return {"fields": {**observed, **acted, **following}, "observation_fields": list(observed)}
+
+
+def spaces_of(env: Any) -> tuple[Any, Any]:
+    """Return the observation space and the action space of one environment.
+
+    A vectorized environment has them in addition to the spaces of all its environments.
+    """
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
+    return (
+        getattr(env, "single_observation_space", env.observation_space),
+        getattr(env, "single_action_space", env.action_space),
+    )
+
+
+def paths_of(name: str, space: Any) -> dict[str, tuple[Any, ...]]:
+    """Return where the value of each field is found in a value of the space: `{"obs_arm_pose":
+    ("arm", "pose")}`.
+
+    Raises:
+        FieldError: See `fields_from_env`.
+    """
+    return {field: path for field, (path, _) in parts_of(name, space).items()}
+
+
+def _fields(name: str, space: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    parts = parts_of(name, space).items()
+    return {field: (str(part.dtype), tuple(part.shape or ())) for field, (_, part) in parts}
+
+
+def parts_of(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
+    """Return the path and the space of each field; see `paths_of`."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = dict(space.spaces)
+    elif isinstance(space, spaces.Tuple):
+        parts = dict(enumerate(space.spaces))
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return {name: ((), space)}
+    else:
+        raise FieldError(
+            f"field {name!r}: a space {type(space).__name__} has no fixed size; declare fields "
+            f"yourself, or wrap the environment"
+        )
+    found: dict[str, tuple[tuple[Any, ...], Any]] = {}
+    for key, part in parts.items():
+        inner = parts_of(f"{name}_{key}", part)
+        if double := set(inner) & set(found):
+            raise FieldError(f"two parts of the space would be the field {shown(min(double))}")
+        found |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
+    return found

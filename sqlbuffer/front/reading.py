@@ -1,0 +1,161 @@
+"""Read rows as they are, and the parts of them that are wanted."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sqlbuffer.arguments import (
+    Condition,
+    Rows,
+    checked_numbers,
+    checked_task_ids,
+    is_condition,
+    one_condition,
+)
+from sqlbuffer.checks import MAX_INTEGER, checked_count, refused
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.records import Decoder, Rebuild
+from sqlbuffer.errors import ConditionError, FieldError
+from sqlbuffer.query.selected_fields import SelectedFields
+from sqlbuffer.query.tree import EVERYTHING, Node, check
+from sqlbuffer.steps import DataRow
+from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+from sqlbuffer.strict_models import library_error
+
+
+class Conditions:
+    """Checks the conditions that calls are given.
+
+    Args:
+        info: The buffer.
+    """
+
+    def __init__(self, info: BufferInfo) -> None:
+        self._comparable = info.config.fields.comparable
+
+    def node(self, condition: Condition, query_condition: Condition = None) -> Node:
+        """Return a condition checked; it has two names."""
+        return check(one_condition(condition, query_condition), self._comparable)
+
+    def rows(self, rows: Rows, call: str) -> Node | list[int]:
+        """Return which rows a call is about: a condition checked, or their numbers in order.
+
+        Raises:
+            ConditionError: An empty condition.
+            FieldError: Neither a condition nor numbers.
+        """
+        if not is_condition(rows):
+            return checked_numbers(rows, call)
+        node = self.node(rows)
+        if node == EVERYTHING:
+            raise ConditionError(f"{call}() needs a condition, or the numbers of rows (seq)")
+        return node
+
+
+class RowDecoding:
+    """Chooses the parts of rows to read, and rebuilds the rows.
+
+    Args:
+        source: Opens the rows of the buffer.
+        state_type: Rebuilds states; None: they stay plain values.
+        action_type: Rebuilds each action.
+
+    Attributes:
+        whole: Rebuilds whole rows.
+    """
+
+    def __init__(
+        self, source: CandidateSource, state_type: Rebuild | None, action_type: Rebuild | None
+    ) -> None:
+        self._source = source
+        self._rebuild_state, self._rebuild_action = state_type, action_type
+        layout = source.buffer.layout
+        self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
+
+    def of(self, fields: Sequence[str] | None) -> tuple[Payloads, Decoder]:
+        """Return what reads rows with these fields, and what rebuilds them; None: all fields."""
+        if fields is None:
+            return self._source.whole_rows, self.whole
+        layout = self._source.buffer.layout
+        wanted = SelectedFields.parse(fields, layout.specs)
+        # A type takes a whole value.
+        state = self._rebuild_state if wanted.is_whole("state") else None
+        action = self._rebuild_action if wanted.is_whole("actions") else None
+        payloads = self._source.payloads(wanted)
+        return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
+
+
+def rebuilder(type_: Any, name: str) -> Rebuild | None:
+    """Return a function that rebuilds values as a type; None for no type.
+
+    Args:
+        type_: The type.
+        name: Name of the argument.
+
+    Raises:
+        ArgumentError: pydantic does not take it for a type.
+    """
+    if type_ is None:
+        return None
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(type_)
+    except Exception:  # pydantic has an error for each kind of value
+        what = "a type that pydantic knows, such as a model, a dataclass or dict[str, int]"
+        raise refused(type_, name, what) from None
+    shown_name = getattr(type_, "__name__", shown(type_))
+
+    def rebuilt(value: Any) -> Any:
+        try:
+            # Models are stored under the names of their fields.
+            return adapter.validate_python(value, by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise library_error(error, FieldError, shown_name) from None
+
+    return rebuilt
+
+
+class RowReader:
+    """Reads rows of a buffer as they are.
+
+    Args:
+        queries: Reads them from the database.
+        decoding: Rebuilds them.
+    """
+
+    def __init__(self, queries: RowQueries, decoding: RowDecoding) -> None:
+        self._queries, self._decoding = queries, decoding
+
+    def all(self, node: Node, fields: Sequence[str] | None) -> Iterator[DataRow]:
+        """Stream the rows that match."""
+        payloads, decoder = self._decoding.of(fields)
+        pages = self._queries.pages(node, payloads)
+        n = decoder.n_at_once
+        return (
+            row
+            for page in pages
+            for start in range(0, len(page), n)
+            for row in decoder.rows(page[start : start + n])
+        )
+
+    def page(
+        self, node: Node, page: int, page_size: int, fields: Sequence[str] | None
+    ) -> list[DataRow]:
+        """Return one page of the rows that match."""
+        page, n_rows = checked_count(page, "page", 1), checked_count(page_size, "page_size", 1)
+        offset = min((page - 1) * n_rows, MAX_INTEGER)
+        payloads, decoder = self._decoding.of(fields)
+        found = self._queries.page(node, offset, n_rows, payloads)
+        return decoder.rows(found)
+
+    def tasks(
+        self, task_ids: Iterable[str], fields: Sequence[str] | None
+    ) -> dict[str, list[DataRow]]:
+        """Return the rows of tasks by id."""
+        keys = checked_task_ids(task_ids)
+        payloads, decoder = self._decoding.of(fields)
+        found = self._queries.tasks(list(keys.values()), payloads)
+        return {task_id: decoder.rows(found[key]) for task_id, key in keys.items()}

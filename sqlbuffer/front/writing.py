@@ -1,0 +1,571 @@
+"""Check and encode steps, and hand them to the database."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
+from sqlbuffer.display import shown
+from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.encoding.column_chunks import (
+    PackedColumns,
+    PackedStep,
+    StepPacker,
+    StepStream,
+    check_declared,
+    columns_of_rows,
+    pack_columns,
+    pack_given,
+    pack_steps,
+)
+from sqlbuffer.encoding.columns import GivenColumns, encode_columns
+from sqlbuffer.encoding.episode_records import (
+    EpisodeEnd,
+    EpisodeStart,
+    StepEncoder,
+    encode_meta,
+    pack_final,
+)
+from sqlbuffer.encoding.priority_values import check_kept
+from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
+from sqlbuffer.episode_writer import Encode, EpisodeWriter
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields import Casting, check_casting
+from sqlbuffer.steps import DataRow, StoreResult, uuid7
+from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.episodes.keys import EpisodeKey
+from sqlbuffer.storage.labels.label_values import checked_reward
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.writing.write_batch import MADE_TIME, WriteBatch
+from sqlbuffer.storage.writing.write_queue import WriteQueue
+
+
+class StepNumbers:
+    """The step numbers of one task and agent in this process: 0, 1, 2 and so on, without a gap.
+
+    Example:
+        >>> numbers = StepNumbers()
+        >>> numbers.take(), numbers.take()
+        (0, 1)
+        >>> numbers.give_back(1)
+        >>> numbers.take(), numbers.take()
+        (1, 2)
+    """
+
+    def __init__(self) -> None:
+        self._unused = count()
+        self._returned: deque[int] = deque()
+
+    def take(self) -> int:
+        """Return the next number; threads get different ones."""
+        if self._returned:
+            try:
+                return self._returned.popleft()
+            except IndexError:  # another thread has it
+                pass
+        return next(self._unused)
+
+    def give_back(self, number: int) -> None:
+        """Take a number back whose step was refused; the next step has it."""
+        self._returned.append(number)
+
+
+# Steps in the form in which they are stored.
+Batch = WriteBatch | ChunkBatch
+# Makes the end of an episode: of its number of steps, and of the sum of its rewards.
+End = Callable[[int, float | None], EpisodeEnd]
+
+
+class RowEncoding:
+    """Encodes the steps of a buffer as rows, and hands them to the database.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store, self._layout = store, store.layout
+        self._limit = row_limit(store.info.config)
+
+    def rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None,
+        session: str | None,
+        priority: Any,
+        ignore: frozenset[str],
+        *,
+        makes_steps: bool,
+    ) -> WriteBatch:
+        """Encode rows; see `StepWriter.encoded_rows`."""
+        records = encode_rows(rows, model_version, priority)
+        check_declared(rows, self._layout)
+        if session is not None:
+            records = [
+                record._replace(session_key=session) if record.session_key is None else record
+                for record in records
+            ]
+        if any(row.exp_meta.execute_time is None for row in rows):
+            ignore |= MADE_TIME
+        return self._sized(WriteBatch(records, ignore))
+
+    def columns(self, columns: Mapping[str, Any], casting: Casting) -> WriteBatch:
+        """Encode steps given as columns."""
+        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
+
+    def episode(
+        self,
+        columns: Mapping[str, Any],
+        casting: Casting,
+        key: str,
+        end: End,
+        metas: Mapping[EpisodeKey, str],
+        whole: EpisodeKey | None,
+        ignore: frozenset[str],
+    ) -> WriteBatch:
+        """Encode a whole episode given as columns.
+
+        Args:
+            columns: Its steps.
+            casting: See `ReplayBuffer.extend`.
+            key: Its id.
+            end: Makes its end.
+            metas: See `WriteBatch`, also for the next two.
+            whole: See `metas`.
+            ignore: See `metas`.
+        """
+        records = encode_columns(columns, casting=casting, episode=key)
+        _check_has_steps(len(records))
+        rewards = [record.reward_t for record in records if record.reward_t is not None]
+        ending = end(len(records), sum(rewards) if rewards else None)
+        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
+
+    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
+        """Return what checks and encodes the steps of an episode one by one."""
+        encoder = StepEncoder(beginning, self._store.info.config.priorities.enabled)
+
+        def encode(t: int, step: Mapping[str, Any]) -> Record:
+            record = encoder.encode(t, step)
+            check_row_sizes([record], self._limit, f"step {t}: ")
+            return record
+
+        return encode
+
+    def waiting(
+        self,
+        steps: Sequence[Record],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> WriteBatch:
+        """Return steps that were encoded one by one as a batch."""
+        return self._prepared(WriteBatch(steps, MADE_TIME, endings, metas))
+
+    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
+        """Store a batch; with `admitted`, the rate limiter has let it pass."""
+        return self._store.writer.store(batch, admitted=admitted)
+
+    def _sized(self, batch: WriteBatch) -> WriteBatch:
+        """Check the sizes of rows, and compress them."""
+        check_row_sizes(batch.records, self._limit)
+        return self._prepared(batch)
+
+    def _prepared(self, batch: WriteBatch) -> WriteBatch:
+        return replace(batch, records=prepared(batch.records, self._layout))
+
+
+class ChunkEncoding:
+    """Encodes steps as chunks; with the methods of `RowEncoding`.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store, self._layout = store, store.layout
+        self._limit = row_limit(store.info.config)
+
+    def rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None,
+        session: str | None,
+        priority: Any,
+        ignore: frozenset[str],
+        *,
+        makes_steps: bool,
+    ) -> ChunkBatch:
+        """Encode rows; see `RowEncoding.rows`."""
+        columns = columns_of_rows(
+            self._layout, rows, model_version, priority, makes_steps=makes_steps
+        )
+        given = _in_session(columns, session)
+        packed = pack_given(self._layout, given, max_row_bytes=self._limit)
+        return ChunkBatch(packed.chunks, packed.order)
+
+    def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:
+        """Encode columns; see `RowEncoding.columns`."""
+        packed = self._packed(columns, casting)
+        return ChunkBatch(packed.chunks, packed.order)
+
+    def episode(
+        self,
+        columns: Mapping[str, Any],
+        casting: Casting,
+        key: str,
+        end: End,
+        metas: Mapping[EpisodeKey, str],
+        whole: EpisodeKey | None,
+        ignore: frozenset[str],
+    ) -> ChunkBatch:
+        """Encode an episode; see `RowEncoding.episode`."""
+        packed = self._packed(columns, casting, key)
+        _check_has_steps(len(packed.order))
+        ending = end(len(packed.order), _sum_of_rewards(packed.chunks))
+        return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
+
+    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
+        """Return the encoder; see `RowEncoding.step_encoder`."""
+        has_priorities = self._store.info.config.priorities.enabled
+        return StepPacker(self._layout, beginning, casting, has_priorities, self._limit).encode
+
+    def waiting(
+        self,
+        steps: Sequence[PackedStep],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> ChunkBatch:
+        """Return a batch of steps; see `RowEncoding.waiting`."""
+        packed = pack_steps(self._layout, steps)
+        return ChunkBatch(packed.chunks, packed.order, endings, metas)
+
+    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
+        """Store a batch; see `RowEncoding.store`."""
+        return self._store.chunk_writer.store(batch, admitted=admitted)
+
+    def _packed(
+        self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None
+    ) -> PackedColumns:
+        return pack_columns(
+            self._layout, columns, casting=casting, episode=episode, max_row_bytes=self._limit
+        )
+
+
+StepEncoding = RowEncoding | ChunkEncoding
+
+
+def encoding_of(store: BufferStore) -> StepEncoding:
+    """Return the encoding of the steps of a buffer."""
+    return ChunkEncoding(store) if store.info.has_chunks else RowEncoding(store)
+
+
+def _check_has_steps(n_steps: int) -> None:
+    if not n_steps:
+        raise FieldError("an episode has at least one step")
+
+
+def _sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
+    """Return the sum of the rewards of steps; None where they have none."""
+    given = [chunk.reward for chunk in chunks if chunk.reward is not None]
+    rewards = [float(reward) for values in given for reward in values if reward is not None]
+    return sum(rewards) if rewards else None
+
+
+def _in_session(given: GivenColumns, session: str | None) -> GivenColumns:
+    """Return columns; steps without a session get this one."""
+    own = given.session_id
+    if isinstance(own, list):
+        return replace(given, session_id=[session if one is None else one for one in own])
+    return replace(given, session_id=session if own is None else own)
+
+
+logger = logging.getLogger("sqlbuffer")
+
+MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
+
+
+# Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
+SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent"))
+_OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
+# Other names that `add` takes, and the names in a step.
+_NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
+MAX_STREAMS = 1_000
+_NOTHING = StoreResult(0, 0, 0)
+
+
+class _Stream(NamedTuple):
+    """Steps of one task, agent, version and session that are added one at a time."""
+
+    packer: StepPacker
+    numbers: StepNumbers
+
+
+class StepWriter:
+    """Checks and encodes steps, and hands them to the database.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+        self._encoding, pacer = encoding_of(store), store.pacer
+        self._queue: WriteQueue[Any, Any] = WriteQueue(
+            self._encoding.waiting, partial(self._encoding.store, admitted=True),
+            store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
+            lambda: pacer.is_limited, store.options.max_pending,
+        )  # fmt: skip
+        store.own_writes.add(self._queue)
+        fields = store.info.config.fields
+        # Steps without an episode are of use, or it was said that they are not.
+        self._may_be_single = fields.has_next or not fields.observations
+        self._streams: dict[tuple[Any, ...], _Stream] = {}
+        self._numbers: dict[tuple[str, str], StepNumbers] = {}
+
+    def store_rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None = None,
+        session_id: str | None = None,
+        priority: Any = None,
+        ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
+    ) -> StoreResult:
+        """Store rows; fields to `ignore` make no conflict.
+
+        With `makes_steps`, the step numbers were not given: they follow those of their episodes.
+        """
+        batch = self.encoded_rows(
+            rows, model_version, session_id, priority, ignore, makes_steps=makes_steps
+        )
+        return self.store(batch)
+
+    def encoded_rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None = None,
+        session_id: str | None = None,
+        priority: Any = None,
+        ignore: frozenset[str] = frozenset(),
+        *,
+        makes_steps: bool = False,
+    ) -> Batch:
+        """Return rows in the form in which they are stored; see `add_rows`."""
+        if priority is not None:
+            check_kept(self._store.info.config.priorities.enabled)
+        if not rows:
+            return WriteBatch(())
+        session = None if session_id is None else checked_session(session_id)
+        return self._encoding.rows(
+            rows, model_version, session, priority, ignore, makes_steps=makes_steps
+        )
+
+    def add(self, given: dict[str, Any]) -> StoreResult | None:
+        """Store one step given by its fields; return None if it waits for others."""
+        specs = self._store.layout.specs
+        if specs and given.get("episode_id") is None and not self._may_be_single:
+            self._may_be_single = True
+            logger.warning(
+                "buffer %r: steps that add() stores without episode_id= have no successor, and "
+                "sample_transitions() does not draw them; use episode() or record(), or declare "
+                "the field next_obs",
+                self._store.info.name,
+            )
+        # A transaction may be undone, so no step of it waits, and none that waits is stored in it.
+        may_wait = bool(specs) and not is_joined()
+        if may_wait and not SINGLE.intersection(given):
+            self._add_waiting(given)
+            return None
+        if may_wait:
+            self.flush()  # in their order
+        ignore = frozenset() if "execute_time" in given else MADE_TIME
+        priority = given.pop("priority", None)
+        makes_steps, row = given.get("step") is None, row_of(given, specs)
+        return self.store_rows([row], priority=priority, ignore=ignore, makes_steps=makes_steps)
+
+    def _add_waiting(self, given: dict[str, Any]) -> None:
+        """Take a step that waits for others of the same task and agent."""
+        stream, step = self._stream_of(given), given.pop("step", None)
+        if step is not None:
+            self._queue.add(stream.packer.encode(encode_step(step, "step"), given))
+            return
+        number = stream.numbers.take()
+        try:
+            self._queue.add(stream.packer.encode(number, given))
+        except BaseException:
+            stream.numbers.give_back(number)
+            raise
+
+    def _stream_of(self, given: dict[str, Any]) -> _Stream:
+        """Return where a step belongs; its arguments get the names that a step has."""
+        keys = tuple(_hashable(given.pop(name, None), name) for name in _OF_STREAM)
+        for name, also in _NAMES_OF_SAME.items():
+            if name in given and name not in self._store.layout.specs:
+                if given.get(also) is not None:
+                    raise FieldError(f"give {also}=... or {name}=..., not both")
+                value = given.pop(name)
+                given[also] = [value] if name == "action" and value is not None else value
+        stream = self._streams.get(keys)
+        if stream is None:
+            if len(self._streams) >= MAX_STREAMS:
+                self._streams.clear()
+                self._numbers.clear()
+            stream = self._streams.setdefault(keys, self._stream(*keys))
+        return stream
+
+    def _stream(self, task_id: Any, agent_id: Any, version: Any, session: Any) -> _Stream:
+        key = StepStream(
+            encode_key("default" if task_id is None else task_id, "task_id"),
+            encode_key("default" if agent_id is None else agent_id, "agent_id"),
+            None if version is None else encode_step(version, "model_version"),
+            None if session is None else checked_session(session),
+        )
+        config = self._store.info.config
+        has_priorities, limit = config.priorities.enabled, row_limit(config)
+        packer = StepPacker(self._store.layout, key, "same_kind", has_priorities, limit)
+        return _Stream(packer, self._numbers.setdefault((key.task_id, key.agent_id), StepNumbers()))
+
+    def extend(
+        self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
+    ) -> StoreResult:
+        """Store steps given as columns."""
+        return self.store(self.encoded_columns(arrays, casting, keys))
+
+    def encoded_columns(
+        self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
+    ) -> Batch:
+        """Return steps given as columns in the form in which they are stored."""
+        check_casting(casting)
+        columns = self._checked(columns_of(arrays, keys))
+        return self._encoding.columns(columns, casting)
+
+    def encoded_episode(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        episode_id: str | None,
+        task_id: str | None,
+        keys: Mapping[str, Any],
+        final: Mapping[str, Any] | None,
+        episode_reward: float | None,
+        casting: Casting,
+        meta: Mapping[str, Any],
+    ) -> Batch:
+        """Return a whole episode given as columns in the form in which it is stored; see
+        `ReplayBuffer.store_episode`.
+        """
+        check_casting(casting)
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        columns = self._checked(columns_of(arrays, {"task_id": task, **keys}, ("episode_id",)))
+        if episode_id is not None and columns.get("id") is not None:
+            raise FieldError(
+                "an episode with an episode_id is stored once by that id; leave out `id` of its "
+                "steps, or episode_id"
+            )
+        made = {"task_id": task_id, "episode_key": episode_id, "episode_id": episode_id}
+        # Keys that the library makes are not content: they never make a conflict.
+        ignore = frozenset(name for name, value in made.items() if value is None)
+        store = self._store
+        text = encode_meta(meta, store.info.config.fields.meta, casting)
+        metas = {} if text is None else {(key, task): text}
+        whole = None if episode_id is None else (key, task)
+        final_arrays = pack_final(store.observation_layout, final, casting)
+        reward = checked_reward(episode_reward, "episode_reward")
+
+        def end(n_steps: int, return_: float | None) -> EpisodeEnd:
+            last_t = n_steps - 1
+            return EpisodeEnd(
+                key, task, "complete", n_steps, return_, 0, last_t, final_arrays, reward
+            )
+
+        return self._encoding.episode(columns, casting, key, end, metas, whole, ignore)
+
+    def store(self, batch: Batch) -> StoreResult:
+        """Store steps that were encoded."""
+        own: Any = batch  # made by the same encoding
+        return self._warned(self._encoding.store(own)) if batch.n_steps else _NOTHING
+
+    def episode(
+        self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
+    ) -> EpisodeWriter:
+        """Begin an episode that is written step by step.
+
+        Args:
+            beginning: Result of `beginning`.
+            casting: See `ReplayBuffer.extend`.
+            has_own_id: True if the user gave the id, so another episode may have it.
+        """
+        store = self._store
+        if has_own_id:
+            store.writer.begin_episode(beginning)
+        encode = self._encoding.step_encoder(beginning, casting)
+        return EpisodeWriter(encode, store.observation_layout, self._queue, beginning, casting)
+
+    def beginning(
+        self,
+        task_id: str | None,
+        agent_id: str | None,
+        episode_id: str | None,
+        model_version: int | None,
+        session_id: str | None,
+        casting: Casting,
+        meta: Mapping[str, Any],
+    ) -> EpisodeStart:
+        """Return what an episode begins with, checked."""
+        key = encode_key(uuid7() if episode_id is None else episode_id, "episode_id", MAX_EPISODE)
+        task = encode_key(key if task_id is None else task_id, "task_id")
+        agent = encode_key("default" if agent_id is None else agent_id, "agent_id")
+        version = None if model_version is None else encode_step(model_version, "model_version")
+        session = None if session_id is None else checked_session(session_id)
+        check_casting(casting)
+        text = encode_meta(meta, self._store.info.config.fields.meta, casting)
+        return EpisodeStart(key, task, agent, version, text, session)
+
+    def flush(self) -> None:
+        """Store the steps of open episodes that wait."""
+        self._queue.flush()
+
+    def wait_for_room(self, n: int) -> None:
+        """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""
+        self._queue.wait_for_room(n)
+
+    def _checked(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return columns with the keys of sessions checked; raise if they have priorities and the
+        buffer has none.
+        """
+        if columns.get("priority") is not None:
+            check_kept(self._store.info.config.priorities.enabled)
+        if columns.get("session_id") is not None:
+            columns["session_id"] = checked_sessions(columns["session_id"])
+        return columns
+
+    def _warned(self, result: StoreResult) -> StoreResult:
+        if result.conflicts:
+            logger.warning(
+                "buffer %r: %d rows were not stored, it holds their ids with other content: %s",
+                self._store.info.name,
+                result.conflicts,
+                ", ".join(result.conflicting_ids[:10]),
+            )
+        return result
+
+
+def _hashable(key: Any, name: str) -> Any:
+    """Return a key; numbers are texts, as in the rows of other buffers."""
+    if name == "session_id" and key is not None:
+        return checked_session(key)
+    text = None if name == "model_version" else key_text(key)
+    if text is not None:
+        return text
+    try:
+        hash(key)
+    except Exception:
+        raise FieldError(f"{name}: expected one value, got {shown(key)}") from None
+    return key  # what it is to be, the encoder says

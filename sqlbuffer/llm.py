@@ -1,0 +1,702 @@
+"""Rollouts of language models as conversations."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from sqlbuffer.codec.decoder import decode
+from sqlbuffer.errors import FieldError
+from sqlbuffer.steps import DataRow, Experience, ExpMeta
+from sqlbuffer.storage.copies.scratch_lists import ScratchLists
+
+Message = dict[str, Any]
+
+# Keys that a message keeps. Every message has the first two.
+TEXT_KEYS = ("name", "tool_call_id", "reasoning_content", "thinking")
+MESSAGE_KEYS = ("role", "content", *TEXT_KEYS, "tool_calls")
+# Types of parts of content that are no text, in the APIs of OpenAI and Anthropic and in TRL.
+_MEDIA = frozenset(
+    f"{before}{medium}{after}"
+    for medium in ("image", "audio", "video")
+    for before in ("", "input_")
+    for after in ("", "_url")
+)
+_ADDRESS = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*;base64,")
+_MIME_KEYS = ("media_type", "mime_type", "mimeType")
+
+
+def normal_message(value: Any) -> Message:
+    """Return a message with a text as its content and the keys of `MESSAGE_KEYS` that it has.
+
+    A text is a message of the user. Content that is not a text, such as a list of parts, becomes
+    JSON, but parts that are all texts are joined by line breaks. Tool calls have the form of
+    OpenAI's API, their arguments as JSON text; a `function_call` becomes one of them.
+
+    Args:
+        value: A dict with a `role`, or a text.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> normal_message({"role": "assistant", "content": [{"type": "text", "text": "Hi"}]})
+        {'role': 'assistant', 'content': 'Hi'}
+    """
+    if isinstance(value, str):
+        return {"role": "user", "content": value}
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise ValueError(
+            f"a message is a dict with a 'role', or a text, and not {_short_json(value)}"
+        )
+    message: Message = {"role": value["role"], "content": _text(value.get("content"))}
+    for key in TEXT_KEYS:
+        if value.get(key) is not None:
+            message[key] = str(value[key])
+    calls = list(value.get("tool_calls") or ())
+    if not calls and value.get("function_call"):
+        calls = [{"function": value["function_call"]}]
+    if calls:
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    return message
+
+
+def answer_messages(actions: Any) -> list[Message]:
+    """Return the messages that an agent's actions stand for.
+
+    Texts are joined to one message of the assistant. A message does not change. A dict with `name`
+    and `arguments` is a tool call, and so are AWorld's actions (`policy_info`, `tool_name`,
+    `action_name`, `params`). Any other value becomes JSON text.
+
+    Args:
+        actions: The actions of a step: None, a value, or a list of values.
+
+    Example:
+        >>> answer_messages(["42"])
+        [{'role': 'assistant', 'content': '42'}]
+    """
+    values = actions if isinstance(actions, (list, tuple)) else [actions]
+    values = [value for value in values if value is not None]
+    if values and all(isinstance(value, dict) and "policy_info" in value for value in values):
+        return [_aworld_answer(values)]
+    answers: list[Message] = []
+    said: list[str] = []
+    calls: list[Any] = []
+    for value in values:
+        if _is_message(value):
+            answers.append(normal_message(value))
+        elif isinstance(value, dict) and {"name", "arguments"} <= value.keys():
+            calls.append(_tool_call({"id": value.get("id"), "function": value}))
+        else:
+            said.append(_said(value))
+    if said or calls:
+        answer: Message = {"role": "assistant", "content": "\n".join(said)}
+        answers.append({**answer, "tool_calls": calls} if calls else answer)
+    return answers
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for key in ("text", "content"):
+            if isinstance(value.get(key), str):
+                return str(value[key])
+    return _json(value)
+
+
+def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
+    """Join the messages of the steps of an episode to one conversation.
+
+    A step may hold the whole context up to it, or only the messages since the step before. Messages
+    that the conversation has already are not repeated: those that it begins with, a system message
+    that is its first, and those that it ends with. In a context that is given again, another text
+    of the assistant, such as one without its reasoning, does not replace what it said.
+
+    Args:
+        steps: `messages` and `actions` of each step, in the order of the steps.
+
+    Raises:
+        ValueError: A value is not a message, or has an image, a sound, a video or an array, which
+            would become a text that a trainer learns.
+
+    Example:
+        >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
+        'Yes.'
+    """
+    conversation: list[Message] = []
+    for messages, actions in steps:
+        new = [normal_message(message) for message in _listed(messages)]
+        conversation = _extended(conversation, new)
+        for message in _listed(messages):
+            _check_said(message)
+        # Numbers and other values of an agent without messages are not a conversation.
+        if conversation or is_said(actions):
+            for action in _listed(actions):
+                _check_said(action)
+            answers = answer_messages(actions)
+            conversation += answers[_overlap(conversation, answers) :]
+    return conversation
+
+
+def prompt_length(messages: Sequence[Message]) -> int | None:
+    """Return how many messages come before the first one of the assistant; None: it says nothing.
+
+    Example:
+        >>> prompt_length([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+        1
+    """
+    roles = [message["role"] for message in messages]
+    return roles.index("assistant") if "assistant" in roles else None
+
+
+def _check_said(value: Any) -> None:
+    """Raise ValueError if a message or an action has a medium that cannot be written as text."""
+    if _is_message(value):
+        value = value.get("content")
+    elif isinstance(value, dict) and (
+        "policy_info" in value or {"name", "arguments"} <= set(value)
+    ):
+        return  # a call of a tool: the agent has written all of it
+    medium = None if isinstance(value, str) else _medium_in(value)
+    if medium is not None:
+        raise ValueError(
+            f"{medium} in a message would become text, and a trainer would learn that text; choose "
+            f"episodes without it by a condition, or export the steps with export_parquet"
+        )
+
+
+def _medium_in(content: Any) -> str | None:
+    """Return what content has that is no text; None if it has none."""
+    if isinstance(content, str):
+        address = _ADDRESS.match(content)
+        return f"data of the type {address[1] or 'text/plain'}" if address else None
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return "bytes"
+    if hasattr(content, "dtype"):
+        return f"an array of the shape {content.shape}" if content.shape else None
+    if isinstance(content, (list, tuple)):
+        return next(filter(None, map(_medium_in, content)), None)
+    if not isinstance(content, dict):
+        return None
+    if isinstance(content.get("type"), str) and content["type"] in _MEDIA:
+        return f"a part of the type {content['type']!r}"
+    for mime in map(content.get, _MIME_KEYS):
+        if isinstance(mime, str) and not mime.startswith("text/") and not mime.endswith("json"):
+            return f"data of the type {mime!r}"
+    parts = (part for name, part in content.items() if name != "text")
+    return next(filter(None, map(_medium_in, parts)), None)
+
+
+def _listed(messages: Any) -> Sequence[Any]:
+    if messages is None:
+        return []
+    return messages if isinstance(messages, (list, tuple)) else [messages]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def is_said(actions: Any) -> bool:
+    """Return True if actions have a text, a message, or an action of AWorld."""
+    values = actions if isinstance(actions, (list, tuple)) else [actions]
+    return any(
+        isinstance(value, str) or _is_message(value) or "policy_info" in value
+        for value in values
+        if isinstance(value, (str, dict))
+    )
+
+
+def _extended(conversation: list[Message], new: list[Message]) -> list[Message]:
+    """Return a conversation with the messages of a step."""
+    n = len(conversation)
+    if len(new) >= n and _repeats(conversation, new[:n]):
+        return [*map(_richer, conversation, new), *new[n:]]
+    if conversation and new and new[0]["role"] == "system" and _is_same(new[0], conversation[0]):
+        new = new[1:]
+    n_known = _overlap(conversation, new)
+    return conversation + new[n_known:]
+
+
+def _overlap(conversation: list[Message], new: list[Message]) -> int:
+    """Return how many messages at the end of a conversation are those that new ones begin with."""
+    for n in range(min(len(conversation), len(new)), 0, -1):
+        if _repeats(conversation[-n:], new[:n]):
+            return n
+    return 0
+
+
+def _repeats(said: list[Message], given: list[Message]) -> bool:
+    """Return True if given messages repeat earlier ones as context."""
+    if all(map(_is_same, said, given)):
+        return True
+    # Answers may differ, next to a question that is the same.
+    is_asked = any(message["role"] != "assistant" for message in said)
+    return is_asked and all(map(_is_alike, said, given))
+
+
+def _is_same(one: Message, other: Message) -> bool:
+    # A tool call may look different in an agent's answer and in its context.
+    return (one["role"], one["content"]) == (other["role"], other["content"])
+
+
+def _is_alike(one: Message, other: Message) -> bool:
+    return _is_same(one, other) or one["role"] == other["role"] == "assistant"
+
+
+def _richer(said: Message, given: Message) -> Message:
+    """Return what an agent said, with the tool calls that its context has of it."""
+    if "tool_calls" in given and "tool_calls" not in said:
+        return {**said, "tool_calls": given["tool_calls"]}
+    return said
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(str(text) for text in texts)
+    return _json(content)
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise ValueError(
+            f"a tool call is a dict with a 'function' of a name and arguments, and not "
+            f"{_short_json(call)}"
+        )
+    identity = call.get("id")
+    return {
+        "id": None if identity is None else str(identity),
+        "type": str(call.get("type", "function")),
+        "function": {
+            "name": str(function.get("name", "")),
+            "arguments": _arguments(function.get("arguments")),
+        },
+    }
+
+
+def _arguments(arguments: Any) -> str:
+    return (
+        arguments if isinstance(arguments, str) else _json({} if arguments is None else arguments)
+    )
+
+
+def _aworld_answer(actions: Sequence[dict[str, Any]]) -> Message:
+    said = [str(action["policy_info"]) for action in actions if action["policy_info"]]
+    message: Message = {"role": "assistant", "content": "\n".join(said)}
+    calls = [action for action in actions if action.get("tool_name")]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": None if call.get("tool_call_id") is None else str(call["tool_call_id"]),
+                "type": "function",
+                "function": {
+                    "name": "__".join(
+                        str(call[key]) for key in ("tool_name", "action_name") if call.get(key)
+                    ),
+                    "arguments": _arguments(call.get("params")),
+                },
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _short_json(value: Any) -> str:
+    text = _json(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# Task and episode of a step, or task and agent where there is no episode.
+EpisodeKey = tuple[str, str | None, str | None]
+_N_KEYS = 9
+# Length of a step in the form of `packed`.
+N_PACKED = 7
+
+
+class RolloutStep(NamedTuple):
+    """A step of a rollout: its keys, reward and flags, JSON texts, and the bytes of their arrays.
+
+    Example:
+        >>> step = RolloutStep("sums", "a", None, 0, None, None, 1, messages='["?"]')
+        >>> RolloutStep.unpacked(step.packed()).row().exp_data.messages
+        ['?']
+    """
+
+    task_id: str
+    agent_id: str
+    episode_id: str | None
+    step: int
+    model_version: int | None
+    session_id: str | None
+    seq: int | None
+    terminated: bool | None = None
+    truncated: bool | None = None
+    reward: float | None = None
+    state: str | None = None
+    actions: str | None = None
+    messages: str | None = None
+    extra: str | None = None
+    arrays: bytes | None = None
+
+    @property
+    def key(self) -> EpisodeKey:
+        """The episode that it belongs to."""
+        return key_of(self.task_id, self.agent_id, self.episode_id)
+
+    def row(self) -> DataRow:
+        """Return it with its values decoded, without typed fields."""
+        meta = ExpMeta(
+            self.task_id, agent_id=self.agent_id, step=self.step, episode_id=self.episode_id,
+            model_version=self.model_version, session_id=self.session_id,
+        )  # fmt: skip
+        data = Experience(
+            state=decode(self.state, self.arrays), actions=decode(self.actions, self.arrays),
+            messages=decode(self.messages, self.arrays), extra=decode(self.extra, self.arrays),
+            reward_t=self.reward, terminated=self.terminated, truncated=self.truncated,
+        )  # fmt: skip
+        return DataRow(meta, data, id="", seq=self.seq)
+
+    def packed(self) -> tuple[Any, ...]:
+        """Return it as values of `ScratchLists`."""
+        reward = str(self.reward) if self.reward is not None else None  # it may be NaN
+        return (orjson.dumps(self[:_N_KEYS]), reward, *self[_N_KEYS + 1 :])
+
+    @classmethod
+    def unpacked(cls, values: Sequence[Any]) -> "RolloutStep":
+        """Return the step that was packed."""
+        keys, reward, *others = values
+        number = None if reward is None else float(reward)
+        return cls._make((*orjson.loads(keys), number, *others))
+
+
+def key_of(task_id: str, agent_id: str, episode_id: str | None) -> EpisodeKey:
+    """Return the key of an episode, or of the steps of an agent in a task without episodes."""
+    return (task_id, agent_id, None) if episode_id is None else (task_id, None, episode_id)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """An episode of a language model.
+
+    Attributes:
+        task_id: Task of the episode.
+        agent_id: Agent of the first step.
+        episode_id: Id of the episode; None for steps of a task and agent without an episode.
+        messages: Messages of the episode; see `sqlbuffer.llm.joined_messages`.
+        reward: The episode's own reward, or else the sum of its steps' rewards; None if there is
+            neither.
+        status: `complete`, `aborted`, or `open`: the episode has not ended.
+        stop_reason: `stop_reason` or `finish_reason` of the last step's `extra`, or else
+            `terminated` or `truncated`, or else the status.
+        n_steps: Number of steps.
+        model_version: Version of the model that acted in its first step.
+        session_id: Training session of its first step.
+
+    Example:
+        >>> from sqlbuffer import DataRow, Experience, ExpMeta
+        >>> data = Experience(messages=["2 + 2?"], actions=["4"], reward_t=1.0, terminated=True)
+        >>> conversation([DataRow(ExpMeta("sums"), data)]).stop_reason
+        'terminated'
+    """
+
+    task_id: str
+    agent_id: str
+    episode_id: str | None
+    messages: list[Message]
+    reward: float | None
+    status: str
+    stop_reason: str
+    n_steps: int
+    model_version: int | None
+    session_id: str | None
+
+
+def conversation(
+    rows: Sequence[DataRow], episode_reward: float | None = None, status: str = "open"
+) -> Conversation:
+    """Return the conversation of an episode.
+
+    Args:
+        rows: Its steps in their order, at least one.
+        episode_reward: The episode's own reward.
+        status: Status of the episode.
+
+    Raises:
+        FieldError: A step holds something that is not a message; the text names the episode.
+    """
+    meta, last = rows[0].exp_meta, rows[-1].exp_data
+    rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
+    total = float(sum(rewards)) if rewards else None
+    return Conversation(
+        meta.task_id, meta.agent_id, meta.episode_id, _messages(rows),
+        total if episode_reward is None else episode_reward, status, _stop_reason(last, status),
+        len(rows), meta.model_version, meta.session_id,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """How an episode has ended.
+
+    Attributes:
+        reward: Its own reward, if it has one.
+        last_seq: Number of its last step; None if it has not ended.
+        status: See `Conversation`.
+    """
+
+    reward: float | None
+    last_seq: int | None
+    status: str
+
+
+@dataclass
+class _Open:
+    """A conversation that has begun: steps of the current batch, and whether there are others."""
+
+    end: EpisodeOutcome | None
+    last_step: int | None = None
+    is_parked: bool = False
+    steps: list[RolloutStep] = field(default_factory=list)
+
+
+class ConversationAssembler:
+    """Collects steps that come in insert order until their episodes have ended.
+
+    Steps of episodes that have begun and not ended wait in a temporary file, which is removed when
+    the `with` block ends. Steps without an episode are one until a flag ends it, or until the
+    number of the step does not rise.
+
+    Args:
+        end_of: Function that returns how an episode has ended; None for an open one.
+
+    Example:
+        >>> keys = ("sums", "a", None, 0, None, None, 1)
+        >>> step = RolloutStep(*keys, reward=0.5, terminated=True, messages='["?"]')
+        >>> with ConversationAssembler() as assembler:
+        ...     [done.n_steps for done in assembler.add([step])]
+        [1]
+    """
+
+    def __init__(
+        self, end_of: Callable[[EpisodeKey], EpisodeOutcome | None] = lambda _: None
+    ) -> None:
+        self._end_of = end_of
+        self._open: dict[EpisodeKey, _Open] = {}
+        self._parked = ScratchLists(N_PACKED)
+
+    def __enter__(self) -> "ConversationAssembler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parked.close()
+
+    def add(self, steps: Iterable[RolloutStep]) -> Iterator[Conversation]:
+        """Take steps; yield the conversations that they end."""
+        for step in steps:
+            key = step.key
+            known = self._opened(key)
+            if key[2] is None and known.last_step is not None and step.step <= known.last_step:
+                yield self._done(key, "complete")
+                known = self._opened(key)
+            known.steps.append(step)
+            known.last_step = step.step
+            is_last = known.end is not None and known.end.last_seq == step.seq
+            if step.terminated or step.truncated or is_last:
+                yield self._done(key, known.end.status if known.end and is_last else "complete")
+        for key, known in self._open.items():
+            for step in known.steps:
+                self._parked.append(key, step.packed())
+        self._open.clear()
+
+    def rest(self) -> Iterator[Conversation]:
+        """Yield the conversations that have not ended, in the order in which they began."""
+        for each in self._parked:
+            key = cast(EpisodeKey, each)
+            self._open[key] = _Open(self._end_of(key), is_parked=True)
+            yield self._done(key, "complete" if key[2] is None else "open")
+
+    def _opened(self, key: EpisodeKey) -> _Open:
+        if key not in self._open:
+            own = self._open[key] = _Open(self._end_of(key))
+            last = self._parked.last(key)
+            if last is not None:
+                own.is_parked, own.last_step = True, RolloutStep.unpacked(last).step
+        return self._open[key]
+
+    def _done(self, key: EpisodeKey, status: str) -> Conversation:
+        own = self._open.pop(key)
+        parked = self._parked.pop(key) if own.is_parked else []
+        steps = [*map(RolloutStep.unpacked, parked), *own.steps]
+        reward = None if own.end is None else own.end.reward
+        return conversation([step.row() for step in steps], reward, status)
+
+
+def _messages(rows: Sequence[DataRow]) -> list[Message]:
+    try:
+        return joined_messages((_messages_of(row), row.exp_data.actions) for row in rows)
+    except ValueError as error:
+        meta = rows[0].exp_meta
+        raise FieldError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
+
+
+def _messages_of(row: DataRow) -> Any:
+    """Return the messages of a step; a text as its state is a message of the user."""
+    data = row.exp_data
+    if data.messages is None and isinstance(data.state, str):
+        return data.state
+    return data.messages
+
+
+def _stop_reason(last: Experience, status: str) -> str:
+    extra = last.extra or {}
+    for key in ("stop_reason", "finish_reason"):
+        if extra.get(key) is not None:
+            return str(extra[key])
+    if last.terminated:
+        return "terminated"
+    return "truncated" if last.truncated else status
+
+
+def messages_row(conversation: Conversation) -> dict[str, Any]:
+    """Return a row of a language modelling data set: `messages`.
+
+    Example:
+        >>> row = Conversation("t", "a", None, [], 1.0, "complete", "terminated", 1, None, None)
+        >>> messages_row(row)
+        {'messages': []}
+    """
+    return {"messages": conversation.messages}
+
+
+def prompt_completion_row(conversation: Conversation) -> dict[str, Any] | None:
+    """Return a row of a prompt-completion data set: `prompt` and `completion`, both messages.
+
+    The prompt is what comes before the first message of the assistant.
+
+    Returns:
+        The row; None if the assistant says nothing, or says the first message.
+    """
+    n_prompt = prompt_length(conversation.messages)
+    if not n_prompt:
+        return None
+    messages = conversation.messages
+    return {"prompt": messages[:n_prompt], "completion": messages[n_prompt:]}
+
+
+def preference_row(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
+    """Return a row of a preference data set: `prompt`, `chosen`, `rejected`, and both rewards.
+
+    Returns:
+        The row; None if the prompts differ, one has no completion, or the completions are equal.
+    """
+    better, worse = prompt_completion_row(chosen), prompt_completion_row(rejected)
+    if better is None or worse is None or better["prompt"] != worse["prompt"]:
+        return None
+    if better["completion"] == worse["completion"]:
+        return None
+    return {
+        "prompt": better["prompt"],
+        "chosen": better["completion"],
+        "rejected": worse["completion"],
+        "chosen_reward": chosen.reward,
+        "rejected_reward": rejected.reward,
+    }
+
+
+class PreferencePairs:
+    """Pairs the best with the worst rollout of each task.
+
+    Only tasks with two rewards that differ by more than `min_margin` have a pair. Among equal best
+    or worst rollouts, the first counts. The choice, and conversations that wait for the other one
+    of their pair, are in temporary files, which are removed when the `with` block ends.
+
+    Args:
+        rollouts: Number, task and reward of each; a reward of NaN counts as none.
+        min_margin: Rewards of a pair differ by more than this.
+
+    Attributes:
+        n_pairs: Number of pairs.
+        n_skipped: Number of pairs that `rows` has skipped.
+
+    Example:
+        >>> with PreferencePairs([(0, "t", 0.0), (1, "t", 1.0), (2, "t", 0.5)]) as pairs:
+        ...     pairs.n_pairs
+        1
+    """
+
+    def __init__(self, rollouts: Iterable[tuple[int, str, float]], min_margin: float = 0.0) -> None:
+        self.n_pairs = self.n_skipped = 0
+        # By its number: the other rollout of a pair, and whether this one is the best.
+        self._partners, self._waiting = ScratchLists(2), ScratchLists(1)
+        with ScratchLists(4) as chosen:
+            for number, task, reward in rollouts:
+                _choose(chosen, number, task, reward)
+            for key in chosen:
+                ((best, most, worst, least),) = chosen.pop(key)
+                if most - least > min_margin:
+                    self.n_pairs += 1
+                    self._partners.append((best,), (worst, True))
+                    self._partners.append((worst,), (best, False))
+
+    def __enter__(self) -> "PreferencePairs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._partners.close()
+        self._waiting.close()
+
+    def rows(self, conversations: Iterable[Conversation]) -> Iterator[dict[str, Any]]:
+        """Yield a row of each pair, as soon as both conversations are there.
+
+        Pairs that `preference_row` makes no row of are counted in `n_skipped`.
+
+        Args:
+            conversations: Those of all rollouts, in the order of their numbers.
+        """
+        for number, one in enumerate(conversations):
+            found = self._partners.last((number,))
+            if found is None:
+                continue
+            partner, is_best = found
+            waiting = self._waiting.pop((partner,))
+            if not waiting:
+                self._waiting.append((number,), (json.dumps(vars(one)),))
+                continue
+            other = Conversation(**json.loads(waiting[0][0]))
+            row = preference_row(*((one, other) if is_best else (other, one)))
+            if row is None:
+                self.n_skipped += 1
+            else:
+                yield row
+
+
+def _choose(chosen: ScratchLists, number: int, task: str, reward: float) -> None:
+    """Note a rollout if it is the best or the worst of its task so far."""
+    if math.isnan(reward):
+        return
+    known = chosen.last((task,))
+    best, most, worst, least = known or (number, reward, number, reward)
+    if reward > most:
+        best, most = number, reward
+    if reward < least:
+        worst, least = number, reward
+    own = (best, most, worst, least)
+    if own != known:
+        chosen.pop((task,))
+        chosen.append((task,), own)

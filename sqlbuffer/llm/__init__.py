@@ -1,1 +1,0 @@
-"""Rollouts of language models as conversations."""

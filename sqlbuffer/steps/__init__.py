@@ -1,1 +1,0 @@
-"""Steps, episodes and batches as users see them."""

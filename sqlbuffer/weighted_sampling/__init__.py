@@ -1,1 +1,0 @@
-"""Draws whose chances follow weights."""
