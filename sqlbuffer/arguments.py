@@ -30,7 +30,7 @@ from sqlbuffer.fields import near_name
 from sqlbuffer.query.builder import QueryBuilder, Tree
 from sqlbuffer.samplers import Sampler, TaskSampler
 from sqlbuffer.steps import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.flow.limiters import HISTORY_S
+from sqlbuffer.storage.flow import HISTORY_S
 
 Condition = Tree | QueryBuilder | None
 # Rows by a condition, or by their numbers: a list, an array or a tensor.

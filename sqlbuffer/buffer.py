@@ -82,8 +82,8 @@ from sqlbuffer.storage.database.transactions import held, joined
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import Documents
 from sqlbuffer.storage.inspect.buffer_stats import stats
-from sqlbuffer.storage.leases.claim_request import GroupBy, OnPartial, Order
-from sqlbuffer.storage.retention.dropping import drop_buffer
+from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
+from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]

@@ -11,9 +11,8 @@ from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import CopyError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
-from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
-from sqlbuffer.storage.copies.source_steps import CopySource
-from sqlbuffer.storage.copies.target_keys import TargetKeys
+from sqlbuffer.storage.copies.source import CopySource
+from sqlbuffer.storage.copies.target import CopyProgress, CopyTarget, TargetKeys
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.store import BufferStore
 

@@ -25,9 +25,7 @@ from sqlbuffer.weighted_sampling import (
 )
 
 if TYPE_CHECKING:
-    from sqlbuffer.storage.sampling.candidates import Candidates
-    from sqlbuffer.storage.sampling.row_priorities import RowPriorities
-    from sqlbuffer.storage.sampling.strategy import SelectOfSeqs
+    from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities, SelectOfSeqs
 
 
 class Sampler(ABC):

@@ -18,8 +18,8 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, S
 from sqlbuffer.query.tree import Node
 from sqlbuffer.steps import Batch, DataRow, rows_as_html
 from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.leases import endings
-from sqlbuffer.storage.leases.claim_request import (
+from sqlbuffer.storage.leases import leases
+from sqlbuffer.storage.leases.choosing import (
     GROUPS,
     ORDERS,
     ClaimRequest,
@@ -27,7 +27,7 @@ from sqlbuffer.storage.leases.claim_request import (
     OnPartial,
     Order,
 )
-from sqlbuffer.storage.leases.held import HeldRows
+from sqlbuffer.storage.leases.leases import HeldRows
 from sqlbuffer.storage.leases.waiting import claimed
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.store import BufferStore
@@ -100,7 +100,7 @@ class LeasedBatch(Sequence[DataRow]):
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
                 f"block; renew it inside, and call lease() for another batch"
             )
-        endings.renew(self._store.leases, self._held, lease_s)
+        leases.renew(self._store.leases, self._held, lease_s)
 
     def arrays(self, fields: Sequence[str] | None = None) -> Batch:
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
@@ -176,7 +176,7 @@ class Lease:
         held = claimed(self._store.leases, self._wanted, self._timeout_s, self._cancelled)
         self._held, self._pid = held, os.getpid()
         try:
-            endings.complete(self._store.leases, held)
+            leases.complete(self._store.leases, held)
             return LeasedBatch(
                 self._store, self._decoder, held, self._wanted.lease_s,
                 self._wanted.group_by is not None,
@@ -196,7 +196,7 @@ class Lease:
         if kind is None:
             held, self._held = self._held, None
             held.deadline = ENDED
-            endings.acknowledge(self._store.leases, held)
+            leases.acknowledge(self._store.leases, held)
         else:
             self._give_back()
 
@@ -225,7 +225,7 @@ class Lease:
             return
         held.deadline = ENDED
         try:
-            endings.give_back(self._store.leases, held)
+            leases.give_back(self._store.leases, held)
         except SQLBufferError as error:
             logger.warning("%s; its rows are free again when the lease runs out", error)
 

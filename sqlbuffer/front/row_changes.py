@@ -15,9 +15,8 @@ from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.reading import Conditions
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import PriorityUpdate
-from sqlbuffer.storage.labels.label_values import Given, checked_version
-from sqlbuffer.storage.labels.labelling import Annotated, Annotation
-from sqlbuffer.storage.leases.retirement import retire
+from sqlbuffer.storage.labels.labelling import Annotated, Annotation, Given, checked_version
+from sqlbuffer.storage.leases.leases import retire
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")

@@ -47,7 +47,7 @@ from sqlbuffer.llm import (
 )
 from sqlbuffer.sizes import shown_size
 from sqlbuffer.steps import ColumnBatch
-from sqlbuffer.storage.copies.scratch_lists import ScratchLists
+from sqlbuffer.storage.copies.source import ScratchLists
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
 ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)

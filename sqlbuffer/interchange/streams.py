@@ -22,16 +22,17 @@ from sqlbuffer.fields import near_name
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.copies.chunk_columns import typed_columns
-from sqlbuffer.storage.copies.column_reader import ColumnReader, episode_pages
-from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceState
-from sqlbuffer.storage.copies.copied_tables import TableRows
 from sqlbuffer.storage.copies.copy_start import take_hold
-from sqlbuffer.storage.copies.range_pieces import range_pieces
-from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.copies.parts import CopiedRange, SourceState, TableRows
+from sqlbuffer.storage.copies.source import (
+    ColumnReader,
+    CopySource,
+    episode_pages,
+    range_pieces,
+    typed_columns,
+)
 from sqlbuffer.storage.database.urls import is_memory
-from sqlbuffer.storage.holds.hold import Hold
-from sqlbuffer.storage.holds.hold_keeper import HoldKeeper
+from sqlbuffer.storage.holds import Hold, HoldKeeper
 
 # The built-in columns, in the order in which files have them.
 KEY_COLUMNS = (

@@ -20,7 +20,7 @@ from sqlbuffer.errors import InsufficientDataError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.samplers import RandomSampler, Sampler, TaskSampler, generator_of, own_copy, restart
 from sqlbuffer.steps import Batch
-from sqlbuffer.storage.inspect.undrawn_rows import undrawn_rows
+from sqlbuffer.storage.inspect.listings import undrawn_rows
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.sampling.form_reader import FormReader, Items
 from sqlbuffer.storage.store import BufferStore

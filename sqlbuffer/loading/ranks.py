@@ -34,13 +34,7 @@ from sqlbuffer.loading.plans import (
 )
 from sqlbuffer.samplers import generator_of
 from sqlbuffer.steps import Batch
-from sqlbuffer.storage.agreements.rank_agreements import (
-    JOIN_S,
-    Joined,
-    Member,
-    RankAgreements,
-    pass_name,
-)
+from sqlbuffer.storage.agreements import JOIN_S, Joined, Member, RankAgreements, pass_name
 
 _BEGIN = "begin"
 

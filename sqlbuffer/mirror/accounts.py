@@ -21,11 +21,9 @@ from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
-from sqlbuffer.storage.flow.credits import SampleCredits
-from sqlbuffer.storage.flow.pacing import PUBLISH_S
+from sqlbuffer.storage.flow import PUBLISH_S, SampleCredits
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.use_counts.pending_log import PendingLog
-from sqlbuffer.storage.use_counts.sample_log import LogEntry
+from sqlbuffer.storage.use_counts import LogEntry, PendingLog
 
 # With that many steps in batches that are not logged yet, batches are logged as they come.
 MOST_UNLOGGED_STEPS = 1_000_000

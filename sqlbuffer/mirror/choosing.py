@@ -20,7 +20,7 @@ from sqlbuffer.samplers import (
     RandomSampler,
     Sampler,
 )
-from sqlbuffer.storage.sampling.row_priorities import no_priorities
+from sqlbuffer.storage.sampling.candidates import no_priorities
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

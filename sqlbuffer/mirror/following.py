@@ -37,9 +37,9 @@ from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.database.retrying import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
-from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
-from sqlbuffer.storage.following.buffer_state import BufferState, ChunkRow, EpisodeState
+from sqlbuffer.storage.eligibility import oldest_version
 from sqlbuffer.storage.following.feed import Feed, News
+from sqlbuffer.storage.following.state import BufferState, ChunkRow, EpisodeState
 from sqlbuffer.storage.store import BufferStore
 
 # Room for new steps before the evicted ones are gone, as a share of the capacity.

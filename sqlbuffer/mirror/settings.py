@@ -13,9 +13,9 @@ from sqlbuffer.errors import StorageError, StorageUnreachableError
 from sqlbuffer.fields import Fields
 from sqlbuffer.mirror.memory.records import kept_layout
 from sqlbuffer.query.tree import EVERYTHING, Node, check
-from sqlbuffer.storage.buffers.hanging.hanging_writer import HangingWriter
+from sqlbuffer.storage.buffers.hanging import HangingWriter
 from sqlbuffer.storage.following.backlog import backlog_of
-from sqlbuffer.storage.following.buffer_state import BufferState
+from sqlbuffer.storage.following.state import BufferState
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")

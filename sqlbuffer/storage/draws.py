@@ -12,28 +12,32 @@ from sqlbuffer.batches.forms import Form
 from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow
-from sqlbuffer.storage.buffers.open_buffer import retry_on_disconnect
-from sqlbuffer.storage.buffers.own_writes import OwnWrites
-from sqlbuffer.storage.buffers.settling import settled_seq
+from sqlbuffer.storage.buffers.open_buffer import OwnWrites, retry_on_disconnect
+from sqlbuffer.storage.buffers.window import SampledWindow, settled_seq
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.expiry import Expiry
-from sqlbuffer.storage.rows.batch_parts import one_of, part_of, stacked
 from sqlbuffer.storage.rows.payload_parts import Payloads
+from sqlbuffer.storage.rows.removal import one_of, part_of, stacked
 from sqlbuffer.storage.rows.row_selection import RowSelection
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, TaskStrategy
 from sqlbuffer.storage.sampling.form_reader import FormReader
-from sqlbuffer.storage.sampling.slice_reading import SliceReading
-from sqlbuffer.storage.sampling.strategy import RowStrategy, TaskStrategy
-from sqlbuffer.storage.use_counts.counting import ClaimKind, Found, claimed, give_back
-from sqlbuffer.storage.use_counts.sample_log import LogEntry, log_read_batch
-from sqlbuffer.storage.use_counts.sampling_session import SamplingSession, SamplingSessions
+from sqlbuffer.storage.sampling.slice_table import SliceReading
+from sqlbuffer.storage.use_counts import (
+    ClaimKind,
+    Found,
+    LogEntry,
+    SamplingSession,
+    SamplingSessions,
+    claimed,
+    give_back,
+    log_read_batch,
+)
 
 BATCH_ID = "batch_id"
 PROBABILITIES = "probabilities"

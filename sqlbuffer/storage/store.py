@@ -6,13 +6,12 @@ from sqlalchemy.engine import URL
 from sqlbuffer.config import DEFAULT_CONFIG, DEFAULT_CONNECTION, BufferConfig, Connection
 from sqlbuffer.encoding.packing import check_compression
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.agreements.rank_agreements import RankAgreements
+from sqlbuffer.storage.agreements import RankAgreements
 from sqlbuffer.storage.buffers import catalog
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.own_writes import OwnWrites
+from sqlbuffer.storage.buffers.catalog import BufferInfo
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
-from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.engine import (
     close_idle,
     engine_for,
@@ -24,20 +23,19 @@ from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
-from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
-from sqlbuffer.storage.leases.keeping import LeaseKeeping
-from sqlbuffer.storage.migrations.schema_presence import ensure_schema
+from sqlbuffer.storage.leases.leases import LeaseKeeping
+from sqlbuffer.storage.migrations.migrate import ensure_schema
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.reading.standby_reads import StandbyReads
+from sqlbuffer.storage.retention.deletion import Retention
 from sqlbuffer.storage.retention.expiry import Expiry
-from sqlbuffer.storage.retention.row_retention import Retention
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.use_counts.sampling_session import SamplingSessions
-from sqlbuffer.storage.use_counts.use_counting import UseCounting
-from sqlbuffer.storage.writing.chunk_writer import ChunkWriter
+from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
+from sqlbuffer.storage.writing.chunks import ChunkWriter
 from sqlbuffer.storage.writing.row_writer import RowWriter
 
 

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.stats import Distribution, Stats
-from sqlbuffer.storage.browsing import buffer_curves
-from sqlbuffer.storage.browsing.buffer_curves import (
+from sqlbuffer.storage.browsing import curves as stored_curves
+from sqlbuffer.storage.browsing.buffers import WINDOW_S
+from sqlbuffer.storage.browsing.curves import (
     DrawnCounts,
     EpisodePoints,
     StepTimes,
     TimeSpan,
+    rollout_points,
     written_before,
 )
-from sqlbuffer.storage.browsing.buffer_overviews import WINDOW_S
-from sqlbuffer.storage.browsing.rollout_curves import rollout_points
-from sqlbuffer.storage.flow.limiters import BUCKET_S
+from sqlbuffer.storage.flow import BUCKET_S
 from sqlbuffer.storage.inspect import buffer_stats, listings
 
 MOST_POINTS = 1_000
@@ -259,22 +259,22 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
         name: The buffer.
         span: Part of the history.
     """
-    number = buffer_curves.buffer_number(connection, name)
+    number = stored_curves.buffer_number(connection, name)
     if number is None:
         return None
     held = listings.held_rows(connection, [number])
     (stats,) = buffer_stats.look(connection, held, WINDOW_S, most_episodes=MOST_EPISODES)
-    ended = buffer_curves.episode_points(connection, number, span)
+    ended = stored_curves.episode_points(connection, number, span)
     if not ended.ended_at.size:
         ended = rollout_points(connection, number, span)
-    steps = buffer_curves.step_times(connection, number, span)
-    counts = buffer_curves.drawn_counts(connection, number)
-    drawn = buffer_curves.drawn_staleness(connection, number, span)
-    now = buffer_curves.now_of(connection)
+    steps = stored_curves.step_times(connection, number, span)
+    counts = stored_curves.drawn_counts(connection, number)
+    drawn = stored_curves.drawn_staleness(connection, number, span)
+    now = stored_curves.now_of(connection)
     of = _of_episodes(ended)
     stale_note = (
-        f"Mean staleness of the first {buffer_curves.ROWS_OF_A_BATCH} rows that are still stored, "
-        f"in up to {buffer_curves.LOOKED_AT_BATCHES} batches at even distances."
+        f"Mean staleness of the first {stored_curves.ROWS_OF_A_BATCH} rows that are still stored, "
+        f"in up to {stored_curves.LOOKED_AT_BATCHES} batches at even distances."
         if drawn.drawn_at.size
         else "Nothing to show: this needs track_samples=True, a clock, and steps with a "
         "model_version."
@@ -301,7 +301,7 @@ def _of_episodes(ended: EpisodePoints) -> str:
             "has a recorded end."
         )
     if ended.is_sample:
-        return f"{n:,} episodes, at even distances among more than {buffer_curves.MOST_EPISODES:,}."
+        return f"{n:,} episodes, at even distances among more than {stored_curves.MOST_EPISODES:,}."
     return f"All {n:,} episodes that have ended."
 
 

@@ -11,13 +11,11 @@ from typing import Any
 from markupsafe import Markup
 
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.browsing.buffer_curves import TimeSpan, buffer_number
-from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
-from sqlbuffer.storage.browsing.group_pages import ListedGroup, group_page
+from sqlbuffer.storage.browsing.buffers import ListedGroup, buffer_names, group_page
+from sqlbuffer.storage.browsing.curves import TimeSpan, buffer_number
 from sqlbuffer.storage.browsing.read_pool import ReadPool
-from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import ListedRollout, RolloutQuery
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo, find_buffer
+from sqlbuffer.storage.browsing.rollouts import ListedRollout, RolloutQuery, rollout_page
+from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.curves import MOST_EPISODES, BufferFigures, figures_of

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 
 from sqlbuffer.query.builder import QueryBuilder
-from sqlbuffer.storage.browsing.found_rollouts import Rollout
+from sqlbuffer.storage.browsing.rollouts import Rollout
 from sqlbuffer.web.rendering import command_line, link, python_rows, quoted
 
 # A browser takes these for folders.

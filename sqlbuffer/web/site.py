@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from sqlbuffer.storage.browsing.buffer_overviews import DatabaseOverview, overviews
+from sqlbuffer.storage.browsing.buffers import DatabaseOverview, overviews
 from sqlbuffer.storage.browsing.read_pool import ReadPool
 from sqlbuffer.storage.inspect.doctor import Finding, glance
 

@@ -57,7 +57,7 @@ def test_names_what_is_not_copied(run, buffer_url):
 
 def test_info_and_doctor_name_an_unfinished_copy(run, buffer_url, monkeypatch):
     source = json_rows(buffer_url, "rows")
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_ROWS", 10)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_ROWS", 10)
     target = ReplayBuffer(buffer_url, "copy", config=source.config)
 
     def interrupt(*_):

@@ -155,7 +155,7 @@ def test_a_copy_that_is_broken_off_goes_on_where_it_was_and_copies_nothing_twice
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
-        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 1)
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source.{most}", 1)
 
 
 def interrupting(reached: list[int]) -> Any:
@@ -220,7 +220,7 @@ def test_a_batch_is_as_large_as_its_bytes_allow(
     for i in range(8):
         noise = np.random.default_rng(i).integers(0, 255, (5, 100_000), np.uint8)
         source.extend({"frame": noise}, task_id="t")
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.BATCH_BYTES", 1_000_000)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.BATCH_BYTES", 1_000_000)
     reached: list[int] = []
 
     source.copy_to(emptied(source, urls[1]), on_progress=lambda n, *_: reached.append(n))

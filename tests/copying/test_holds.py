@@ -15,8 +15,8 @@ OnProgress = Callable[[int, int, range], None]
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_ROWS", BATCH)
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 1)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_ROWS", BATCH)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_CHUNKS", 1)
 
 
 def ring(url: str, fields: Any, **settings: Any) -> ReplayBuffer:

@@ -58,7 +58,7 @@ def test_a_stream_has_the_steps_and_values_that_a_buffer_shows(
     with BufferStream(buffer) as stream:
         check_same(stream, rows)
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
-        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 1)
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source.{most}", 1)
     with BufferStream(buffer) as stream:
         batches = list(stream)
         assert len(batches) > 2
@@ -98,7 +98,7 @@ def test_an_empty_buffer_has_no_batches(database_url: str, fields: Any) -> None:
 def test_steps_that_leave_in_the_meantime_are_held(
     buffer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 1)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_CHUNKS", 1)
     buffer = typed_steps(buffer_url, "source")
     rows, found = list(buffer), []
     with BufferStream(buffer) as stream:
@@ -116,7 +116,7 @@ def test_steps_that_leave_in_the_meantime_are_held(
 def test_steps_that_leave_although_they_were_held_are_an_error(
     buffer_url: str, evict_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 1)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_CHUNKS", 1)
     buffer = typed_steps(buffer_url, "source", evict_by=evict_by)
 
     def evict() -> None:  # as if the process had slept for longer than a hold lasts

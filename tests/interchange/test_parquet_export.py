@@ -152,7 +152,7 @@ def test_steps_of_an_episode_lie_together_and_row_groups_end_with_episodes(
 ) -> None:
     monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 40_000)
     monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.FILE_BYTES", 60_000)
-    monkeypatch.setattr("sqlbuffer.storage.copies.source_steps.MOST_CHUNKS", 3)
+    monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_CHUNKS", 3)
     buffer = ReplayBuffer(sqlite_url, create=True, fields={"x": ("float32", (64,))})
     rng = np.random.default_rng(0)
     for pair in range(12):

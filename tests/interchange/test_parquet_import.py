@@ -129,7 +129,7 @@ def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
 ) -> None:
     monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 1)
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
-        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 1)
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source.{most}", 1)
     source, reached = make(buffer_url, "source"), []
     out = tmp_path / "out"
     export_parquet(source, out)
@@ -451,7 +451,7 @@ def test_an_export_that_is_damaged_while_it_is_read_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("sqlbuffer.interchange.parquet.exporting.GROUP_BYTES", 1)
     for most in ("MOST_ROWS", "MOST_CHUNKS"):
-        monkeypatch.setattr(f"sqlbuffer.storage.copies.source_steps.{most}", 2)
+        monkeypatch.setattr(f"sqlbuffer.storage.copies.source.{most}", 2)
     source, out = ReplayBuffer(buffer_url, "source", fields=fields), tmp_path / "out"
     for task in range(6):
         source.extend({"x" if fields else "state": [0.5, task]}, task_id=str(task))

@@ -6,9 +6,9 @@ from sqlbuffer.config import DEFAULT_CONNECTION, Connection
 from sqlbuffer.front.leasing import LEASE_S
 from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
+from sqlbuffer.storage import flow
 from sqlbuffer.storage.database import engine, transactions, vacuum
-from sqlbuffer.storage.flow import limiters, pacing, waiting_mark
-from sqlbuffer.storage.flow.credits import MOST_AHEAD
+from sqlbuffer.storage.flow import MOST_AHEAD
 from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
 from sqlbuffer.storage.retention import expiry
 from sqlbuffer.storage.schema.views import VIEWS
@@ -26,7 +26,7 @@ def test_pacing_gives_the_figures_that_the_code_has():
     assert "None: {:,} if the buffer has a rate limiter, else {:,}.".format(*limits) in " ".join(
         str(Connection.__doc__).split()
     )
-    assert (waiting_mark.HEARTBEAT_S, limiters.ALIVE_S, pacing.PUBLISH_S) == (1.0, 5.0, 5.0)
+    assert (flow.HEARTBEAT_S, flow.ALIVE_S, flow.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
 def test_watching_says_how_many_rows_are_looked_at():

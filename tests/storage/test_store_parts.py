@@ -4,19 +4,18 @@ import pytest
 
 from sqlbuffer.encoding.records import encode_rows
 from sqlbuffer.query.tree import EVERYTHING
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.own_writes import OwnWrites
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
-from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
 from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.retention.deletion import Retention
 from sqlbuffer.storage.retention.expiry import Expiry
-from sqlbuffer.storage.retention.row_retention import Retention
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.use_counts.use_counting import UseCounting
+from sqlbuffer.storage.use_counts import UseCounting
 from sqlbuffer.storage.writing.row_writer import RowWriter
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 from tests.support.rows import make_row

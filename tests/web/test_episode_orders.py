@@ -64,7 +64,7 @@ def test_an_order_without_an_index_says_how_many_it_covers(
 ):
     client, path = client_of(varied_url), address("/episodes", buffer="default", **query)
     assert "are filtered and sorted" not in client.get(path).text
-    monkeypatch.setattr("sqlbuffer.storage.browsing.rollout_pages.LOOKED_AT", 20)
+    monkeypatch.setattr("sqlbuffer.storage.browsing.rollouts.LOOKED_AT", 20)
     text = client.get(path).text
     assert "Only the newest 20 rollouts are filtered and sorted; there are more." in text
     assert {int(line[0][1:]) for line in rows_of(text)} <= set(range(40, 60))

@@ -19,10 +19,8 @@ from sqlbuffer.extras import install
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.steps import ColumnBatch, RaggedValues, StepIds
-from sqlbuffer.storage.copies.chunk_columns import typed_columns
-from sqlbuffer.storage.copies.copied_tables import TableRows
-from sqlbuffer.storage.copies.scratch_lists import ScratchLists
-from sqlbuffer.storage.copies.value_forms import time_text, utc_time
+from sqlbuffer.storage.copies.parts import TableRows, time_text, utc_time
+from sqlbuffer.storage.copies.source import ScratchLists, typed_columns
 
 METADATA_KEY = b"sqlbuffer"
 FORMAT_VERSION = 1

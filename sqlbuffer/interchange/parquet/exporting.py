@@ -27,7 +27,7 @@ from sqlbuffer.interchange.parquet.arrow import (
 from sqlbuffer.interchange.reports import ExportReport
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
 from sqlbuffer.steps import ColumnBatch
-from sqlbuffer.storage.copies.scratch_lists import ScratchLists
+from sqlbuffer.storage.copies.source import ScratchLists
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer

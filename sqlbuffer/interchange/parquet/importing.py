@@ -49,9 +49,8 @@ from sqlbuffer.interchange.parquet.arrow import (
 from sqlbuffer.interchange.parquet.files import ParquetFiles, StepRuns
 from sqlbuffer.interchange.reports import ImportCounts, ImportReport
 from sqlbuffer.steps import DataRow, Experience, ExpMeta, is_uuid
-from sqlbuffer.storage.copies.copied_parts import CopiedRange, SourceIdentity, SourceState
-from sqlbuffer.storage.copies.import_target import ImportTarget, RestoredSteps, check_may_restore
-from sqlbuffer.storage.copies.value_forms import time_text
+from sqlbuffer.storage.copies.parts import CopiedRange, SourceIdentity, SourceState, time_text
+from sqlbuffer.storage.copies.target import ImportTarget, RestoredSteps, check_may_restore
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES, split
 from sqlbuffer.storage.store import BufferStore

@@ -13,7 +13,7 @@ from sqlbuffer.encoding.chunks import step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST
-from sqlbuffer.storage.following.buffer_state import ChunkRow
+from sqlbuffer.storage.following.state import ChunkRow
 
 Integers = NDArray[np.int64]
 Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]

@@ -64,7 +64,7 @@ from sqlbuffer.mirror.memory.tables import (
     zeroed,
 )
 from sqlbuffer.storage.chunks.slices import unpacked_rewards
-from sqlbuffer.storage.following.buffer_state import ChunkRow, EpisodeState
+from sqlbuffer.storage.following.state import ChunkRow, EpisodeState
 from sqlbuffer.storage.marks import Marks, late_values
 from sqlbuffer.storage.schema.column_types import listed
 

@@ -15,7 +15,7 @@ from sqlbuffer.mirror.memory.records import (
     record_of,
     tail_shapes,
 )
-from sqlbuffer.storage.following.buffer_state import EpisodeState
+from sqlbuffer.storage.following.state import EpisodeState
 
 Allocate = Callable[[Shapes], Mapping[str, NDArray[Any]]]
 

@@ -10,7 +10,7 @@ from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.dialects.connections import at_once
-from sqlbuffer.storage.watermarks.watermark import Watermark
+from sqlbuffer.storage.watermarks import Watermark
 
 # A transaction that reserves numbers of a buffer holds (this, buffer id) as a shared advisory lock
 # until it ends. `sqlbuffer_reserve_v1` takes it: the number is written there too.

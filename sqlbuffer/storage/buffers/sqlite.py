@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.watermarks.watermark import Watermark
+from sqlbuffer.storage.watermarks import Watermark
 
 # Needed after rows that plain SQL has written; the library's own writes fill one block after the
 # other.

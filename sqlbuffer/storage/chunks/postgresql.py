@@ -14,11 +14,10 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
     payloads_json,
     reward_column,
 )
+from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.slices import Parts, Reach
-from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
-from sqlbuffer.storage.dialects.arrays import id_array, number_array
-from sqlbuffer.storage.dialects.binary_copy import (
+from sqlbuffer.storage.dialects.arrays import (
     HEADER,
     TRAILER,
     Fields,
@@ -29,8 +28,10 @@ from sqlbuffer.storage.dialects.binary_copy import (
     double_array_fields,
     double_field,
     fields_of,
+    id_array,
     integer_field,
     jsonb_field,
+    number_array,
     rows_of,
     text_field,
     time_field,

@@ -7,16 +7,15 @@ from sqlalchemy import URL, select
 
 from sqlbuffer.errors import CopyError, StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.copies.copied_parts import SourceIdentity
-from sqlbuffer.storage.copies.copied_tables import TableRows
-from sqlbuffer.storage.copies.copy_target import CopyProgress, CopyTarget
-from sqlbuffer.storage.copies.source_steps import CopySource
+from sqlbuffer.storage.copies.parts import SourceIdentity, TableRows
+from sqlbuffer.storage.copies.source import CopySource
 from sqlbuffer.storage.copies.tables import copies
+from sqlbuffer.storage.copies.target import CopyProgress, CopyTarget
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import reading, snapshot
 from sqlbuffer.storage.database.urls import is_memory
-from sqlbuffer.storage.holds.hold import Hold
+from sqlbuffer.storage.holds import Hold
 
 
 def take_hold(source: CopySource) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
-from sqlbuffer.storage.copies.copied_tables import CopiedTable, TableRows
+from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import id_array
-from sqlbuffer.storage.dialects.binary_copy import (
+from sqlbuffer.storage.dialects.arrays import (
     HEADER,
     TRAILER,
     ArrayFields,
@@ -25,6 +24,7 @@ from sqlbuffer.storage.dialects.binary_copy import (
     double_array_fields,
     double_field,
     fields_of,
+    id_array,
     integer_field,
     jsonb_field,
     rows_of,

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.copies.copied_tables import CopiedTable, TableRows
+from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.rows.layouts import StepLayout

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
-from sqlbuffer.storage.database.own_descriptors import close_own, open_own
+from sqlbuffer.storage.database.sqlite_files import close_own, open_own
 from sqlbuffer.storage.database.urls import is_memory, sqlite_path
 
 try:

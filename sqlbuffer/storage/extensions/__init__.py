@@ -4,7 +4,7 @@
 process may open such a buffer with the core API alone.
 """
 
-from sqlbuffer.storage.buffers.layouts import BufferLayout, register_layout
+from sqlbuffer.storage.buffers.catalog import BufferLayout, register_layout
 from sqlbuffer.storage.extensions.slots.slot_layout import SlotLayout
 from sqlbuffer.storage.extensions.tables import FRAGMENTS, RING, SLOTS
 

@@ -8,9 +8,9 @@ from sqlalchemy import (
     select,
 )
 
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.live_count import BLOCK, LiveCount
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.window import SampledWindow
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.store import BufferStore
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Text, cast, select, text
 
-from sqlbuffer.storage.buffers.locks import lock_as_writer
+from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.store import BufferStore
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.rate_limits import RatioWindow
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow
+from sqlbuffer.storage.buffers.window import SampledWindow
 from sqlbuffer.storage.extensions.credit_ledger import CreditLedger
 from sqlbuffer.storage.extensions.item_choice import draw_by_weight, draw_of_all
 from sqlbuffer.storage.extensions.item_count import ItemCount
@@ -47,13 +47,13 @@ from sqlbuffer.storage.extensions.ring_buffer import (
 )
 from sqlbuffer.storage.extensions.tables import buffer_layouts
 from sqlbuffer.storage.priorities.updates import update_priorities
-from sqlbuffer.storage.retention.stale_rows import StaleRows
+from sqlbuffer.storage.retention.expiry import StaleRows
 from sqlbuffer.storage.rows.payload_parts import prepared
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.metadata import json_parameter
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.use_counts.uses import add_uses, clean_uses, is_cleaning_due, uses_of
+from sqlbuffer.storage.use_counts import add_uses, clean_uses, is_cleaning_due, uses_of
 from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 from sqlbuffer.weighted_sampling import importance_weights, key_of

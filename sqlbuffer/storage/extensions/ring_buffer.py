@@ -24,10 +24,10 @@ from sqlalchemy import (
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.window import SampledWindow
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.tables import RING, buffer_layouts
 from sqlbuffer.storage.rows.payload_parts import prepared
@@ -35,7 +35,7 @@ from sqlbuffer.storage.rows.removal import remove_where
 from sqlbuffer.storage.rows.stored_rows import Row
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.watermarks.last_number import last_number
+from sqlbuffer.storage.watermarks import last_number
 from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 

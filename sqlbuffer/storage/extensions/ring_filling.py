@@ -15,7 +15,7 @@ from sqlbuffer.storage.extensions.ring_buffer import (
     RingCounts,
 )
 from sqlbuffer.storage.rows.payload_parts import prepared
-from sqlbuffer.storage.use_counts.uses import add_uses
+from sqlbuffer.storage.use_counts import add_uses
 from sqlbuffer.storage.writing.row_writer import Insert
 from sqlbuffer.storage.writing.write_batch import WriteBatch
 

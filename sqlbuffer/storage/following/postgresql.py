@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.chunks.step_lookup import pg_chunk_of
+from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.following.anchor import AnchorQueries
-from sqlbuffer.storage.following.buffer_state import (
+from sqlbuffer.storage.following.state import (
+    AnchorQueries,
     BufferState,
     ChangeEntry,
     ChunkRow,
@@ -26,7 +26,7 @@ from sqlbuffer.storage.following.buffer_state import (
     EpisodeState,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.priorities.priority_statements import unpacked
+from sqlbuffer.storage.priorities.candidates import unpacked
 
 # An empty list would imply the condition of every partial index: PostgreSQL takes any of them, and
 # reads all chunks of the buffer.

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.sqlite_connections import FileConnection
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.following.anchor import AnchorQueries
-from sqlbuffer.storage.following.buffer_state import (
+from sqlbuffer.storage.following.state import (
+    AnchorQueries,
     BufferState,
     ChangeEntry,
     ChunkRow,

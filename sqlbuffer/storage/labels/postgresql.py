@@ -7,17 +7,18 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array, real_array
-from sqlbuffer.storage.dialects.binary_copy import (
+from sqlbuffer.storage.dialects.arrays import (
     HEADER,
     TRAILER,
     bigint_field,
     double_field,
     fields_of,
     jsonb_field,
+    number_array,
+    real_array,
     rows_of,
 )
-from sqlbuffer.storage.labels.label import LabelColumns
+from sqlbuffer.storage.labels.tables import LabelColumns
 
 # A transaction that labels rows holds (this, key of a block) as advisory locks. It takes those of
 # lower numbers first, so two transactions do not wait for each other.

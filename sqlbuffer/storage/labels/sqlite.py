@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.labels.label import LabelColumns
+from sqlbuffer.storage.labels.tables import LabelColumns
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 _LABEL = (

@@ -12,27 +12,27 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, li
 from sqlbuffer.config import SamplingConfig
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.query.tree import EVERYTHING
-from sqlbuffer.storage.buffers.buffer_info import why_empty
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
+from sqlbuffer.storage.buffers.catalog import why_empty
+from sqlbuffer.storage.buffers.window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading
-from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
-from sqlbuffer.storage.episodes.tables import episodes
-from sqlbuffer.storage.leases.claim_request import (
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.leases.choosing import (
     COUNT,
     ClaimRequest,
     Scope,
     claimable,
+    groups,
     in_window,
     is_free,
     matches,
+    states_of_groups,
 )
-from sqlbuffer.storage.leases.groups import groups, states_of_groups
-from sqlbuffer.storage.leases.held import Claim, HeldRows
-from sqlbuffer.storage.leases.keeping import LeaseKeeping
+from sqlbuffer.storage.leases.leases import Claim, HeldRows, LeaseKeeping
 from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.statement_cache import remembered
+from sqlbuffer.storage.rows.statements import remembered
 from sqlbuffer.waits import begin_wait
 
 # Not the generator that the user may have seeded.

@@ -1,19 +1,20 @@
-"""Read the revision of a database's schema, and migrate it."""
+"""Read the revision of a database's schema, migrate it, and create it in a new one."""
 
 import io
 import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import (
+    BufferNotFoundError,
     NamesTakenError,
     SchemaMissingError,
     SchemaOutdatedError,
@@ -23,14 +24,16 @@ from sqlbuffer.extras import UPGRADE
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
+    close_idle,
     engine_for,
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.database.transactions import BEGIN, Begin
+from sqlbuffer.storage.database.transactions import BEGIN, Begin, reading
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
 from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
+from sqlbuffer.storage.migrations import required_features
 from sqlbuffer.storage.migrations.required_features import check_postgresql
 from sqlbuffer.storage.schema.tables import schema_info
 
@@ -273,3 +276,69 @@ def script_location() -> Path:
     package = Path(__file__).resolve().parents[2]
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"
+
+
+T = TypeVar("T")
+
+
+def ensure_schema(engine: Engine, url: URL, create: bool | None) -> None:
+    """Check that the schema is the package's; create it in a new SQLite database.
+
+    In other databases it is created only on request.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL.
+        create: True creates a missing schema, False never does, None does in a SQLite database
+            without any table.
+
+    Raises:
+        SchemaMissingError, SchemaOutdatedError, SchemaTooNewError: See `migrate.check`.
+        UnsupportedDatabaseError: The database lacks a feature: one that each opening needs, or one
+            that the schema needs and that would be created.
+    """
+    if url.get_backend_name() == "sqlite" and not is_memory(url) and create is False:
+        _want_file(url)
+    with translated(url), reading(engine) as connection:
+        if engine.dialect.name == "sqlite":
+            required_features.check_sqlite(connection, url)
+        else:
+            required_features.check_first_opening(connection, url)
+        revision = current(connection)
+        if revision is not None:
+            check(connection, url, revision)
+            keep_file_pragmas(connection)
+            return
+        new_file = engine.dialect.name == "sqlite" and create is None and is_empty(connection)
+        if not (create or new_file):
+            check(connection, url, revision)
+    upgrade(engine)
+
+
+def with_schema(
+    url: Database,
+    resolved: URL,
+    retry_s: float,
+    work: Callable[[Engine], T],
+) -> T:
+    """Return the result of `work`, called with an engine of a database with the schema.
+
+    It is repeated as in `retried`.
+    """
+    own = url if isinstance(url, Engine) else None
+
+    def attempt() -> T:
+        engine = own if own is not None else engine_for(resolved)
+        ensure_schema(engine, resolved, create=False)
+        return work(engine)
+
+    return retried(attempt, retry_s, lambda: close_idle(resolved))
+
+
+def _want_file(url: URL) -> None:
+    name = url.database or ""
+    if not name.startswith("file:") and not os.path.exists(name):
+        raise BufferNotFoundError(
+            f"there is no file {Path(name)}; check the path, or create it by opening it with "
+            f"create=True"
+        )

@@ -11,11 +11,11 @@ from sqlbuffer.errors import (
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
-from sqlbuffer.storage.buffers.settling import clean_after_write
+from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.priorities.blocks import Blocks
-from sqlbuffer.storage.priorities.priority_candidates import Priorities
+from sqlbuffer.storage.priorities.candidates import Priorities
 from sqlbuffer.storage.priorities.updates import summarize, update_priorities
 from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource

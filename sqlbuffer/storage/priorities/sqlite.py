@@ -10,12 +10,9 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.holds.hold import held_low
+from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.priorities.blocks import Blocks, Changes, Kept, summary
-from sqlbuffer.storage.priorities.priority_statements import (
-    sqlite_initial_priority,
-    sqlite_steps_between,
-)
+from sqlbuffer.storage.priorities.candidates import sqlite_initial_priority, sqlite_steps_between
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 # A row of `priorities` belongs to a row that the buffer holds. If the row is gone, its priority is

@@ -7,23 +7,21 @@ from sqlalchemy import Connection, Select, func, select
 
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.buffer_window import BufferWindow
 from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
-from sqlbuffer.storage.buffers.own_writes import OwnWrites
-from sqlbuffer.storage.buffers.settling import settled_seq
-from sqlbuffer.storage.chunks.step_count import n_steps
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites, retry_on_disconnect
+from sqlbuffer.storage.buffers.window import BufferWindow, settled_seq
+from sqlbuffer.storage.chunks.relations import n_steps
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined, snapshot
-from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.rows.seq_runs import SeqRuns
+from sqlbuffer.storage.rows.removal import SeqRuns
 from sqlbuffer.storage.rows.stored_rows import (
     TASK_ID,
     Row,

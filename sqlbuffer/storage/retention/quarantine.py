@@ -17,11 +17,10 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.tree import Group, Leaf, Node
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.tables import buffers
-from sqlbuffer.storage.changes.change_log import log_change
-from sqlbuffer.storage.eligibility.eligible_rows import is_in_quarantine
-from sqlbuffer.storage.eligibility.tables import quarantine
+from sqlbuffer.storage.changes import log_change
+from sqlbuffer.storage.eligibility import is_in_quarantine, quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import layout_of, steps_of

@@ -4,7 +4,7 @@ from sqlalchemy import Connection, text
 
 from sqlbuffer.storage.chunks.sqlite import evict_chunks
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.holds.hold import held_low
+from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 

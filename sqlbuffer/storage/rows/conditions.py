@@ -29,7 +29,7 @@ from sqlbuffer.query.paths import Field
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
 from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import sessions
-from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels import late_values
 from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
 from sqlbuffer.storage.schema.json_values import (

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.binary_copy import HEADER, TRAILER
+from sqlbuffer.storage.dialects.arrays import HEADER, TRAILER
 from sqlbuffer.storage.rows.pieces import RECORDS, Piece
 
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"

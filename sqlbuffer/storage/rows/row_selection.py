@@ -10,7 +10,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.eligibility.eligible_rows import (
+from sqlbuffer.storage.eligibility import (
     NO_LIMITS,
     Eligibility,
     EligibilityKind,
@@ -18,7 +18,7 @@ from sqlbuffer.storage.eligibility.eligible_rows import (
 )
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
-from sqlbuffer.storage.rows.statement_cache import remembered
+from sqlbuffer.storage.rows.statements import remembered
 from sqlbuffer.storage.schema.column_types import SeqList
 
 # Returns the condition for a step of a table of steps to be a key of a form.

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.changes.change_log import log_change
+from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.database.wal import checkpoint_rarely

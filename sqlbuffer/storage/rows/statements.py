@@ -1,28 +1,39 @@
 """Selects over one buffer, the same for both databases."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy import (
-    Select,
-    Text,
-    and_,
-    cast,
-    column,
-    func,
-    null,
-    select,
-    table,
-)
+from sqlalchemy import Select, Text, and_, cast, column, func, null, select, table
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.query.tree import Group, Node
+from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
-from sqlbuffer.storage.episodes.keys import one_of
-from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema.planner import unindexed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that calls `make`, and keeps its last 64 results.
+
+    It keeps no statement of a condition, in its arguments or in their `node`: a condition on 1
+    equals one on True, and would get its statement.
+    """
+    kept: Any = lru_cache(maxsize=64)(make)
+
+    def statement(*args: P.args, **kwargs: P.kwargs) -> T:
+        nodes = [getattr(value, "node", value) for value in args]
+        has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
+        found: T = (make if has_condition else kept)(*args, **kwargs)
+        return found
+
+    return statement
+
 
 _FEW = ("id", "seq", "task_id")
 _JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}

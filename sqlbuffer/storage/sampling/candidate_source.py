@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Select
 
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.query.tree import Node
-from sqlbuffer.storage.buffers.buffer_window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.window import SampledWindow, select_sampled_window
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
@@ -18,10 +18,9 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows.layouts import layout_of, steps_of
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities
 from sqlbuffer.storage.sampling.restrictions import Restrictions
-from sqlbuffer.storage.sampling.row_priorities import RowPriorities
-from sqlbuffer.storage.sampling.slice_reading import SliceReading
+from sqlbuffer.storage.sampling.slice_table import SliceReading
 
 
 class CandidateSource:

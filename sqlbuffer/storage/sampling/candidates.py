@@ -1,9 +1,9 @@
 """The candidates of a sampler: the keys of the matching rows, without their payloads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from sqlbuffer.checks import (
     refused,
 )
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.chunks.slices import (
     Keys,
@@ -31,7 +32,7 @@ from sqlbuffer.storage.chunks.slices import (
 )
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.eligibility.eligible_rows import NO_LIMITS, Eligibility
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
@@ -43,14 +44,49 @@ from sqlbuffer.storage.rows.row_selection import (
     RowSelection,
     matching_numbers,
 )
-from sqlbuffer.storage.sampling.row_priorities import RowPriorities, no_priorities
-from sqlbuffer.storage.sampling.slice_reading import (
-    SliceReading,
-    read_keys,
-    read_ranges,
-)
-from sqlbuffer.storage.sampling.slice_table import SliceTable
+from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
 from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.weighted_sampling import Weights
+
+
+def no_priorities() -> BufferConfigError:
+    """Return the error for draws by priority from a buffer without priorities."""
+    return BufferConfigError(
+        "the buffer has no priorities; make one with ReplayBuffer(..., priorities=True)"
+    )
+
+
+class RowPriorities(Protocol):
+    """The priorities of the candidates; `priority_candidates.Priorities` reads them.
+
+    Attributes:
+        alpha: The weight of a row is its priority ^ alpha.
+        total: Sum of the weights that rows are drawn by; None if it is unknown.
+    """
+
+    alpha: float
+    total: float | None
+
+    @property
+    def has_blocks(self) -> bool:
+        """True if sums of weights are stored; otherwise all weights are read."""
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of all rows, by blocks."""
+
+    def note_missing_summaries(self) -> None:
+        """Record the blocks that are worth adding up, without reading rows."""
+
+    def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the priorities of rows of the candidates."""
+
+    def all(self, candidates: Any) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return every matching number, in order, and the priorities."""
+
+    def least(self) -> float:
+        """Return the smallest positive priority of the whole buffer; infinity if there is none."""
+
 
 _SEQ_OF = itemgetter(0)
 _EPISODE_ID = Slice._fields.index("episode_id")
@@ -551,3 +587,33 @@ def _checked_seqs(seqs: Any) -> Sequence[int]:
         raise refused(seqs, "seqs", what)
     items = checked_items(seqs, "seqs", what, MAX_SEQS)
     return [checked_integer(seq, "each of seqs") for seq in items]
+
+
+# A select of one column, `seq`.
+SelectOfSeqs = Select[Any]
+Arrays = Mapping[str, "NDArray[Any] | None"]
+
+
+class RowStrategy(Protocol):
+    """Chooses experiences; see `sqlbuffer.Sampler`."""
+
+    reads_priorities: bool
+
+    def choose(self, candidates: Candidates, batch_size: int) -> Sequence[int] | SelectOfSeqs:
+        """Return the numbers of a batch, or a select of them."""
+
+    def columns(self, candidates: Candidates, seqs: Sequence[int]) -> Arrays:
+        """Return arrays for a batch that are not read from its rows."""
+
+    def finished(self, columns: Arrays, alpha: float) -> Arrays:
+        """Return the arrays that change when the batch is complete."""
+
+    def handed_out(self) -> None:
+        """Note that a batch is returned."""
+
+
+class TaskStrategy(Protocol):
+    """Chooses tasks; see `sqlbuffer.TaskSampler`."""
+
+    def choose_tasks(self, candidates: Candidates, batch_size: int) -> Sequence[str]:
+        """Return the ids of distinct tasks."""

@@ -11,14 +11,14 @@ from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, lit
 from sqlbuffer.checks import checked_count
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.eligibility.eligible_rows import Eligibility
-from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.eligibility import Eligibility
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import StepLayout
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
-from sqlbuffer.storage.rows.statement_cache import remembered
+from sqlbuffer.storage.rows.statements import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates, check_pick
-from sqlbuffer.storage.sampling.slice_reading import SliceReading
+from sqlbuffer.storage.sampling.slice_table import SliceReading
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
 

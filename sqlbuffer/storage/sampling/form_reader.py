@@ -26,10 +26,9 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.chunks.slices import ALL_STEPS, ANY_SIZE, Reach
 from sqlbuffer.storage.rows.row_selection import IsKey
-from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy
 from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
-from sqlbuffer.storage.sampling.slice_reading import SliceReading
-from sqlbuffer.storage.sampling.strategy import RowStrategy
+from sqlbuffer.storage.sampling.slice_table import SliceReading
 from sqlbuffer.storage.schema.planner import unindexed
 
 MAX_ROUNDS = 50

@@ -10,14 +10,14 @@ from sqlalchemy import Connection, select
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.applied_writes import WriteOnce
-from sqlbuffer.storage.buffers.buffer_window import select_window
-from sqlbuffer.storage.buffers.locks import lock_as_writer
+from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.window import select_window
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.episodes import keys, lifecycle
+from sqlbuffer.storage.episodes import begin_whole, end, episode_ids, one_of, session_ids
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.rows.stored_rows import Row
@@ -55,9 +55,7 @@ def insert_batch(
     """
     of_ids, buffer_id = _by_id(batch.records), buffer.info.id
     if batch.whole is not None:
-        held_length = lifecycle.begin_whole(
-            connection, buffer_id, batch.whole, batch.records[0], batch.metas
-        )
+        held_length = begin_whole(connection, buffer_id, batch.whole, batch.records[0], batch.metas)
         if held_length is not None:
             return _compared_whole(connection, buffer, payloads, batch, held_length)
     rows_of = partial(_rows_of_ids, connection, buffer_id, payloads)
@@ -82,8 +80,8 @@ def insert_batch(
                 buffer_id,
                 seqs,
                 without_parts(new),
-                keys.episode_ids(connection, buffer_id, new, batch.metas),
-                keys.session_ids(connection, buffer_id, new),
+                episode_ids(connection, buffer_id, new, batch.metas),
+                session_ids(connection, buffer_id, new),
                 reserved.priority,
                 guarded=guarded,
             )
@@ -125,7 +123,7 @@ def _end_episodes(
         for record in batch.records
         if record.id in seqs
     }
-    lifecycle.end(connection, buffer.info.id, batch.endings, places)
+    end(connection, buffer.info.id, batch.endings, places)
 
 
 def _compared_whole(
@@ -199,7 +197,7 @@ def _rows_of_ids(
 ) -> dict[str, Row]:
     if not ids:
         return {}
-    where = (experiences.c.buffer_id == buffer_id) & keys.one_of(experiences.c.id, ids)
+    where = (experiences.c.buffer_id == buffer_id) & one_of(experiences.c.id, ids)
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
     found = payloads.held(connection, rows)
     return {row[ID]: row for row in found}
@@ -209,7 +207,7 @@ def _rows_of_episode(
     connection: Connection, buffer_id: int, payloads: Payloads, batch: WriteBatch
 ) -> dict[int | None, Row]:
     """Return the held rows of the episode of a batch, by their place in it."""
-    (episode_id, *_) = keys.episode_ids(connection, buffer_id, batch.records[:1], batch.metas)
+    (episode_id, *_) = episode_ids(connection, buffer_id, batch.records[:1], batch.metas)
     low = connection.execute(select_window(buffer_id)).one().low_seq
     where = (
         (experiences.c.buffer_id == buffer_id)

@@ -11,8 +11,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
-from sqlbuffer.storage.dialects.arrays import id_array, real_array
-from sqlbuffer.storage.dialects.binary_copy import (
+from sqlbuffer.storage.dialects.arrays import (
     HEADER,
     TRAILER,
     bigint_field,
@@ -20,8 +19,10 @@ from sqlbuffer.storage.dialects.binary_copy import (
     bytes_field,
     double_field,
     fields_of,
+    id_array,
     integer_field,
     jsonb_field,
+    real_array,
     rows_of,
     text_field,
 )

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.settling import clean_after_write
-from sqlbuffer.storage.episodes import lifecycle
-from sqlbuffer.storage.flow.pacing import Pacer
+from sqlbuffer.storage.buffers.window import clean_after_write
+from sqlbuffer.storage.episodes import begin, exists, free_episode
+from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.writing.insertion import insert_batch
 from sqlbuffer.storage.writing.write_batch import WriteBatch
@@ -88,10 +88,10 @@ class RowWriter:
         key, task = beginning.key, beginning.task_id
 
         def work(connection: Connection) -> None:
-            known = lifecycle.free_episode(connection, self.buffer.info.id, key, task)
+            known = free_episode(connection, self.buffer.info.id, key, task)
             # If there was none before, another process may have begun it since.
-            if known is not None or not lifecycle.begin(connection, self.buffer.info.id, beginning):
-                raise lifecycle.exists(connection, self.buffer.info.id, key, task)
+            if known is not None or not begin(connection, self.buffer.info.id, beginning):
+                raise exists(connection, self.buffer.info.id, key, task)
 
         self.buffer.write(work)
 

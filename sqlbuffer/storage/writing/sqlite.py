@@ -15,10 +15,9 @@ from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
-from sqlbuffer.storage.holds.hold import held_low
+from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.retention.sqlite import evict
-from sqlbuffer.storage.rollout_stats.added_steps import AddedSteps
-from sqlbuffer.storage.rollout_stats.sqlite import add_steps
+from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
 from sqlbuffer.storage.rows.sqlite import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 from sqlbuffer.storage.writing.reservation import ReservedSeqs
@@ -58,7 +57,7 @@ def after_chunks(connection: Connection, buffer_id: int, numbered: Sequence[Numb
     first, last = numbered[0], numbered[-1]
     seqs = range(first.first_seq, last.first_seq + last.chunk.n_steps)
     count_full_blocks(connection, buffer_id, seqs)
-    add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
+    sqlite_add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
 
 
 def reserve_seqs(
@@ -154,4 +153,4 @@ def insert_records(
     evict(connection, buffer_id)
     count_full_blocks(connection, buffer_id, seqs)
     added = AddedSteps.of_rows(given["task_id"], episode_ids, given["reward_t"], seqs)
-    add_steps(connection, buffer_id, added)
+    sqlite_add_steps(connection, buffer_id, added)

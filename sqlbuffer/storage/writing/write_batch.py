@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.episodes.keys import EpisodeKey
+from sqlbuffer.storage.episodes import EpisodeKey
 
 # A time that the library made is not content: it never makes a conflict.
 MADE_TIME = frozenset(("execute_time",))

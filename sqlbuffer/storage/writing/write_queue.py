@@ -13,8 +13,8 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.errors import EpisodeExistsError, FlowControlError, SQLBufferError
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult
-from sqlbuffer.storage.episodes.keys import EpisodeKey
-from sqlbuffer.storage.flow.pacing import let_in_at_end
+from sqlbuffer.storage.episodes import EpisodeKey
+from sqlbuffer.storage.flow import let_in_at_end
 from sqlbuffer.waits import held, pause
 
 logger = logging.getLogger("sqlbuffer")

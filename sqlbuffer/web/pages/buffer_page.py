@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.browsing.buffer_curves import ROWS_OF_A_BATCH, TimeSpan, now_of
+from sqlbuffer.storage.browsing.curves import ROWS_OF_A_BATCH, TimeSpan, now_of
 from sqlbuffer.web.curves import MOST_EPISODES, figures_of
 from sqlbuffer.web.rendering import command_line, page, python_call, quoted
 from sqlbuffer.web.site import site_of

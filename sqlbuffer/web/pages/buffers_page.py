@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from sqlbuffer.storage.browsing.buffer_overviews import LATELY_S, MOST_BUFFERS, WINDOW_S
+from sqlbuffer.storage.browsing.buffers import LATELY_S, MOST_BUFFERS, WINDOW_S
 from sqlbuffer.web.rendering import command_line, fragment, page
 from sqlbuffer.web.site import MOST_WATCHERS, site_of
 

@@ -9,10 +9,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
-from sqlbuffer.storage.browsing.rollout_steps import read_steps
-from sqlbuffer.storage.browsing.step_keys import KeyPage, StepKey, key_page, spaced_keys
-from sqlbuffer.storage.browsing.step_notes import draws_of, notes_of
+from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.steps import (
+    KeyPage,
+    StepKey,
+    draws_of,
+    key_page,
+    notes_of,
+    read_steps,
+    spaced_keys,
+)
 from sqlbuffer.web.rendering import page
 from sqlbuffer.web.rollout_links import (
     buffer_link,

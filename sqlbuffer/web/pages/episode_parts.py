@@ -8,9 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sqlbuffer.query.selected_fields import PAYLOADS
-from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
-from sqlbuffer.storage.browsing.rollout_steps import read_steps
-from sqlbuffer.storage.browsing.step_keys import StepKey, key_page
+from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.steps import StepKey, key_page, read_steps
 from sqlbuffer.web.rendering import encoded, page
 from sqlbuffer.web.rollout_links import (
     buffer_of,

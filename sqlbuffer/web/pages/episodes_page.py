@@ -14,15 +14,15 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Tree
 from sqlbuffer.query.texts import condition_of
 from sqlbuffer.query.tree import check
-from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
-from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import (
+from sqlbuffer.storage.browsing.rollouts import (
     SORTS,
     ListedRollout,
     RolloutPage,
     RolloutQuery,
+    browsed_buffer,
+    rollout_page,
 )
-from sqlbuffer.storage.buffers.buffer_info import BufferInfo
+from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.web.pages.buffer_page import buffer_of
 from sqlbuffer.web.rendering import command_line, link, page, python_rows, quoted
 from sqlbuffer.web.rollout_links import buffer_link, episode_link

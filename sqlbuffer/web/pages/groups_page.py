@@ -6,10 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sqlbuffer.storage.browsing.found_rollouts import browsed_buffer
-from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
-from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import RolloutQuery
+from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
+from sqlbuffer.storage.browsing.rollouts import RolloutQuery, browsed_buffer, rollout_page
 from sqlbuffer.web.pages.buffer_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
     episodes_statement,

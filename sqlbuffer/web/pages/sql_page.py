@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from sqlbuffer.display import csv_field, dumps
 from sqlbuffer.errors import SchemaMissingError, SQLBufferError, StorageError
-from sqlbuffer.storage.browsing.buffer_overviews import buffer_names
+from sqlbuffer.storage.browsing.buffers import buffer_names
 from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.web.access import UNRUN, is_from_here
 from sqlbuffer.web.rendering import command_line, encoded, page

@@ -9,10 +9,15 @@ import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError
-from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
-from sqlbuffer.storage.browsing.rollout_steps import read_steps
-from sqlbuffer.storage.browsing.step_keys import MOST_AGENTS, key_page, spaced_keys
-from sqlbuffer.storage.browsing.step_notes import draws_of, notes_of
+from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
+from sqlbuffer.storage.browsing.steps import (
+    MOST_AGENTS,
+    draws_of,
+    key_page,
+    notes_of,
+    read_steps,
+    spaced_keys,
+)
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
 from tests.support.sql import run

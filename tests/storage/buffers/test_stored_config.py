@@ -11,7 +11,7 @@ from sqlbuffer.errors import (
     FieldError,
     SchemaTooNewError,
 )
-from sqlbuffer.storage.buffers.stored_config import HOT_COLUMNS, disagreements
+from sqlbuffer.storage.buffers.catalog import HOT_COLUMNS, disagreements
 from tests.support.processes import run_at_once
 from tests.support.sql import connected, run, scalar
 from tests.support.stepped_rows import make_rows

@@ -7,8 +7,8 @@ from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat import memmap
-from sqlbuffer.storage.changes import change_log
-from sqlbuffer.storage.changes.follower import Follower
+from sqlbuffer.storage import changes
+from sqlbuffer.storage.changes import Follower
 from sqlbuffer.storage.rows import removal
 from tests.storage.changes.log_entries import entries, origins
 from tests.support.processes import run_at_once
@@ -75,7 +75,7 @@ def test_conditions_and_releases_name_the_rows_that_changed(buffer_url, buffer):
 
 
 def test_many_rows_are_logged_in_several_entries(buffer_url, buffer, monkeypatch):
-    monkeypatch.setattr(change_log, "ROWS_AN_ENTRY", 4)
+    monkeypatch.setattr(changes, "ROWS_AN_ENTRY", 4)
     buffer.quarantine([1, 2, 3, 4, 5, 6])
     assert [seqs for _, seqs in entries(buffer_url)] == [[1, 2, 3, 4], [5, 6]]
 

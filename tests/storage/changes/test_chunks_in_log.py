@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.changes.follower import Follower
+from sqlbuffer.storage.changes import Follower
 from tests.storage.changes.log_entries import entries
 from tests.support.sql import is_sqlite, run
 

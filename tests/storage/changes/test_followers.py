@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.changes.follower import Follower
+from sqlbuffer.storage.changes import Follower
 from tests.support.processes import wait_until
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_rows

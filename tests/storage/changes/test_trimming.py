@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.changes.follower import is_trimmed, log_position
+from sqlbuffer.storage.changes import is_trimmed, log_position
 from tests.storage.changes.log_entries import entries
 from tests.support.sql import connected, is_sqlite, run, scalar
 from tests.support.stepped_rows import make_rows

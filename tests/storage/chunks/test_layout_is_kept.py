@@ -7,7 +7,7 @@ import numpy as np
 from sqlalchemy import make_url
 
 from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.buffers.stored_config import disagreements
+from sqlbuffer.storage.buffers.catalog import disagreements
 from tests.support.sql import connected
 
 FIELDS = {"obs": ("float32", (2,))}

@@ -9,8 +9,8 @@ from sqlbuffer.compat.ding import AdvancedReplayBuffer
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.extensions import prioritized_ring
 from sqlbuffer.storage.extensions.prioritized_ring import PriorityRing
-from sqlbuffer.storage.retention.stale_rows import StaleRows
-from sqlbuffer.storage.use_counts.uses import add_uses, uses_of
+from sqlbuffer.storage.retention.expiry import StaleRows
+from sqlbuffer.storage.use_counts import add_uses, uses_of
 from tests.support.sql import connected, run
 
 

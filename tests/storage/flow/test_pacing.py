@@ -29,8 +29,8 @@ from sqlbuffer.errors import (
     FlowControlError,
     InsufficientDataError,
 )
+from sqlbuffer.storage import flow
 from sqlbuffer.storage.dialects.connections import writing
-from sqlbuffer.storage.flow import limiters, pacing
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, run, scalar
 
@@ -245,7 +245,7 @@ def test_a_limiter_set_later_is_noticed_by_those_that_have_the_buffer_open(buffe
     with ReplayBuffer(buffer_url, wait_s=0) as writer, ReplayBuffer(buffer_url) as other:
         writer.store_batch(rows(5))
         other.set_rate_limiter(RateLimiter(1, 1, 2))
-        monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
+        monkeypatch.setattr(flow, "PUBLISH_S", 0.0)
         writer.store_batch(rows(3))  # 3 - 0 <= 1 + 2
         with pytest.raises(FlowControlError):
             writer.store_batch(rows(1))
@@ -582,7 +582,7 @@ def test_rows_of_processes_long_gone_become_one_and_no_count_is_lost(buffer, buf
     store = buffer._store
     for _ in range(2):
         with writing(store.engine) as connection:
-            limiters.tidy(connection, store.info.id)
+            flow.tidy(connection, store.info.id)
     number = buffer_id(buffer_url)
     query = "SELECT count(*) FROM flow WHERE buffer_id = :id"
     assert scalar(buffer_url, query, id=number) == 1
@@ -666,7 +666,7 @@ def test_without_a_limiter_a_process_tells_what_it_sampled_now_and_then(buffer_u
         buffer.store_batch(rows(20))
         buffer.sample(4)
         assert scalar(buffer_url, "SELECT count(*) FROM flow") == 0
-        monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
+        monkeypatch.setattr(flow, "PUBLISH_S", 0.0)
         buffer.sample(6)
         assert run(buffer_url, "SELECT n_sampled, n_batches FROM flow") == [(10, 2)]
         assert run(buffer_url, "SELECT n_sampled, n_batches FROM flow_history") == [(10, 2)]
@@ -677,7 +677,7 @@ def test_without_a_limiter_a_process_tells_what_it_sampled_now_and_then(buffer_u
 
 def test_telling_does_not_wait_for_a_writer(sqlite_url, monkeypatch):
     """A writer is waited for up to 30 seconds, where it is."""
-    monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
+    monkeypatch.setattr(flow, "PUBLISH_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
         for begun in (writing, foreign_writer):
@@ -704,7 +704,7 @@ def foreign_writer(engine):
 
 
 def test_a_file_that_may_not_be_written_is_sampled_all_the_same(sqlite_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(pacing, "PUBLISH_S", 0.0)
+    monkeypatch.setattr(flow, "PUBLISH_S", 0.0)
     with ReplayBuffer(sqlite_url) as buffer:
         buffer.store_batch(rows(20))
     run(sqlite_url, "PRAGMA wal_checkpoint(TRUNCATE)")

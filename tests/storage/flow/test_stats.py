@@ -6,7 +6,7 @@ import pytest
 from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import ArgumentError
 from sqlbuffer.stats import distribution
-from sqlbuffer.storage.flow.limiters import share_since
+from sqlbuffer.storage.flow import share_since
 from sqlbuffer.storage.inspect import listings
 from tests.support.processes import run_at_once, running
 from tests.support.sql import buffer_id, connected, fill, run

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.storage.inspect.first_numbers import first_numbers
+from sqlbuffer.storage.inspect.buffer_stats import first_numbers
 
 # Where a range begins, how many numbers are before the searched one, and how many are not.
 ranges = st.lists(

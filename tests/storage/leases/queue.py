@@ -7,9 +7,7 @@ from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer
-from sqlbuffer.storage.leases.claim_request import ClaimRequest, Scope
-from sqlbuffer.storage.leases.groups import GroupChoice
-from sqlbuffer.storage.leases.row_choice import choose_rows
+from sqlbuffer.storage.leases.choosing import ClaimRequest, GroupChoice, Scope, choose_rows
 from tests.support.sql import is_sqlite, run
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.leases.held import FEWEST_DONE
+from sqlbuffer.storage.leases.leases import FEWEST_DONE
 from tests.storage.leases.queue import GivenBack, expire, none_left, row_of, steps_leased, store
 from tests.support.sql import is_sqlite, run, scalar, stored_rows
 

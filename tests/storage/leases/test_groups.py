@@ -7,7 +7,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.leases.claim_request import ClaimRequest
+from sqlbuffer.storage.leases.choosing import ClaimRequest
 from tests.storage.leases.queue import (
     GivenBack,
     drawn,

@@ -16,7 +16,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
     LeaseLostError,
 )
-from sqlbuffer.storage.leases.claim_request import ClaimRequest
+from sqlbuffer.storage.leases.choosing import ClaimRequest
 from tests.storage.leases.queue import (
     GivenBack,
     drawn,

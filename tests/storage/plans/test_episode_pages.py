@@ -6,13 +6,23 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.tree import check
-from sqlbuffer.storage.browsing.found_rollouts import Rollout, browsed_buffer, find_episode
-from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import RolloutQuery
-from sqlbuffer.storage.browsing.rollout_steps import read_steps
-from sqlbuffer.storage.browsing.step_keys import StepKey, key_page, spaced_keys
-from sqlbuffer.storage.browsing.step_notes import MOST_BATCHES, draws_of, notes_of
-from sqlbuffer.storage.buffers.buffer_info import find_buffer
+from sqlbuffer.storage.browsing.rollouts import (
+    Rollout,
+    RolloutQuery,
+    browsed_buffer,
+    find_episode,
+    rollout_page,
+)
+from sqlbuffer.storage.browsing.steps import (
+    MOST_BATCHES,
+    StepKey,
+    draws_of,
+    key_page,
+    notes_of,
+    read_steps,
+    spaced_keys,
+)
+from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
 from tests.storage.plans.watch import wait_for_cleaner, watched

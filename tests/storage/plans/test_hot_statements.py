@@ -24,10 +24,9 @@ from sqlbuffer import (
 from sqlbuffer.batches.forms import TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.tree import EVERYTHING
-from sqlbuffer.storage.browsing import buffer_curves
-from sqlbuffer.storage.browsing.buffer_curves import TimeSpan
-from sqlbuffer.storage.browsing.buffer_overviews import overviews
-from sqlbuffer.storage.browsing.rollout_curves import rollout_points
+from sqlbuffer.storage.browsing import curves
+from sqlbuffer.storage.browsing.buffers import overviews
+from sqlbuffer.storage.browsing.curves import TimeSpan, rollout_points
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
@@ -528,28 +527,28 @@ def assert_no_scan(url, operation):
 
 def written_by(connection, number):
     """Ask how many steps were written by each of as many times as a curve has."""
-    steps = buffer_curves.step_times(connection, number, TimeSpan())
+    steps = curves.step_times(connection, number, TimeSpan())
     times = np.linspace(steps.written_at[0], steps.written_at[-1], 121)
-    buffer_curves.written_before(connection, number, steps, times)
+    curves.written_before(connection, number, steps, times)
 
 
 # What the pages of the browser ask: a part of 10,000 episodes at most, and no steps but some.
 PAGES = {
     "buffers": ("rows", lambda c, _: overviews(c)),
     "buffers in small parts": ("steps", lambda c, _: overviews(c, most=2)),
-    "episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan())),
-    "new episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(1e9))),
-    "old episodes": ("episodes", lambda c, n: buffer_curves.episode_points(c, n, TimeSpan(0, 1e9))),
+    "episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan())),
+    "new episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan(1e9))),
+    "old episodes": ("episodes", lambda c, n: curves.episode_points(c, n, TimeSpan(0, 1e9))),
     "rollouts": ("rows", lambda c, n: rollout_points(c, n, TimeSpan())),
-    "times": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
-    "times since": ("rows", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
-    "times, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan())),
-    "times since, chunks": ("steps", lambda c, n: buffer_curves.step_times(c, n, TimeSpan(1e9))),
+    "times": ("rows", lambda c, n: curves.step_times(c, n, TimeSpan())),
+    "times since": ("rows", lambda c, n: curves.step_times(c, n, TimeSpan(1e9))),
+    "times, chunks": ("steps", lambda c, n: curves.step_times(c, n, TimeSpan())),
+    "times since, chunks": ("steps", lambda c, n: curves.step_times(c, n, TimeSpan(1e9))),
     "written": ("rows", written_by),
     "written, chunks": ("steps", written_by),
-    "counts": ("limited", lambda c, n: buffer_curves.drawn_counts(c, n)),
-    "staleness": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan())),
-    "staleness since": ("logged", lambda c, n: buffer_curves.drawn_staleness(c, n, TimeSpan(1e9))),
+    "counts": ("limited", lambda c, n: curves.drawn_counts(c, n)),
+    "staleness": ("logged", lambda c, n: curves.drawn_staleness(c, n, TimeSpan())),
+    "staleness since": ("logged", lambda c, n: curves.drawn_staleness(c, n, TimeSpan(1e9))),
     "figures": ("weighted", lambda c, n: buffer_stats.look(c, {n: HeldRows(N_ROWS)}, 60.0)),
     "figures, chunks": ("steps", lambda c, n: buffer_stats.look(c, {n: HeldRows(N_ROWS)}, 60.0)),
 }

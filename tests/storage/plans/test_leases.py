@@ -5,9 +5,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer
-from sqlbuffer.storage.leases.claim_request import ClaimRequest, Scope
-from sqlbuffer.storage.leases.groups import GroupChoice
-from sqlbuffer.storage.leases.row_choice import choose_rows
+from sqlbuffer.storage.leases.choosing import ClaimRequest, GroupChoice, Scope, choose_rows
 from tests.support.sql import fill, is_sqlite, run
 
 N_ROWS = 100_000

@@ -2,10 +2,9 @@
 
 import pytest
 
-from sqlbuffer.storage.browsing.group_pages import GROUP_SORTS, group_of, group_page
-from sqlbuffer.storage.browsing.rollout_pages import rollout_page
-from sqlbuffer.storage.browsing.rollout_query import INDEXED_SORTS, SORTS, RolloutQuery
-from sqlbuffer.storage.buffers.buffer_info import find_buffer
+from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
+from sqlbuffer.storage.browsing.rollouts import INDEXED_SORTS, SORTS, RolloutQuery, rollout_page
+from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.database.transactions import driver_of
 from tests.storage.plans.watch import TABLES, watched
 from tests.support.sql import buffer_id, connected, fill, is_sqlite

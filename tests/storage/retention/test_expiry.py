@@ -12,7 +12,7 @@ import pytest
 from sqlbuffer import DataRow, Experience, ExpMeta, RandomSampler, Removed, ReplayBuffer, aio
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.database import vacuum
-from sqlbuffer.storage.use_counts.uses import claim_uses
+from sqlbuffer.storage.use_counts import claim_uses
 from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows

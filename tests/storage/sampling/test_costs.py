@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from sqlbuffer import RandomSampler, ReplayBuffer
-from sqlbuffer.storage.eligibility.eligible_rows import oldest_version
+from sqlbuffer.storage.eligibility import oldest_version
 from tests.storage.sampling.limited_rows import FIELDS, store_episodes
 from tests.support.statements import selects
 

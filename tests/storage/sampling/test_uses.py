@@ -20,8 +20,8 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
-from sqlbuffer.storage.use_counts import counting, uses
-from sqlbuffer.storage.use_counts.uses import claim_uses
+from sqlbuffer.storage import use_counts
+from sqlbuffer.storage.use_counts import claim_uses
 from tests.storage.sampling.limited_rows import (
     FIELDS,
     arrays_of,
@@ -381,7 +381,7 @@ def test_evicted_and_deleted_rows_are_not_sampled(buffer_url, make_buffer):
 
 @pytest.mark.slow
 def test_counts_of_rows_that_left_are_forgotten(buffer_url, monkeypatch):
-    monkeypatch.setattr(uses, "CLEANED_AT_ONCE", 8)
+    monkeypatch.setattr(use_counts, "CLEANED_AT_ONCE", 8)
     with ReplayBuffer(buffer_url, max_use=5, max_capacity=20) as buffer:
         number = buffer_id(buffer_url)
         for start in range(1, 30):  # left behind, as eviction leaves them
@@ -453,11 +453,11 @@ def test_numbers_that_a_server_gives_anew_after_a_crash_are_drawn_at_once(make_d
 
 
 def test_uses_given_back_by_another_learner_are_found_again(buffer, buffer_url, monkeypatch):
-    monkeypatch.setattr(counting, "LOW_DOUBTED_AFTER_S", 0.0)
+    monkeypatch.setattr(use_counts, "LOW_DOUBTED_AFTER_S", 0.0)
     with ReplayBuffer(buffer_url) as other:
         assert len(buffer.sample(40, sampler=RandomSampler(replace=True))) == 40
         assert other.sample(3) == []
-        counting.give_back(buffer._store.uses, [(4,), (5,)])
+        use_counts.give_back(buffer._store.uses, [(4,), (5,)])
         assert sorted(seqs_of(other.sample(3))) == [4, 5]
 
 

@@ -12,10 +12,10 @@ from sqlbuffer.compat import memmap
 from sqlbuffer.compat.minestudio import ReplayBufferInterface
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.interchange import export_parquet, import_parquet
-from sqlbuffer.storage.changes.follower import Follower
+from sqlbuffer.storage import use_counts
+from sqlbuffer.storage.changes import Follower
 from sqlbuffer.storage.schema.roles import roles_script
-from sqlbuffer.storage.use_counts import counting
-from sqlbuffer.storage.use_counts.uses import CLEANED_AT_ONCE
+from sqlbuffer.storage.use_counts import CLEANED_AT_ONCE
 from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
@@ -122,7 +122,7 @@ def test_learners_count_and_note_what_they_sample_and_set_the_clock(with_roles, 
         buffer.set_clock(3)
         assert len(buffer.sample(3)) == 3
         assert len(buffer.sample_tasks(1)[0]) == 4
-        counting.give_back(buffer._store.uses, [(1,)])
+        use_counts.give_back(buffer._store.uses, [(1,)])
         buffer._store.uses.housekeeping.cleaned_to = -2 * CLEANED_AT_ONCE
         assert len(buffer.sample(1)) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:

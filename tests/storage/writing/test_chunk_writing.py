@@ -9,7 +9,7 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.encoding.column_chunks import StepPacker, pack_steps
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError, OutOfOrderError, StorageError
-from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.writing.chunks import ChunkBatch
 from tests.support.sql import STEPS, run, scalar
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}

@@ -20,7 +20,7 @@ from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult, uuid7
 from sqlbuffer.storage.database import holders
-from sqlbuffer.storage.episodes.keys import EpisodeKey
+from sqlbuffer.storage.episodes import EpisodeKey
 from sqlbuffer.storage.extensions.slots.episode_slots import Slots
 from sqlbuffer.storage.extensions.slots.slot_batch import Resumption, SlotBatch, slot_batch
 from sqlbuffer.storage.extensions.slots.slot_claims import (
@@ -31,7 +31,7 @@ from sqlbuffer.storage.extensions.slots.slot_claims import (
     SlotsFullError,
 )
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.writing.chunks import ChunkBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 T = TypeVar("T")

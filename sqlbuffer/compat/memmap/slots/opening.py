@@ -18,7 +18,7 @@ from sqlbuffer.fields import Fields
 from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
 from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
 from sqlbuffer.storage.extensions.tables import SLOTS
-from sqlbuffer.storage.retention.dropping import drop_buffer
+from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
 

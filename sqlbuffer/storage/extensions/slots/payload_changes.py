@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.changes.change_log import log_change
+from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.extensions.slots import postgresql, sqlite
 from sqlbuffer.storage.rows.pieces import Columns

@@ -12,9 +12,8 @@ from sqlbuffer.encoding.column_chunks import PackedStep, pack_steps
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps import StoreResult
-from sqlbuffer.storage.episodes import lifecycle
-from sqlbuffer.storage.episodes.keys import EpisodeKey
-from sqlbuffer.storage.writing.chunk_batch import ChunkBatch
+from sqlbuffer.storage.episodes import EpisodeKey, StepPlace, end
+from sqlbuffer.storage.writing.chunks import ChunkBatch
 
 _LEAVE_OUT = text(
     "UPDATE episodes SET next_t = :t "
@@ -87,7 +86,7 @@ class SlotBatch:
                 connection.execute(_LEAVE_OUT, values)
             written.append(insert(part.batch))
         seqs = np.concatenate([result.seqs for result in written] or [np.empty(0, np.int64)])
-        lifecycle.end(connection, buffer_id, self.endings, self._numbers(seqs))
+        end(connection, buffer_id, self.endings, self._numbers(seqs))
         return StoreResult(
             sum(result.inserted for result in written),
             sum(result.duplicates for result in written),
@@ -96,7 +95,7 @@ class SlotBatch:
             seqs,
         )
 
-    def _numbers(self, seqs: NDArray[np.int64]) -> dict[lifecycle.StepPlace, int]:
+    def _numbers(self, seqs: NDArray[np.int64]) -> dict[StepPlace, int]:
         return {(key, key, t): int(seqs[i]) for (key, t), i in self.places.items() if seqs[i] >= 0}
 
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd
-from sqlbuffer.storage.episodes.tables import episodes
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.extensions import participants
 from sqlbuffer.storage.extensions.slots.episode_slots import (
     Ring,

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, Integer, bindparam, delete, select, text, update
 
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.storage.buffers.layouts import BufferLayout
+from sqlbuffer.storage.buffers.catalog import BufferLayout
 from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
 
 _ID = bindparam("buffer_id", type_=Integer())

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, select
 
-from sqlbuffer.storage.buffers.layouts import layout_of
+from sqlbuffer.storage.buffers.catalog import layout_of
 from sqlbuffer.storage.database.holders import is_alive, is_here
 from sqlbuffer.storage.extensions.participants import forget, note_seen
 from sqlbuffer.storage.extensions.tables import WRITER, participants

@@ -8,15 +8,14 @@ from sqlalchemy import Connection, Engine, Text, cast, literal, select
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.buffers import stored_config
+from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.filesystems import NetworkFileSystemWarning
-from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.sqlite_files import NetworkFileSystemWarning, existing_file
 from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.holds.tables import holds
+from sqlbuffer.storage.holds import holds
 from sqlbuffer.storage.inspect.doctor import postgresql, sqlite
 from sqlbuffer.storage.inspect.doctor.finding import (
     Check,
@@ -147,7 +146,7 @@ def _expected_objects(dialect: str) -> set[tuple[str, str]]:
 
 def _settings(connection: Connection, url: URL) -> Sequence[Finding]:
     """Compare the columns that SQL reads with the configurations."""
-    found = stored_config.disagreements(connection)
+    found = catalog.disagreements(connection)
     wrong = [f"buffer {name!r}: {'; '.join(lines)}" for name, lines in found.items() if lines]
     if not wrong:
         return [Finding("settings", "OK", f"{len(found):,} configurations agree with the columns")]

@@ -8,7 +8,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.sizes import shown_size
-from sqlbuffer.storage.buffers.hanging.postgresql import hanging_writers
+from sqlbuffer.storage.buffers.hanging import postgresql_hanging_writers
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 from sqlbuffer.storage.migrations.required_features import check_advisory_locks
 from sqlbuffer.storage.schema.metadata import metadata
@@ -200,7 +200,7 @@ def _hanging_writers(connection: Connection, url: URL) -> Sequence[Finding]:
             f"{writer}, whose steps stay invisible until it commits",
             f"end it, or SELECT pg_terminate_backend({writer.pid})",
         )
-        for number, writer in hanging_writers(connection, url)
+        for number, writer in postgresql_hanging_writers(connection, url)
     ]
 
 

@@ -13,11 +13,9 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageError
 from sqlbuffer.sizes import shown_size
-from sqlbuffer.storage.buffers.hanging.hanging_writer import HANGING_S
-from sqlbuffer.storage.buffers.hanging.sqlite import lock_holder
-from sqlbuffer.storage.database.filesystems import filesystem_of, warn_of_network
+from sqlbuffer.storage.buffers.hanging import HANGING_S, sqlite_lock_holder
 from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.sqlite_files import existing_file, filesystem_of, warn_of_network
 from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
 from sqlbuffer.storage.database.wal import wal_path
 from sqlbuffer.storage.database.writer_lock import lock_path
@@ -77,7 +75,7 @@ def _lock_file(connection: Connection, url: URL) -> Sequence[Finding]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        writer = lock_holder(url)
+        writer = sqlite_lock_holder(url)
         if writer is not None and writer.age_s > HANGING_S:
             detail = f"{path}, held by {writer}: all other writers wait"
             return [Finding("lock file", "WARN", detail, f"end its transaction: kill {writer.pid}")]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.copies import source_steps
 from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.support.processes import TIMEOUT_S, wait_until
 from tests.support.sql import buffer_id, run, scalar
@@ -84,7 +83,7 @@ def grow(buffer: ReplayBuffer, name: str) -> None:
 
 def copy(source: str, target: str) -> None:
     """Copy in many small batches."""
-    source_steps.MOST_ROWS, source_steps.MOST_CHUNKS = 40, 1
+    source.MOST_ROWS, source.MOST_CHUNKS = 40, 1
     here = ReplayBuffer(source, "source", create=False)
     here.copy_to(ReplayBuffer(target, "copy", create=False))
 

@@ -1,1 +1,0 @@
-"""What the ranks of a training run agree on."""

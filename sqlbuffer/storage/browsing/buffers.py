@@ -1,0 +1,363 @@
+"""The page of all buffers, at a cost that does not grow with their size."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select
+
+from sqlbuffer.rate_limits import Waiting
+from sqlbuffer.stats import Stats
+from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.rollouts import rows_in_order
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.changes import followers
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import one_of
+from sqlbuffer.storage.flow import flow
+from sqlbuffer.storage.inspect import buffer_stats, listings
+from sqlbuffer.storage.rollout_stats import group_changes, group_stats, rollout_stats
+from sqlbuffer.storage.schema.column_types import IntegerList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.server_clock import age_s
+
+WINDOW_S = 60.0
+# Writers and readers of the last minute count as active.
+LATELY_S = 60.0
+MOST_BUFFERS = 200
+NEWEST_STEPS = 1_000
+# Number of steps, or chunks, that are read at each end of a buffer for their versions.
+VERSIONS_OF = 100
+
+_size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+
+
+@dataclass(frozen=True)
+class BufferOverview:
+    """Overview of one buffer.
+
+    Attributes:
+        stats: Statistics of the buffer, without episodes and distributions.
+        writers: Agents of the newest steps, if those were written in the last minute.
+        readers: Processes that sampled or followed the buffer in the last minute.
+        versions: Least and greatest model version among steps at both ends of the buffer.
+    """
+
+    stats: Stats
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    versions: tuple[int | None, int | None]
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Calls that wait for a rate limiter now."""
+        return tuple(call for call in self.stats.waiting if call.alive)
+
+
+@dataclass(frozen=True)
+class DatabaseOverview:
+    """Overview of a database.
+
+    Attributes:
+        buffers: Its buffers by name, up to a limit.
+        n_buffers: Number of all its buffers.
+        size_bytes: Size on disk in bytes.
+    """
+
+    buffers: tuple[BufferOverview, ...]
+    n_buffers: int
+    size_bytes: int
+
+
+def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOverview:
+    """Return an overview of a database, buffer by buffer.
+
+    Args:
+        connection: A snapshot.
+        most: Maximum number of buffers, by name.
+    """
+    own = buffers.c
+    named = connection.execute(select(own.name, own.id).order_by(own.name).limit(most))
+    ids = {str(name): int(number) for name, number in named}
+    n_buffers = connection.execute(select(func.count()).select_from(buffers)).scalar_one()
+    held = listings.held_rows(connection, list(ids.values()))
+    found = buffer_stats.look(connection, held, WINDOW_S, in_depth=False)
+    readers, versions = _readers(connection), _versions(connection, list(ids.values()))
+    listed = []
+    for stats in found:
+        number = ids[stats.buffer]
+        writers = _writers(connection, number) if _is_written(stats) else ()
+        known = versions.get(number, (None, None))
+        listed.append(BufferOverview(stats, writers, tuple(readers[number]), known))
+    return DatabaseOverview(tuple(listed), int(n_buffers), _size_bytes(connection))
+
+
+def buffer_names(connection: Connection, *, most: int) -> list[str]:
+    """Return the names of the first buffers."""
+    own = buffers.c
+    return [
+        str(name)
+        for name in connection.execute(select(own.name).order_by(own.name).limit(most)).scalars()
+    ]
+
+
+def _is_written(stats: Stats) -> bool:
+    return stats.newest_age_s is not None and stats.newest_age_s <= LATELY_S
+
+
+def _readers(connection: Connection) -> dict[int, list[str]]:
+    """Return the active readers of each buffer; a sampler counts every few seconds."""
+    found: dict[int, list[str]] = defaultdict(list)
+    samplers = select(flow.c.buffer_id, flow.c.holder).where(
+        flow.c.holder != "", flow.c.n_sampled > 0, age_s(flow.c.heartbeat_at) < LATELY_S
+    )
+    for number, holder in connection.execute(samplers):
+        # Host and process, without the part that differs between two objects of a process.
+        name = holder.rpartition(" ")[0]
+        if name not in found[number]:
+            found[number].append(name)
+    mirrors = (
+        select(followers.c.buffer_id, func.count())
+        .where(age_s(followers.c.live_until) < 0)
+        .group_by(followers.c.buffer_id)
+    )
+    for number, n in connection.execute(mirrors):
+        found[number] += [f"mirror {place}" for place in range(1, n + 1)]
+    return found
+
+
+def _writers(connection: Connection, number: int) -> tuple[str, ...]:
+    """Return the agents among the newest steps of a buffer that were written in the last minute."""
+    high = select(windows.c.high_seq).where(windows.c.buffer_id == number).scalar_subquery()
+    (last,) = connection.execute(select(high)).one()
+    seq, first = experiences.c.seq, chunks.c.first_seq
+    agents: set[str] = set()
+    for of, numbered, since in (
+        (experiences, seq, last - NEWEST_STEPS),
+        (chunks, first, last - NEWEST_STEPS - MOST_STEPS),
+    ):
+        newest = (
+            select(of.c.agent_id, of.c.inserted_at)
+            .where(of.c.buffer_id == number, numbered > since)
+            .order_by(numbered.desc())
+            .limit(NEWEST_STEPS)
+            .subquery()
+        )
+        lately = age_s(newest.c.inserted_at) < LATELY_S
+        agents.update(
+            connection.execute(select(newest.c.agent_id).where(lately).distinct()).scalars()
+        )
+    return tuple(sorted(agents))
+
+
+def _versions(
+    connection: Connection, ids: Sequence[int]
+) -> dict[int, tuple[int | None, int | None]]:
+    """Return the lowest and the highest model version of steps at both ends of each buffer.
+
+    In chunks it is the version of the whole chunk.
+    """
+    window, row, own = windows.c, experiences.c, chunks.c
+    of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)
+    of_chunk = (
+        own.buffer_id == window.buffer_id,
+        own.first_seq > window.low_seq - MOST_STEPS,
+        own.first_seq + own.n_steps - 1 > window.low_seq,
+    )
+    ends = [
+        _versions_of(value, where, order)
+        for value, where, number in (
+            (row.model_version, of_row, row.seq),
+            (own.model_version, of_chunk, own.first_seq),
+        )
+        for order in (number, number.desc())
+    ]
+    listed = bindparam("ids", list(ids), IntegerList())
+    columns = [value for end in ends for value in end]
+    statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
+    with _in_order(connection):
+        found = connection.execute(statement).all()
+    return {number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found}
+
+
+def _versions_of(value: Any, where: Sequence[Any], order: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest of a value at one end of a buffer."""
+    end = select(value.label("version")).where(*where).order_by(order).limit(VERSIONS_OF)
+    at_end = end.correlate(windows).subquery()
+    least, most = (
+        select(of(at_end.c.version)).correlate(windows).scalar_subquery()
+        for of in (func.min, func.max)
+    )
+    return least, most
+
+
+def _known(least_or_most: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
+    known = [version for version in found if version is not None]
+    return least_or_most(known) if known else None
+
+
+# Name of an order -> its column, and True if it descends.
+GROUP_SORTS = {
+    "spread": ("spread", True),
+    "alike": ("spread", False),
+    "task": ("task_id", False),
+}
+
+
+@dataclass(frozen=True)
+class ListedGroup:
+    """The episodes of a task.
+
+    Attributes:
+        task_id: The task.
+        n_rollouts: Number of episodes.
+        n_returns: Number of episodes with a finite return.
+        mean: Mean of these returns; None if there is none.
+        std: Their standard deviation (of the population).
+        least: Smallest of them.
+        greatest: Largest of them.
+    """
+
+    task_id: str
+    n_rollouts: int
+    n_returns: int
+    mean: float | None
+    std: float | None
+    least: float | None
+    greatest: float | None
+
+    @property
+    def spread(self) -> float | None:
+        """The greatest return less the least."""
+        if self.least is None or self.greatest is None:
+            return None
+        return self.greatest - self.least
+
+    @property
+    def is_alike(self) -> bool:
+        """Several finite returns are equal, so a policy gradient learns nothing from them."""
+        return self.n_returns > 1 and self.spread == 0
+
+    @property
+    def among(self) -> str:
+        """Text with the number of episodes with a finite return, if others have none."""
+        return "" if self.n_returns == self.n_rollouts else f" among {self.n_returns:,}"
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    """A page of groups.
+
+    Attributes:
+        groups: Groups of the page.
+        after: Argument `after` of the next page; None for the last page.
+    """
+
+    groups: list[ListedGroup]
+    after: list[Any] | None
+
+
+_own = group_stats.c
+
+
+def group_page(
+    connection: Connection,
+    buffer_id: int,
+    sort: str = "spread",
+    after: Sequence[Any] | None = None,
+    limit: int = 50,
+) -> GroupPage:
+    """Return a page of the groups of a buffer.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `task`, by
+            task. Groups without a finite return have no spread and come last.
+        after: `GroupPage.after` of the page before; None for the first page.
+        limit: Maximum number of groups.
+    """
+    keys = select(group_stats).where(_own.buffer_id == buffer_id)
+    name, descends = GROUP_SORTS[sort]
+    columns = (_own[name], _own.task_id)
+    with _in_order(connection):
+        found = rows_in_order(connection, keys, columns, after, descends, limit + 1)
+    last = found[limit - 1] if found[limit:] else None
+    return GroupPage(
+        _listed(connection, buffer_id, found[:limit]),
+        None if last is None else [last._mapping[name], last.task_id],
+    )
+
+
+def group_of(connection: Connection, buffer_id: int, task_id: str) -> ListedGroup | None:
+    """Return the group of a task; None if it has no episodes."""
+    keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.task_id == task_id)
+    found = _listed(connection, buffer_id, connection.execute(keys).all())
+    return found[0] if found else None
+
+
+def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedGroup]:
+    """Return groups, with the changes that concurrent writers have not applied yet."""
+    now = _added_up(connection, buffer_id, [row.task_id for row in found])
+    return [now.get(row.task_id) or _group(*row[1:-1]) for row in found]
+
+
+def _group(
+    task_id: str,
+    n_rollouts: int,
+    n_returns: int,
+    mean: float | None,
+    m2: float,
+    least: float | None,
+    greatest: float | None,
+) -> ListedGroup:
+    std = math.sqrt(m2 / n_returns) if n_returns else None
+    return ListedGroup(task_id, n_rollouts, n_returns, mean, std, least, greatest)
+
+
+def _added_up(
+    connection: Connection, buffer_id: int, tasks: Sequence[str]
+) -> dict[str, ListedGroup]:
+    """Return the groups that have unapplied changes, computed from their rollouts."""
+    left = group_changes.c
+    pending = select(left.task_id).where(left.buffer_id == buffer_id, one_of(left.task_id, tasks))
+    changed = list(connection.execute(pending.distinct()).scalars()) if tasks else []
+    if not changed:
+        return {}
+    rollout = rollout_stats.c
+    is_one = (
+        (rollout.buffer_id == buffer_id)
+        & one_of(rollout.task_id, changed)
+        & (rollout.episode_id != 0)
+    )
+    is_finite = func.abs(rollout["return"]) < 1e100
+    value = func.coalesce(rollout["return"], 0.0)
+    counts = select(rollout.task_id, func.count()).where(is_one).group_by(rollout.task_id)
+    n_rollouts: dict[str, int] = dict(connection.execute(counts).all())
+    means = (
+        select(rollout.task_id, func.avg(value).label("mean"))
+        .where(is_one, is_finite)
+        .group_by(rollout.task_id)
+        .subquery("means")
+    )
+    sums = (
+        select(
+            rollout.task_id,
+            func.count(),
+            means.c.mean,
+            func.sum((value - means.c.mean) * (value - means.c.mean)),
+            func.min(value),
+            func.max(value),
+        )
+        .join(means, means.c.task_id == rollout.task_id)
+        .where(is_one, is_finite)
+        .group_by(rollout.task_id, means.c.mean)
+    )
+    finite = {task: rest for task, *rest in connection.execute(sums)}
+    nothing = [0, None, 0.0, None, None]
+    return {task: _group(task, n, *finite.get(task, nothing)) for task, n in n_rollouts.items()}

@@ -1,0 +1,460 @@
+"""Points of the curves of a buffer: bounded numbers of rows, looked up by indexes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
+
+from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.chunks.relations import steps_at
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
+from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
+from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.number_keys import has_number
+from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
+from sqlbuffer.storage.use_counts import samples
+
+MOST_EPISODES = 10_000
+# If there are more episodes, this number of them is read, at even distances.
+SAMPLED_EPISODES = 2_000
+LOOKED_AT_STEPS = 400
+LOOKED_AT_BATCHES = 100
+ROWS_OF_A_BATCH = 16
+_SLACK_S = 1.0
+
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """A part of the history.
+
+    Attributes:
+        since: Unix time; None for the beginning.
+        until: Unix time; None for now.
+    """
+
+    since: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class EpisodePoints:
+    """Ended episodes in the order of their ends, or other rollouts ordered by their last steps.
+
+    Attributes:
+        ended_at: Time when each ended, or when its last step was written.
+        returns: Sum of the rewards of each; NaN if it has none.
+        lengths: Steps of each.
+        is_sample: The points are a sample of the episodes, at even distances.
+        has_ends: The points are episodes that have ended.
+    """
+
+    ended_at: Floats
+    returns: Floats
+    lengths: Floats
+    is_sample: bool
+    has_ends: bool = True
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times when some steps of a buffer were written, at even distances.
+
+    Attributes:
+        seqs: Numbers of the steps, increasing.
+        written_at: Time when each was written.
+        n_before: Steps of the buffer that were written before the first of them; they may have
+            left.
+    """
+
+    seqs: Floats
+    written_at: Floats
+    n_before: int = 0
+
+
+@dataclass(frozen=True)
+class DrawnCounts:
+    """Counts of sampled rows in intervals of ten seconds, kept for an hour.
+
+    A process reports its draws every five seconds; they count when they are reported.
+
+    Attributes:
+        begun_at: Time when each interval began.
+        rows: Rows sampled in it.
+        since: Time from which all intervals are known; those without draws are left out.
+        last_at: Time of the last report; -inf if there was none.
+    """
+
+    begun_at: Floats
+    rows: Floats
+    since: float
+    last_at: float
+
+
+@dataclass(frozen=True)
+class DrawnStaleness:
+    """Staleness of the rows of batches, for buffers with `track_samples`.
+
+    Attributes:
+        drawn_at: Time when each batch was drawn.
+        mean: Mean staleness of the batch's rows that are still held; NaN if none is.
+    """
+
+    drawn_at: Floats
+    mean: Floats
+
+
+def now_of(connection: Connection) -> float:
+    """Return the time of the database."""
+    return float(connection.execute(select(unix_now())).scalar_one())
+
+
+def buffer_number(connection: Connection, name: str) -> int | None:
+    """Return the key of a buffer in the tables; None if no buffer has that name."""
+    if "\0" in name:  # which no server takes
+        return None
+    found = connection.execute(select(windows.c.buffer_id).where(windows.c.buffer == name))
+    number = found.scalar_one_or_none()
+    return None if number is None else int(number)
+
+
+def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
+    """Return the ended episodes of a buffer in a part of its history, or a sample of them."""
+    own = episodes.c
+    low, high = connection.execute(
+        select(
+            select(own.id)
+            .where(own.buffer_id == buffer_id)
+            .order_by(own.id)
+            .limit(1)
+            .scalar_subquery(),
+            select(own.id)
+            .where(own.buffer_id == buffer_id)
+            .order_by(own.id.desc())
+            .limit(1)
+            .scalar_subquery(),
+        )
+    ).one()
+    if low is None:
+        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+    now = now_of(connection)
+    first, last = _between(
+        span, low, high, lambda numbers: _started_at(connection, buffer_id, numbers, now)
+    )
+    own_id = (own.buffer_id == buffer_id, own.id >= first, own.id <= last)
+    query = select(
+        age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
+    ).where(own.status != "open", own.length.is_not(None))
+    further = select(own.id).where(*own_id).order_by(own.id.desc()).limit(1).offset(MOST_EPISODES)
+    with _in_order(connection):
+        is_sample = connection.execute(further).scalar_one_or_none() is not None
+    if is_sample:
+        ids = _evenly_spaced_ids(connection, buffer_id, first, last)
+        query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
+    else:
+        query = query.where(*own_id)
+    found = connection.execute(query).all()
+    table = np.array(
+        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
+        np.float64,
+    ).reshape(-1, 3)
+    ended_at, returns, lengths = table[np.argsort(table[:, 0], kind="stable")].T
+    return EpisodePoints(ended_at, returns, lengths, is_sample)
+
+
+def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
+    own = episodes.c
+    given = _given(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
+    nearest = (
+        select(own.id)
+        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
+        .order_by(own.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = connection.execute(select(nearest).select_from(given)).scalars()
+    return sorted({int(number) for number in found if number is not None})
+
+
+def _started_at(connection: Connection, buffer_id: int, numbers: Numbers, now: float) -> Floats:
+    """Return the begin of the first episode from each number on; now if there is none."""
+    own, given = episodes.c, _given(numbers)
+    age = (
+        select(age_s(own.started_at))
+        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
+        .order_by(own.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
+    return np.array([now if each is None else now - float(each) for each in found])
+
+
+def _between(
+    span: TimeSpan, low: int, high: int, times_of: Callable[[Numbers], Floats]
+) -> tuple[int, int]:
+    """Return the first and the last number of a part of the history, found by bisection.
+
+    Numbers are given approximately in the order of time. The last number of an empty part is below
+    its first.
+    """
+    first = low if span.since is None else _first_from(span.since, low, high + 1, times_of)
+    last = high
+    if span.until is not None:
+        last = _first_from(span.until, low, high + 1, times_of) - 1
+    return first, last
+
+
+def _first_from(time: float, low: int, high: int, times_of: Callable[[Numbers], Floats]) -> int:
+    ends = np.array([low], np.int64), np.array([high], np.int64)
+    (found,) = first_numbers(*ends, lambda _, numbers: times_of(numbers) < time)
+    return int(found)
+
+
+def _given(numbers: Sequence[int] | Numbers) -> Any:
+    """Return a table of numbers with the columns `value` and `place`."""
+    listed = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
+    bound = bindparam(None, listed, SeqList(), unique=True)
+    return numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
+
+
+def step_times(connection: Connection, buffer_id: int, span: TimeSpan) -> StepTimes:
+    """Return when some steps of a buffer were written, at even distances."""
+    window = windows.c
+    low, high = connection.execute(
+        select(window.low_seq, window.high_seq).where(window.buffer_id == buffer_id)
+    ).one()
+    if high <= low:
+        return StepTimes(np.empty(0), np.empty(0))
+    first, last = _between(
+        span, low + 1, high, lambda numbers: _written_at(connection, buffer_id, low, numbers)
+    )
+    if last < first:
+        return StepTimes(np.empty(0), np.empty(0))
+    wanted = np.unique(np.linspace(first, last, LOOKED_AT_STEPS).astype(np.int64))
+    seqs, times = times_of(connection, buffer_id, low, wanted)
+    first_held, _ = first_step(literal(buffer_id), literal(first))
+    n_before = (connection.execute(select(first_held)).scalar_one() or first) - 1
+    # Writers that commit late have numbers below those of earlier commits.
+    return StepTimes(seqs, np.maximum.accumulate(times), n_before)
+
+
+def written_before(
+    connection: Connection, buffer_id: int, steps: StepTimes, times: Floats
+) -> Floats:
+    """Return for each time how many steps of a buffer were written before it, found by bisection.
+
+    Args:
+        connection: A snapshot.
+        buffer_id: The buffer.
+        steps: Steps in this part of the history, which narrow the search.
+        times: Unix times.
+    """
+    window = windows.c
+    low, high = connection.execute(
+        select(window.low_seq, window.high_seq).where(window.buffer_id == buffer_id)
+    ).one()
+    ends = np.concatenate([[low + 1], steps.seqs, [high + 1]]).astype(np.int64)
+    places = np.searchsorted(steps.written_at, times)
+    found = first_numbers(
+        ends[places],
+        np.maximum(ends[places], ends[places + 1]),
+        lambda of, numbers: _written_at(connection, buffer_id, low, numbers) < times[of],
+    )
+    return np.asarray(found - 1, np.float64)
+
+
+def _written_at(connection: Connection, buffer_id: int, low: int, numbers: Numbers) -> Floats:
+    """Return when the last step at or before each number was written; -inf if there is none."""
+    found = _steps_before(connection, buffer_id, low, numbers)
+    return np.array([-np.inf if each is None else each[1] for each in found])
+
+
+def times_of(
+    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
+) -> tuple[Floats, Floats]:
+    """Return the numbers and the times of the steps that `_steps_before` finds.
+
+    The steps are sorted, and each occurs once.
+    """
+    found = {each for each in _steps_before(connection, buffer_id, low, numbers) if each}
+    seqs, times = np.array(sorted(found), np.float64).reshape(-1, 2).T
+    return seqs, times
+
+
+def _steps_before(
+    connection: Connection, buffer_id: int, low: int, numbers: Sequence[int] | Numbers
+) -> list[tuple[int, float] | None]:
+    """Return the number and the time in Unix seconds of the last step at or before each number.
+
+    For a chunk these are the number and the time of its last step; None if there is no step.
+    """
+    given, row, own = _given(numbers), experiences.c, chunks.c
+    of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
+    of_chunk = (
+        own.buffer_id == buffer_id,
+        own.first_seq > low - MOST_STEPS,
+        own.first_seq <= given.c.value,
+    )
+    # Not max(): it would read all rows below the number.
+    nearest = select(_last(row.seq, of_row), _last(own.first_seq, of_chunk))
+    ordered = nearest.select_from(given).order_by(given.c.place)
+    places = [tuple(each) for each in connection.execute(ordered)]
+    last_of_chunk = own.first_seq + own.n_steps - 1
+    steps: list[dict[int, tuple[int, float]]] = []
+    for place, (number, last, written_at) in enumerate(
+        ((row.seq, row.seq, row.inserted_at), (own.first_seq, last_of_chunk, own.inserted_at))
+    ):
+        listed = sorted({int(each[place]) for each in places if each[place] is not None})
+        is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
+        # In one statement: time passes between two.
+        query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
+        found = connection.execute(query) if listed else ()
+        steps.append({first: (int(last), float(at)) for first, last, at in found})
+    of_rows, of_chunks = steps
+    return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
+
+
+def _last(number: Any, where: Sequence[Any]) -> Any:
+    return select(number).where(*where).order_by(number.desc()).limit(1).scalar_subquery()
+
+
+def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
+    """Return how many rows of a buffer were sampled in the last hour."""
+    own, now = flow_history.c, now_of(connection)
+    rows = connection.execute(
+        select(own.bucket, func.sum(own.n_sampled))
+        .where(own.buffer_id == buffer_id)
+        .group_by(own.bucket)
+        .order_by(own.bucket)
+    )
+    table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
+    reported = select(func.max(unix_now() - age_s(flow.c.heartbeat_at))).where(
+        flow.c.buffer_id == buffer_id, flow.c.n_sampled > 0
+    )
+    last_at = connection.execute(reported).scalar_one()
+    begun_at = table[:, 0] * BUCKET_S
+    hour_ago = (now - HISTORY_S) // BUCKET_S * BUCKET_S
+    return DrawnCounts(begun_at, table[:, 1], hour_ago, -np.inf if last_at is None else last_at)
+
+
+def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> DrawnStaleness:
+    """Return how stale the rows of some batches were, at even distances in time."""
+    own, now = samples.c, now_of(connection)
+    first = select(age_s(func.min(own.sampled_at))).where(own.buffer_id == buffer_id)
+    oldest_s = connection.execute(first).scalar_one_or_none()
+    if oldest_s is None:
+        return DrawnStaleness(np.empty(0), np.empty(0))
+    begin_s = float(oldest_s) if span.since is None else min(float(oldest_s), now - span.since)
+    end_s = 0.0 if span.until is None else max(0.0, now - span.until)
+    # Time passes between the statements: without this slack the oldest batch would be missed.
+    ages_s = np.linspace(begin_s + _SLACK_S, end_s, LOOKED_AT_BATCHES)
+    given = _given((ages_s * 1_000).astype(np.int64))
+    batch = (
+        select(own.id)
+        .where(
+            own.buffer_id == buffer_id,
+            own.sampled_at >= seconds_ago(given.c.value / 1_000.0),
+        )
+        .order_by(own.sampled_at)
+        .limit(1)
+        .scalar_subquery()
+    )
+    ids = set(connection.execute(select(batch).select_from(given)).scalars())
+    listed = bindparam("ids", sorted(number for number in ids if number is not None), SeqList())
+    query = select(age_s(own.sampled_at), own.clock, own.seqs).where(
+        is_number_of(own.id, listed), own.clock.is_not(None)
+    )
+    batches = [
+        (now - float(age), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
+        for age, clock, seqs in connection.execute(query.order_by(own.id))
+    ]
+    versions = _versions_of(
+        connection, buffer_id, sorted({n for *_, seqs in batches for n in seqs})
+    )
+    means = [
+        [max(0, clock - versions[seq]) for seq in seqs if seq in versions]
+        for _, clock, seqs in batches
+    ]
+    return DrawnStaleness(
+        np.array([drawn_at for drawn_at, *_ in batches], np.float64),
+        np.array([np.mean(found) if found else np.nan for found in means], np.float64),
+    )
+
+
+def _numbers(seqs: Any) -> list[int]:
+    """Return numbers from JSON (SQLite) or from an array (PostgreSQL)."""
+    return list(orjson.loads(seqs) if isinstance(seqs, str) else seqs)
+
+
+def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
+    """Return the model versions of the steps that are held and have one."""
+    given = _given(seqs)
+    row = experiences.c
+    version = (
+        select(row.model_version)
+        .where(row.buffer_id == buffer_id, row.seq == given.c.value)
+        .scalar_subquery()
+    )
+    step = steps_at(literal(buffer_id), bindparam("seqs", list(seqs), SeqList())).c
+    found = [
+        *connection.execute(select(given.c.value, version).select_from(given)),
+        *connection.execute(select(step.seq, step.model_version)),
+    ]
+    return {int(seq): int(number) for seq, number in found if number is not None}
+
+
+MOST_ROLLOUTS = 2_000
+
+
+def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
+    """Return the newest rollouts whose last step is held and was written in a part of the history.
+
+    A rollout that several processes write at the same time counts once for each process.
+    """
+    own = rollout_stats.c
+    newest = (
+        select(own.last_seq, own["return"], own.length)
+        .where(own.buffer_id == buffer_id)
+        .order_by(own.first_seq.desc())
+        .limit(MOST_ROLLOUTS)
+    )
+    with _in_order(connection):
+        found = connection.execute(newest).all()
+    low = connection.execute(
+        select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
+    ).scalar_one()
+    held = [
+        (last, np.nan if total is None else total, length)
+        for last, total, length in found
+        if last > low
+    ]
+    table = np.array(held, np.float64).reshape(-1, 3)
+    seqs, times = times_of(connection, buffer_id, low, table[:, 0].astype(np.int64))
+    if not seqs.size:
+        return EpisodePoints(np.empty(0), np.empty(0), np.empty(0), is_sample=False)
+    # The step with that number, or the chunk that holds it.
+    places = np.minimum(np.searchsorted(seqs, table[:, 0]), seqs.size - 1)
+    written_at = times[places]
+    inside = np.ones(len(table), bool)
+    if span.since is not None:
+        inside &= written_at >= span.since
+    if span.until is not None:
+        inside &= written_at <= span.until
+    order = np.flatnonzero(inside)[np.argsort(written_at[inside], kind="stable")]
+    _, returns, lengths = table[order].T
+    return EpisodePoints(written_at[order], returns, lengths, is_sample=False, has_ends=False)

@@ -1,0 +1,567 @@
+"""Pages of the rollouts of a buffer, filtered and ordered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy.engine import URL
+
+from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.query.tree import Node
+from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer, not_found
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import episodes, one_of
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
+from sqlbuffer.storage.rows.layouts import steps_of
+from sqlbuffer.storage.rows.statements import episode_states, matching
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.planner import unindexed
+
+
+def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
+    """Return the expression that is true if two columns come after two values."""
+    (one, two), (value, tie) = columns, after
+    if value is None:
+        found = and_(one.is_(None), two < tie if descends else two > tie)
+    elif descends:
+        found = and_(one <= value, or_(one < value, two < tie))
+    else:
+        found = and_(one >= value, or_(one > value, two > tie))
+    return found
+
+
+def ordered(query: Select[Any], columns: Sequence[Any], descends: bool) -> Select[Any]:
+    """Return the query ordered by columns, all ascending or all descending."""
+    return query.order_by(*(column.desc() if descends else column for column in columns))
+
+
+def rows_in_order(
+    connection: Connection,
+    query: Select[Any],
+    columns: Sequence[Any],
+    after: Sequence[Any] | None,
+    descends: bool,
+    limit: int,
+) -> list[Any]:
+    """Return the first rows of a query behind two values; None: from its begin.
+
+    Two statements, of which an index serves each: the databases put nulls at different ends.
+    """
+    value, found = columns[0], list[Any]()
+    parts = [value.is_not(None) if after is None else is_behind(columns, after, descends)]
+    if value.nullable and (after is None or after[0] is not None):
+        parts.append(value.is_(None))
+    for part in parts:
+        if n_more := limit - len(found):
+            rest = ordered(query.where(part), columns, descends).limit(n_more)
+            found += connection.execute(rest).all()
+    return found
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An episode, or the steps of a task that belong to no episode.
+
+    Attributes:
+        number: Key of the episode in `episodes`; None for steps without an episode.
+        task_id: The task.
+        agent_id: The acting agent; None for all agents of steps without an episode.
+        episode_id: The user's id of the episode.
+        status: `open`, `complete`, `aborted` or `abandoned`.
+        length: Number of steps, so far while it is open.
+        return_: Sum of the rewards; None if no step has one.
+        reward: Reward of the episode itself.
+        model_version: Version of the model at its start.
+        meta: JSON of the metadata given when it was stored.
+        started_at: Time when its first step was written; text on SQLite.
+        ended_at: Time when its end was written.
+    """
+
+    task_id: str
+    number: int | None = None
+    agent_id: str | None = None
+    episode_id: str | None = None
+    status: str | None = None
+    length: int | None = None
+    return_: float | None = None
+    reward: float | None = None
+    model_version: int | None = None
+    meta: str | None = None
+    started_at: Any = None
+    ended_at: Any = None
+
+
+def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
+    """Return a buffer by name.
+
+    It opens no connection of its own while it is used only in functions that take a connection.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+    """
+    info = find_buffer(connection, name) if is_storable_text(name) else None
+    if info is None:
+        raise not_found(name, url)
+    return OpenBuffer(url, info)
+
+
+def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rollout | None:
+    """Return an episode of a buffer; None if the buffer has none of that number."""
+    own, state = episodes.c, episode_states.c
+    if not 0 < number < 2**63:
+        return None
+    found = connection.execute(
+        select(
+            own.task_id, own.agent_id, own.key, state.status, own.length, own["return"],
+            own.reward, own.model_version, cast(own.meta, Text), own.started_at, own.ended_at,
+        )
+        .join(episode_states, state.id == own.id)
+        .where(own.id == number, own.buffer_id == buffer.info.id)
+    ).one_or_none()  # fmt: skip
+    if found is None:
+        return None
+    task_id, agent_id, key, status, length, return_, *rest = found
+    if status in ("open", "abandoned"):
+        # `episodes` has these sums only after the episode has ended.
+        sums = rollout_stats.c
+        is_own = (sums.buffer_id == buffer.info.id) & (sums.task_id == task_id)
+        so_far = select(sums.length, sums["return"]).where(is_own, sums.episode_id == number)
+        length, return_ = connection.execute(so_far).one_or_none() or (None, None)
+    return Rollout(task_id, number, agent_id, key, status, length, return_, *rest)
+
+
+# Rollouts that no index orders or finds are searched among the newest ones.
+LOOKED_AT = 10_000
+LOOKED_AT_BY_CONDITION = 1_000
+# Name of an order -> its column, and True if it descends. Rollouts without a value come last.
+INDEXED_SORTS = {
+    "newest": ("first_seq", True),
+    "oldest": ("first_seq", False),
+    "best": ("return", True),
+    "worst": ("return", False),
+    "longest": ("length", True),
+    "shortest": ("length", False),
+    "spread": ("spread", True),
+}
+_OTHER_COLUMNS = {
+    "episode": "key",
+    "task": "task_id",
+    "agent": "agent_id",
+    "status": "status",
+    "own reward": "reward",
+    "model": "model_version",
+    "began": "started_at",
+    "ended": "ended_at",
+}
+SORTS = INDEXED_SORTS | {
+    f"{name}{ending}": (column, bool(ending))
+    for name, column in _OTHER_COLUMNS.items()
+    for ending in ("", " descending")
+}
+
+
+@dataclass(frozen=True)
+class RolloutQuery:
+    """Filter and order of a page of rollouts.
+
+    Attributes:
+        sort: One of `SORTS`.
+        task_id: Task of the rollouts.
+        episode_id: The user's id of the episode.
+        agent_id: Agent of the rollouts.
+        status: `open`, `complete`, `aborted` or `abandoned`.
+        model_version: Version of the model.
+        least_return: Smallest return.
+        most_return: Largest return.
+        condition: Condition that at least one step must match.
+        after: `RolloutPage.after` of the page before, for the same query: numbers and texts, in the
+            order of the columns that sort the page.
+    """
+
+    sort: str = "newest"
+    task_id: str | None = None
+    episode_id: str | None = None
+    agent_id: str | None = None
+    status: str | None = None
+    model_version: int | None = None
+    least_return: float | None = None
+    most_return: float | None = None
+    condition: Node | None = None
+    after: Sequence[Any] | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """The query leaves out some rollouts."""
+        wanted = (
+            self.task_id, self.episode_id, self.agent_id, self.status, self.model_version,
+            self.least_return, self.most_return, self.condition,
+        )  # fmt: skip
+        return any(value is not None for value in wanted)
+
+    @property
+    def is_indexed(self) -> bool:
+        """Indexes alone find the rollouts in their order."""
+        return not self.is_filtered and self.sort in INDEXED_SORTS
+
+
+@dataclass(frozen=True)
+class ListedRollout:
+    """An episode, or the steps of a task that belong to no episode.
+
+    Attributes:
+        task_id: The task.
+        number: Key of the episode in `episodes`; 0 for the steps without an episode.
+        length: Steps written.
+        return_: Sum of their rewards; None if no step has one.
+        first_seq: Number of the first step.
+        last_seq: Number of the last step.
+        is_held: The last step is still held.
+        spread: Spread of the returns of the task's episodes; None if there are no returns.
+        episode_id: The user's id of the episode.
+        agent_id: The acting agent.
+        status: `open`, `complete`, `aborted` or `abandoned`; None without an episode.
+        reward: Reward of the episode itself.
+        model_version: Version of the model at its start.
+        started_at: Time when its first step was written; text on SQLite.
+        ended_at: Time when its end was written.
+    """
+
+    task_id: str
+    number: int
+    length: int
+    return_: float | None
+    first_seq: int
+    last_seq: int
+    is_held: bool
+    spread: float | None
+    episode_id: str | None
+    agent_id: str | None
+    status: str | None
+    reward: float | None
+    model_version: int | None
+    started_at: Any
+    ended_at: Any
+
+
+@dataclass(frozen=True)
+class RolloutPage:
+    """A page of rollouts.
+
+    Attributes:
+        rollouts: Rollouts of the page.
+        after: Argument `after` of the next page; None for the last page.
+        looked_at: Number of the newest rollouts that were filtered and sorted; None for all.
+    """
+
+    rollouts: list[ListedRollout]
+    after: list[Any] | None
+    looked_at: int | None
+
+
+_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+
+_own = rollout_stats.c
+# Values of episodes, in the order in which `ListedRollout` ends with them.
+_NAMES = {
+    "key": episodes.c.key,
+    "agent_id": episodes.c.agent_id,
+    # Not a join: PostgreSQL would read one of the two completely, or compare all numbers with all.
+    "status": (
+        select(episode_states.c.status)
+        .where(episode_states.c.id == episodes.c.id)
+        .scalar_subquery()
+    ),
+    "reward": episodes.c.reward,
+    "model_version": episodes.c.model_version,
+    "started_at": episodes.c.started_at,
+    "ended_at": episodes.c.ended_at,
+}
+_parts = rollout_stats.alias("parts").c
+# Concurrent writers may have added to several parts of a task without episodes; the first part
+# stands for all.
+_IS_FIRST_PART = or_(
+    _own.episode_id != 0,
+    ~select(1)
+    .where(
+        _parts.buffer_id == _own.buffer_id,
+        _parts.task_id == _own.task_id,
+        _parts.episode_id == 0,
+        _parts.part < _own.part,
+    )
+    .exists(),
+)
+
+
+def rollout_page(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int = 50
+) -> RolloutPage:
+    """Return a page of the rollouts of a buffer.
+
+    Args:
+        connection: The transaction.
+        info: The buffer.
+        query: Filter and order of the rollouts.
+        limit: Maximum number of rollouts.
+    """
+    with _in_order(connection):
+        if not query.is_indexed:
+            return _among_newest(connection, info, query, limit)
+        if query.sort == "spread":
+            return _by_spread(connection, info.id, query, limit)
+        return _by_column(connection, info.id, query, limit)
+
+
+def _by_column(
+    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
+) -> RolloutPage:
+    """Return rollouts in the order of one of their own columns."""
+    name, descends = SORTS[query.sort]
+    columns = (_own[name], _own.first_seq)
+    keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
+    found = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
+    after = [found[limit - 1]._mapping[name], found[limit - 1].first_seq] if found[limit:] else None
+    return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
+
+
+def _by_spread(
+    connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
+) -> RolloutPage:
+    """Return the episodes of the tasks whose returns differ most, the best of each task first."""
+    group, found = group_stats.c, list[Any]()
+    spread: dict[str, float] = {}
+    place = None if query.after is None else list(query.after)
+    if place is not None:
+        spread[place[1]] = place[0]
+        found += _best_of_task(connection, buffer_id, place[1], place[2:], limit + 1)
+    while len(found) <= limit:
+        groups = select(group.spread, group.task_id).where(
+            group.buffer_id == buffer_id, group.spread.is_not(None)
+        )
+        columns = (group.spread, group.task_id)
+        if place is not None:
+            groups = groups.where(is_behind(columns, place[:2], True))
+        listed = connection.execute(ordered(groups, columns, True).limit(limit)).all()
+        if not listed:
+            break
+        for place in map(list, listed):
+            spread[place[1]] = place[0]
+            n_more = limit + 1 - len(found)
+            found += _best_of_task(connection, buffer_id, place[1], None, n_more) if n_more else []
+    after = None
+    if found[limit:]:
+        last = found[limit - 1]
+        after = [spread[last.task_id], last.task_id, last._mapping["return"], last.first_seq]
+    return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
+
+
+def _best_of_task(
+    connection: Connection, buffer_id: int, task_id: str, after: Sequence[Any] | None, limit: int
+) -> Sequence[Any]:
+    columns = (_own["return"], _own.first_seq)
+    keys = _rollouts(buffer_id).where(
+        _own.task_id == task_id, _own.episode_id != 0, _own["return"].is_not(None)
+    )
+    if after is not None:
+        keys = keys.where(is_behind(columns, after, True))
+    return connection.execute(ordered(keys, columns, True).limit(limit)).all()
+
+
+def _among_newest(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, limit: int
+) -> RolloutPage:
+    """Return those of the newest rollouts that match the query, in its order.
+
+    They are filtered and sorted here: planners without statistics of a buffer join them badly.
+    """
+    n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
+    newest = _rollouts(info.id).where(_IS_FIRST_PART)
+    if query.task_id is None:
+        newest = newest.order_by(_own.first_seq.desc())
+    else:
+        newest = newest.where(_own.task_id == query.task_id).order_by(_own.episode_id.desc())
+    found = connection.execute(newest.limit(n_most + 1)).all()
+    looked_at = n_most if len(found) > n_most else None
+    wanted = [row for row in found[:n_most] if _has_return(row, query)]
+    for check in (_with_names, _with_steps):
+        wanted = check(connection, info, query, wanted)
+    name, descends = SORTS[query.sort]
+    keys = _keys_of(connection, info.id, name, wanted)
+    order = sorted(
+        ((_rank(key, descends), key, row) for key, row in zip(keys, wanted, strict=True)),
+        key=itemgetter(0),
+        reverse=descends,
+    )
+    if query.after is not None:
+        after = _rank(query.after, descends)
+        order = [each for each in order if (each[0] < after if descends else each[0] > after)]
+    page = _listed(connection, info.id, [row for *_, row in order[:limit]])
+    return RolloutPage(page, order[limit - 1][1] if order[limit:] else None, looked_at)
+
+
+def _keys_of(
+    connection: Connection, buffer_id: int, name: str, found: list[Any]
+) -> list[list[Any]]:
+    """Return the value of a column and the first number of each rollout."""
+    if name == "spread":
+        spread = _spreads(connection, buffer_id, {row.task_id for row in found})
+        values: Any = [spread.get(row.task_id) for row in found]
+    elif name in _own:
+        values = [row._mapping[name] for row in found]
+    else:
+        of_episodes = _of_episodes(found).add_columns(_NAMES[name])
+        held: dict[int, Any] = dict(connection.execute(of_episodes).all())
+        values = [held.get(row.episode_id) for row in found]
+    return [[_placed(value), row.first_seq] for value, row in zip(values, found, strict=True)]
+
+
+def _placed(value: Any) -> Any:
+    """Return a value of a column as it is compared here and in an address: a time is text."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="microseconds")
+    return None if value != value else value  # NaN has no place
+
+
+def _rank(key: Sequence[Any], descends: bool) -> tuple[Any, ...]:
+    """Return what orders the keys of rollouts; also one that an address makes up."""
+    value, first_seq = key
+    is_last = value is None
+    return is_last != descends, isinstance(value, str), 0 if is_last else value, first_seq
+
+
+def _has_return(row: Any, query: RolloutQuery) -> bool:
+    least, most, value = query.least_return, query.most_return, row._mapping["return"]
+    if least is None and most is None:
+        return True
+    return (
+        value is not None and (least is None or value >= least) and (most is None or value <= most)
+    )
+
+
+def _with_names(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+) -> list[Any]:
+    """Return the rollouts whose episodes match the query's id, agent, status and version."""
+    equal = {
+        "key": query.episode_id,
+        "agent_id": query.agent_id,
+        "status": query.status,
+        "model_version": query.model_version,
+    }
+    wanted = [_NAMES[name] == value for name, value in equal.items() if value is not None]
+    if not wanted:
+        return found
+    held = set(connection.execute(_of_episodes(found).where(*wanted)).scalars())
+    return [row for row in found if row.episode_id in held]
+
+
+def _with_steps(
+    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+) -> list[Any]:
+    """Return the rollouts with a matching step in the window."""
+    if query.condition is None:
+        return found
+    table = steps_of(info)
+    has_labels = select(windows.c.has_labels).where(windows.c.buffer_id == info.id)
+    is_labelled = bool(connection.execute(has_labels).scalar_one_or_none())
+    step = select(1).where(
+        matching(info.id, resolve_labels(query.condition, is_labelled), table),
+        # Or SQLite would read the whole window for each episode.
+        unindexed(table.c.seq) > _low_of(info.id),
+    )
+    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
+    given = numbers_in(numbers).table_valued(column("value", BigInteger))
+    of_episode = step.where(table.c.episode_id == given.c.value).offset(0).exists()
+    held = set(connection.execute(select(given.c.value).where(of_episode)).scalars())
+    of_tasks = {row.task_id for row in found if not row.episode_id}
+    is_own = one_of(table.c.task_id, of_tasks) & table.c.episode_id.is_(None)
+    without = step.with_only_columns(table.c.task_id).where(is_own).distinct()
+    tasks = set(connection.execute(without).scalars()) if of_tasks else set()
+    return [
+        row for row in found if (row.episode_id in held if row.episode_id else row.task_id in tasks)
+    ]
+
+
+def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[str, float | None]:
+    group = group_stats.c
+    own = select(group.task_id, group.spread).where(
+        group.buffer_id == buffer_id, one_of(group.task_id, tasks)
+    )
+    return dict(connection.execute(own).all())
+
+
+def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedRollout]:
+    """Return rollouts with their values from other tables."""
+    if not found:
+        return []
+    spread = _spreads(connection, buffer_id, {row.task_id for row in found})
+    names = _of_episodes(found).add_columns(*_NAMES.values())
+    named = {number: rest for number, *rest in connection.execute(names)}
+    whole = _without_episode(connection, buffer_id, {r.task_id for r in found if not r.episode_id})
+    low = connection.execute(select(_low_of(buffer_id))).scalar_one() or 0
+    listed = []
+    for row in found:
+        task_id, number, length, return_, first_seq, last_seq = row
+        if not number:
+            length, return_, last_seq = whole.get(task_id, (length, return_, last_seq))
+        is_held = last_seq > low
+        rest = named.get(number, [None] * len(_NAMES))
+        listed.append(
+            ListedRollout(
+                task_id, number, length, return_, first_seq, last_seq, is_held,
+                spread.get(task_id), *rest,
+            )
+        )  # fmt: skip
+    return listed
+
+
+def _of_episodes(found: Sequence[Any]) -> Select[Any]:
+    """Return a select of the numbers of the rollouts that are episodes, to add columns to."""
+    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
+    return select(episodes.c.id).where(is_number_of(episodes.c.id, numbers))
+
+
+def _without_episode(
+    connection: Connection, buffer_id: int, tasks: set[str]
+) -> dict[str, tuple[int, float | None, int]]:
+    """Return length, return and last number of the steps without an episode, by task."""
+    if not tasks:
+        return {}
+    sums = (
+        select(
+            _own.task_id, func.sum(_own.length), func.sum(_own["return"]), func.max(_own.last_seq)
+        )
+        .where(_own.buffer_id == buffer_id, one_of(_own.task_id, tasks), _own.episode_id == 0)
+        .group_by(_own.task_id)
+    )
+    return {task: (int(n), total, last) for task, n, total, last in connection.execute(sums)}
+
+
+def _rollouts(buffer_id: int) -> Select[Any]:
+    return select(
+        _own.task_id, _own.episode_id, _own.length, _own["return"], _own.first_seq, _own.last_seq
+    ).where(_own.buffer_id == buffer_id)
+
+
+def _low_of(buffer_id: int) -> Any:
+    return select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id).scalar_subquery()

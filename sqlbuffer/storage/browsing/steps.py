@@ -1,0 +1,627 @@
+"""The steps of a rollout, a bounded page at a time, with facts that are stored apart."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Connection,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.encoding.records import Decoder, Record
+from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
+from sqlbuffer.steps import DataRow
+from sqlbuffer.storage.browsing.rollouts import Rollout
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import experiences
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.eligibility import quarantine, uses
+from sqlbuffer.storage.labels.tables import label_history
+from sqlbuffer.storage.priorities.tables import priorities
+from sqlbuffer.storage.rows.layouts import layout_of
+from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
+from sqlbuffer.storage.schema.column_types import SeqList, listed
+from sqlbuffer.storage.schema.compiled_clauses import processed
+from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.use_counts import samples
+
+# Limit for looking up the agents of a task one by one, and for chunks without an episode.
+MOST_AGENTS = 64
+MOST_CHUNKS = 65_536
+# Limit of the steps that are counted and chosen from if no index knows their order.
+MOST_COUNTED = 100_000
+
+
+class StepKey(NamedTuple):
+    """Position of a step in its rollout.
+
+    Attributes:
+        position: Place in the episode if that is known, otherwise number within the task.
+        seq: Number within the buffer.
+    """
+
+    position: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class KeyPage:
+    """Some steps of a rollout in their order.
+
+    Attributes:
+        keys: The steps.
+        has_more: There are more steps in the direction of reading.
+    """
+
+    keys: list[StepKey]
+    has_more: bool
+
+
+def key_page(
+    connection: Connection,
+    buffer: OpenBuffer,
+    rollout: Rollout,
+    limit: int,
+    *,
+    after: StepKey | None = None,
+    before: StepKey | None = None,
+    is_last: bool = False,
+) -> KeyPage:
+    """Return steps of a rollout.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        rollout: The rollout.
+        limit: Maximum number of steps.
+        after: Step before the page; the page has the first steps behind it.
+        before: Step behind the page; the page has the last steps before it.
+        is_last: Return the last steps of the rollout.
+    """
+    backwards = before is not None or is_last
+    if not is_storable_text(f"{rollout.task_id}{rollout.agent_id}"):
+        return KeyPage([], False)
+    low = buffer.window_in(connection).low
+    find = _of_chunks if buffer.info.has_chunks else _of_rows
+    edge = before if backwards else after
+    found = find(connection, buffer, low, rollout, edge, backwards, limit + 1)
+    ordered = sorted(found, reverse=backwards)[: limit + 1]
+    keys = ordered[:limit]
+    return KeyPage(keys[::-1] if backwards else keys, len(ordered) > limit)
+
+
+def _of_rows(
+    connection: Connection,
+    buffer: OpenBuffer,
+    low: int,
+    rollout: Rollout,
+    edge: StepKey | None,
+    backwards: bool,
+    limit: int,
+) -> Iterable[StepKey]:
+    own = experiences.c
+    within, position = _episode_rows(connection, buffer, rollout)
+    if within is not None:
+        wanted = [select(position, own.seq).where(within)]
+    else:
+        position = own.step
+        of_task = (own.buffer_id == buffer.info.id) & (own.task_id == rollout.task_id)
+        of_task = of_task & own.episode_id.is_(None) & (unindexed(own.seq) > low)
+        wanted = [
+            select(position, own.seq).where(of_task, is_agents)
+            for is_agents in _agents(connection, buffer, rollout, experiences)
+        ]
+    pages = (_ordered(each, position, own.seq, edge, backwards, limit) for each in wanted)
+    return [StepKey(*row) for page in pages for row in connection.execute(page)]
+
+
+def _ordered(
+    wanted: Select[Any], position: Any, seq: Any, edge: StepKey | None, backwards: bool, limit: int
+) -> Select[Any]:
+    seq = unindexed(seq)
+    if edge is not None and backwards:
+        beyond = or_(position < edge.position, seq < edge.seq)
+        wanted = wanted.where(position <= edge.position, beyond)
+    elif edge is not None:
+        beyond = or_(position > edge.position, seq > edge.seq)
+        wanted = wanted.where(position >= edge.position, beyond)
+    columns = [position, seq]
+    if position is experiences.c.t:
+        # An episode has each position once, and the index knows that order.
+        del columns[1]
+    order = [column.desc() for column in columns] if backwards else columns
+    return wanted.order_by(*order).limit(limit)
+
+
+def _of_chunks(
+    connection: Connection,
+    buffer: OpenBuffer,
+    low: int,
+    rollout: Rollout,
+    edge: StepKey | None,
+    backwards: bool,
+    limit: int,
+) -> Iterable[StepKey]:
+    is_placed = rollout.number is not None
+    found: list[StepKey] = []
+    for heads in _heads(connection, buffer, low, rollout, edge, backwards, limit):
+        own: list[StepKey] = []
+        most: int | None = None
+        for head in heads:
+            if most is not None and _begin(head, is_placed) > most:
+                break
+            if len(own) >= limit and is_placed:
+                break
+            keys = _steps_of(head, is_placed=is_placed)
+            own += [key for key in keys if key.seq > low and _is_beyond(key, edge, backwards)]
+            if most is None and len(own) >= limit and not backwards:
+                # No chunk that begins behind these holds any of the first steps.
+                most = max(key.position for key in own)
+        found += own
+    return found
+
+
+def _heads(
+    connection: Connection,
+    buffer: OpenBuffer,
+    low: int,
+    rollout: Rollout,
+    edge: StepKey | None,
+    backwards: bool,
+    limit: int,
+) -> Iterator[Iterable[Any]]:
+    """Yield the chunks of a rollout that may have steps beyond an edge, in order.
+
+    They are all chunks of an episode, or those of each agent.
+    """
+    own = chunks.c
+    columns = (own.first_seq, own.n_steps, own.t, own.step, own.steps)
+    is_live = own.buffer_id == buffer.info.id
+    is_live = is_live & (unindexed(own.first_seq) > low - MOST_STEPS)
+    if rollout.number is not None:
+        wanted = select(*columns).where(is_live, own.episode_id == rollout.number)
+        if edge is not None:
+            bound = own.t <= edge.position if backwards else own.t > edge.position - MOST_STEPS
+            wanted = wanted.where(bound)
+        # A chunk has at least one step, and one before the edge may have no step behind it.
+        wanted = wanted.order_by(own.t.desc() if backwards else own.t).limit(limit + MOST_STEPS)
+        yield connection.execute(wanted)
+        return
+    of_task = is_live & (own.task_id == rollout.task_id) & own.episode_id.is_(None)
+    if edge is not None and backwards:
+        of_task = of_task & (own.step <= edge.position)
+    elif edge is not None:
+        of_task = of_task & ((own.step > edge.position - MOST_STEPS) | own.steps.is_not(None))
+    order = (own.step.desc(), own.first_seq.desc()) if backwards else (own.step, own.first_seq)
+    for is_agents in _agents(connection, buffer, rollout, chunks):
+        wanted = select(*columns).where(of_task, is_agents).order_by(*order).limit(MOST_CHUNKS)
+        yield connection.execute(wanted)
+
+
+def _begin(head: Any, is_placed: bool) -> int:
+    """Return the first position of a chunk."""
+    _, _, t, step, _ = head
+    first: int = t if is_placed and t is not None else step
+    return first
+
+
+def _steps_of(head: Any, *, is_placed: bool) -> list[StepKey]:
+    """Return the steps of a chunk."""
+    first_seq, n_steps, _, _, steps = head
+    first = _begin(head, is_placed)
+    positions: Sequence[int] = range(first, first + n_steps)
+    if steps is not None and not is_placed:
+        positions = listed(steps)
+    numbers = range(first_seq, first_seq + n_steps)
+    return [StepKey(*pair) for pair in zip(positions, numbers, strict=False)]
+
+
+def _is_beyond(key: StepKey, edge: StepKey | None, backwards: bool) -> bool:
+    return edge is None or (key < edge if backwards else key > edge)
+
+
+def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table: Any) -> list[Any]:
+    """Return the conditions for the steps of each agent of a task, which an index has in order.
+
+    Each agent is found by one search of the index. If there are many agents, one condition is
+    returned for all.
+    """
+    own, found = table.c, list[str]()
+    if rollout.agent_id is not None:
+        return [own.agent_id == rollout.agent_id]
+    of_task = and_(own.buffer_id == buffer.info.id, own.task_id == rollout.task_id)
+    while len(found) <= MOST_AGENTS:
+        behind = (own.agent_id > found[-1],) if found else ()
+        agent = connection.execute(
+            select(own.agent_id).where(of_task, *behind).order_by(own.agent_id).limit(1)
+        ).scalar()
+        if agent is None:
+            return [own.agent_id == agent for agent in found]
+        found.append(agent)
+    return [true()]
+
+
+def spaced_keys(
+    connection: Connection, buffer: OpenBuffer, rollout: Rollout, n: int
+) -> tuple[list[StepKey], int]:
+    """Return at most n steps of a rollout at even distances, and how many steps were counted.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        rollout: The rollout.
+        n: Number of steps.
+    """
+    page = key_page(connection, buffer, rollout, n)
+    if not page.has_more:
+        return page.keys, len(page.keys)
+    within, position = _episode_rows(connection, buffer, rollout)
+    if position is experiences.c.t:
+        (last,) = key_page(connection, buffer, rollout, 1, is_last=True).keys
+        places = _spaced(page.keys[0].position, last.position, n)
+        is_place = is_number_of(position, bindparam(None, places, SeqList()))
+        found = connection.execute(select(position, experiences.c.seq).where(within, is_place))
+        return sorted(StepKey(*row) for row in found), last.position - page.keys[0].position + 1
+    if buffer.info.has_chunks:
+        return _spaced_in_chunks(connection, buffer, rollout, n)
+    if within is not None:
+        return _spaced_in_rows(connection, within, position, n)
+    keys = key_page(connection, buffer, rollout, MOST_COUNTED).keys
+    return [keys[place] for place in _spaced(0, len(keys) - 1, n)], len(keys)
+
+
+def _spaced_in_rows(
+    connection: Connection, within: Any, position: Any, n: int
+) -> tuple[list[StepKey], int]:
+    order = (position, unindexed(experiences.c.seq))
+    rank = func.row_number().over(order_by=order) - 1
+    total: int = connection.execute(select(func.count()).where(within)).scalar_one()
+    ranked = (
+        select(position, experiences.c.seq, rank.label("rank")).where(within).subquery("ranked")
+    )
+    is_place = is_number_of(ranked.c.rank, bindparam(None, _spaced(0, total - 1, n), SeqList()))
+    found = connection.execute(select(ranked.c[position.name], ranked.c.seq).where(is_place))
+    return sorted(StepKey(*row) for row in found), total
+
+
+def _spaced_in_chunks(
+    connection: Connection, buffer: OpenBuffer, rollout: Rollout, n: int
+) -> tuple[list[StepKey], int]:
+    low = buffer.window_in(connection).low
+    of_agents = _heads(connection, buffer, low, rollout, None, False, MOST_COUNTED)
+    heads = list(chain.from_iterable(of_agents))
+    skipped = [max(low + 1 - head.first_seq, 0) for head in heads]
+    ends = list(accumulate(head.n_steps - gone for head, gone in zip(heads, skipped, strict=True)))
+    found = []
+    for rank in _spaced(0, ends[-1] - 1, n):
+        i = bisect_right(ends, rank)
+        # Counted from the end of the chunk: steps that have left were at its beginning.
+        place = heads[i].n_steps - (ends[i] - rank)
+        found.append(_steps_of(heads[i], is_placed=rollout.number is not None)[place])
+    return sorted(found), ends[-1]
+
+
+def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) -> tuple[Any, Any]:
+    """Return the condition for the rows of an episode, and the column that orders them.
+
+    Return None if its steps are not rows, or do not belong to an episode.
+    """
+    if buffer.info.has_chunks or rollout.number is None:
+        return None, None
+    own = experiences.c
+    low = buffer.window_in(connection).low
+    within = (own.buffer_id == buffer.info.id) & (own.episode_id == rollout.number)
+    within = within & (unindexed(own.seq) > low)
+    stored_alone = select(own.seq).where(within, own.t.is_(None)).limit(1)
+    # No index knows the order of rows that were stored one by one.
+    return within, own.t if connection.execute(stored_alone).first() is None else own.step
+
+
+def _spaced(first: int, last: int, n: int) -> list[int]:
+    return sorted({first + (last - first) * i // (n - 1) for i in range(n)})
+
+
+_TEXTS = ("extra", "fields")
+# The newest batches are searched for steps: no index knows the steps of each batch.
+MOST_BATCHES, MOST_DRAWN = 500, 250_000
+
+
+@dataclass(frozen=True)
+class LabelVersion:
+    """Values that one annotation gave a step; None for a value that it did not give.
+
+    Attributes:
+        version: Number of the annotation; the highest one counts.
+        reward: The reward.
+        advantage: The advantage.
+        value: The value estimate.
+        extra: JSON of the keys of `extra` that it gave.
+        fields: JSON of the declared fields that it gave.
+        labelled_at: Time of the annotation; text on SQLite.
+    """
+
+    version: int
+    reward: float | None
+    advantage: float | None
+    value: float | None
+    extra: str | None
+    fields: str | None
+    labelled_at: Any
+
+
+@dataclass
+class StepNotes:
+    """Facts about a step that are stored apart from it.
+
+    Attributes:
+        n_uses: How often it was sampled, if that is counted.
+        priority: Its priority since the first update.
+        quarantine: Reason and time of its quarantine; None if it may be sampled.
+        labels: Values from annotations, oldest first.
+    """
+
+    n_uses: int | None = None
+    priority: float | None = None
+    quarantine: tuple[str | None, Any] | None = None
+    labels: list[LabelVersion] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A batch that held a step.
+
+    Attributes:
+        batch: Its number.
+        clock: The learner's iteration or model version then.
+        sampler: Sampler that drew it.
+        sampled_at: Time of the draw; text on SQLite.
+        n_rows: Number of rows in the batch.
+        seq: The step.
+        place: Its place in the batch, from 1.
+    """
+
+    batch: int
+    clock: int | None
+    sampler: str
+    sampled_at: Any
+    n_rows: int
+    seq: int
+    place: int
+
+
+@dataclass(frozen=True)
+class FoundDraws:
+    """The batches that held some steps.
+
+    Attributes:
+        draws: One entry for each place in a batch, newest first.
+        n_searched: Number of the newest batches that were searched.
+        is_all: The log has no other batches.
+    """
+
+    draws: list[Draw]
+    n_searched: int
+    is_all: bool
+
+
+def notes_of(
+    connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]
+) -> dict[int, StepNotes]:
+    """Return the stored facts about steps, by their numbers; each is looked up by a key."""
+    found: dict[int, StepNotes] = defaultdict(StepNotes)
+    for seq, n_uses in _at(connection, buffer, seqs, uses, uses.c.n_uses):
+        found[seq].n_uses = n_uses
+    if buffer.info.config.priorities.enabled:
+        for seq, priority in _at(connection, buffer, seqs, priorities, priorities.c.priority):
+            found[seq].priority = priority
+    own = quarantine.c
+    for seq, reason, since in _at(
+        connection, buffer, seqs, quarantine, own.reason, own.quarantined_at
+    ):
+        found[seq].quarantine = (reason, since)
+    label = label_history.c
+    values = (label.reward_t, label.adv_t, label.v_t, label.extra, label.fields, label.labelled_at)
+    for seq, *version in _at(connection, buffer, seqs, label_history, label.version, *values):
+        found[seq].labels.append(LabelVersion(*version))
+    for notes in found.values():
+        notes.labels.sort(key=lambda each: each.version)
+    return found
+
+
+def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) -> FoundDraws:
+    """Return the batches that held some steps, among the newest batches of the sample log."""
+    own, wanted = samples.c, set(seqs)
+    of_buffer = own.buffer_id == buffer.info.id
+    newest = (own.sampled_at.desc(), own.id.desc())
+    sizes = connection.execute(
+        select(own.id, own.n_rows).where(of_buffer).order_by(*newest).limit(MOST_BATCHES + 1)
+    ).all()
+    chosen, n_drawn = list[int](), 0
+    for number, n_rows in sizes[:MOST_BATCHES]:
+        n_drawn += n_rows
+        if chosen and n_drawn > MOST_DRAWN:
+            break
+        chosen.append(number)
+    batches = connection.execute(
+        select(own.id, own.clock, own.sampler, own.sampled_at, own.n_rows, own.seqs)
+        .where(of_buffer)
+        .order_by(*newest)
+        .limit(len(chosen))
+    )
+    draws = [
+        Draw(number, clock, sampler, sampled_at, n_rows, seq, place)
+        for number, clock, sampler, sampled_at, n_rows, held in batches
+        for place, seq in enumerate(listed(held), 1)
+        if seq in wanted
+    ]
+    return FoundDraws(draws, len(chosen), len(chosen) == len(sizes))
+
+
+class _rows_at(FunctionElement[Any]):
+    """Select the rows of an overlay for some numbers of a buffer, each looked up alone.
+
+    Without statistics PostgreSQL would rather read the whole table.
+    """
+
+    inherit_cache = False
+    table: str
+
+
+@compiles(_rows_at, "postgresql")
+def _pg_rows_at(element: _rows_at, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs = processed(element, compiler, kw)
+    return f"""(SELECT x.* FROM unnest(CAST({seqs} AS bigint[])) AS k(n) CROSS JOIN LATERAL (
+        SELECT * FROM {element.table} WHERE buffer_id = {buffer_id} AND seq = k.n OFFSET 0) x)"""
+
+
+@compiles(_rows_at, "sqlite")
+def _sqlite_rows_at(element: _rows_at, compiler: Any, **kw: Any) -> str:
+    buffer_id, seqs = processed(element, compiler, kw)
+    return f"""(SELECT x.* FROM json_each({seqs}) k
+        CROSS JOIN {element.table} x ON x.buffer_id = {buffer_id} AND x.seq = k.value)"""
+
+
+def _at(
+    connection: Connection, buffer: OpenBuffer, seqs: Sequence[int], table: Any, *columns: Any
+) -> Any:
+    """Return (seq, *columns) of the rows of an overlay for some numbers."""
+    rows = _rows_at(buffer.info.id, bindparam(None, list(seqs), SeqList()))
+    rows.table = table.name
+    names = [column(each.name, each.type) for each in (table.c.seq, *columns)]
+    found = rows.table_valued(*names, name="found").c
+    wanted = [
+        cast(found[each.name], Text) if each.name in _TEXTS else found[each.name] for each in names
+    ]
+    return connection.execute(select(*wanted))
+
+
+STEPS_AT_ONCE = 8
+# Pages of large steps have fewer steps.
+PAGE_BYTES = 16 * 2**20
+# Plain SQL may have stored any value.
+_WRONG = (ValueError, TypeError, KeyError, RecursionError)
+_INITIAL_PRIORITY = 1 + Record._fields.index("initial_priority")
+
+
+@dataclass(frozen=True)
+class BrowsedStep:
+    """A step as it is read for a page.
+
+    Attributes:
+        key: Position of the step.
+        row: The step, with annotated values in place of its own; None if it cannot be rebuilt.
+        trouble: Reason why it cannot be rebuilt.
+        initial_priority: The priority that it began with.
+    """
+
+    key: StepKey
+    row: DataRow | None
+    trouble: str | None = None
+    initial_priority: float | None = None
+
+
+def read_steps(
+    connection: Connection,
+    buffer: OpenBuffer,
+    keys: Sequence[StepKey],
+    *,
+    without: Sequence[str] = (),
+    most_bytes: int = PAGE_BYTES,
+) -> tuple[list[BrowsedStep], int]:
+    """Return steps in the given order, and the number of keys that were read for them.
+
+    Steps that have left the buffer since are left out.
+
+    Args:
+        connection: A transaction.
+        buffer: The buffer.
+        keys: The steps.
+        without: Typed fields and payloads to leave out, such as `messages`.
+        most_bytes: Maximum size of a page; the page always has at least one step.
+    """
+    reader = _StepReader(connection, buffer, without)
+    found: list[BrowsedStep] = []
+    start, n, left = 0, STEPS_AT_ONCE, most_bytes
+    while start < len(keys) and (left > 0 or not found):
+        steps, n_bytes = reader.read(keys[start : start + n])
+        found += steps
+        start, left = start + n, left - n_bytes
+        n = max(1, min(4 * n, left * n // max(n_bytes, 1)))
+    return found, min(start, len(keys))
+
+
+class _StepReader:
+    def __init__(self, connection: Connection, buffer: OpenBuffer, without: Sequence[str]) -> None:
+        self._connection, self._buffer = connection, buffer
+        info, layout = buffer.info, buffer.layout
+        wanted = None
+        if without:
+            typed = tuple(name for name in layout.specs if name not in without)
+            payloads = (name for name in (*PAYLOADS, *PLAIN) if name not in without)
+            wanted = SelectedFields(dict.fromkeys(payloads), typed)
+        self._payloads = Payloads(
+            info.id, layout, wanted, steps=layout_of(info), may_replace=info.layout is not None
+        )
+        self._decoder = Decoder(
+            layout=self._payloads.typed_layout, fields=None if wanted is None else wanted.typed
+        )
+        self._has_labels = buffer.window_in(connection).has_labels
+
+    def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:
+        """Return some steps, and how many bytes were read for them."""
+        found = self._payloads.reading.by_number(
+            self._connection, self._buffer.info.id, [key.seq for key in keys],
+            has_labels=self._has_labels, has_deleted=True,
+        )  # fmt: skip
+        rows, troubles = self._completed(found)
+        whole = {row[0]: row for row in rows}
+        steps = [
+            BrowsedStep(key, None, troubles[key.seq])
+            if key.seq in troubles
+            else self._step(key, whole[key.seq])
+            for key in keys
+            if key.seq in whole or key.seq in troubles
+        ]
+        return steps, sum(map(n_bytes_of, rows))
+
+    def _completed(self, found: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
+        """Return rows with the bytes that they refer to, and the reason for rows without bytes."""
+        try:
+            return self._payloads.held(self._connection, found), {}
+        except _WRONG as error:
+            if len(found) == 1:
+                return [], {found[0][0]: _said(error)}
+        rows, troubles = list[Any](), dict[int, str]()
+        for row in found:
+            whole, trouble = self._completed([row])
+            rows += whole
+            troubles |= trouble
+        return rows, troubles
+
+    def _step(self, key: StepKey, row: Sequence[Any]) -> BrowsedStep:
+        priority = row[_INITIAL_PRIORITY]
+        try:
+            return BrowsedStep(key, self._decoder.row(row), None, priority)
+        except _WRONG as error:
+            return BrowsedStep(key, None, _said(error), priority)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

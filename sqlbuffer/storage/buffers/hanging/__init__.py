@@ -1,1 +1,0 @@
-"""Writers whose transaction stays open: their steps stay invisible, and other calls may wait."""

@@ -1,0 +1,271 @@
+"""The log of changes after the insert, for followers of a buffer."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.metadata import (
+    SEQS,
+    SERIAL,
+    TIME,
+    UUID,
+    buffer_key,
+    index_transactions,
+    metadata,
+    transaction_id,
+)
+from sqlbuffer.storage.schema.overlays import flag_column
+from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
+
+change_log = Table(
+    "change_log",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="number of the entry"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        comment="deleted, quarantined (or released), labelled, replaced, or priorities",
+    ),
+    transaction_id(),
+    Column("origin", UUID, comment="random id of the opener that wrote it; null: plain SQL"),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the entry was written",
+    ),
+    Column("seqs", SEQS, comment="the rows; null: any, plain SQL deleted some (PostgreSQL)"),
+    CheckConstraint(
+        "kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities')",
+        name="kind_known",
+    ),
+    info={"learner_may": "INSERT", "is_vacuumed": True},
+    # Numbers are unique, also after entries were trimmed.
+    sqlite_autoincrement=True,
+)
+index_transactions(change_log)
+
+# Where the log of a buffer begins. A follower that missed a trimmed entry starts again.
+change_log_starts = Table(
+    "change_log_starts",
+    metadata,
+    buffer_key(),
+    Column("trimmed_id", BigInteger, comment="the last entry that was trimmed (SQLite)"),
+    Column(
+        "trimmed_snapshot", Text, comment="a snapshot that shows all trimmed entries (PostgreSQL)"
+    ),
+    Column(
+        "next_snapshot",
+        Text,
+        comment="entries that this snapshot shows are trimmed next (PostgreSQL)",
+    ),
+    Column("noted_at", TIME, comment="time of next_snapshot (PostgreSQL)"),
+)
+
+followers = Table(
+    "followers",
+    metadata,
+    buffer_key(),
+    Column("follower_id", UUID, primary_key=True, comment="random id of the follower"),
+    Column(
+        "registered_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the registration",
+    ),
+    Column(
+        "live_until",
+        TIME,
+        nullable=False,
+        comment="the follower is removed unless it renews this in time",
+    ),
+    info={"learner_may": "INSERT, UPDATE (live_until), DELETE"},
+)
+
+flag_column("has_followers", "priorities, tasks and episodes that leave are logged as well")
+
+
+def _sqlite_log_position(connection: Connection) -> str:
+    """Return the number of the last entry that this transaction sees."""
+    last = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'change_log'"
+    return str(connection.exec_driver_sql(last).scalar_one())
+
+
+def _sqlite_is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
+    """Return True if an entry was trimmed that is not part of a position."""
+    query = "SELECT trimmed_id > ? FROM change_log_starts WHERE buffer_id = ?"
+    return bool(connection.exec_driver_sql(query, (int(position), buffer_id)).scalar())
+
+
+# A snapshot shows all that an earlier one shows. It is not earlier if it ends before, or if it does
+# not show a transaction that was over in the other one. A snapshot that ends after all of this
+# server's transactions was restored from another server.
+_POSTGRESQL_IS_TRIMMED = """
+SELECT pg_snapshot_xmax(t.trimmed) <= pg_snapshot_xmax(pg_current_snapshot()) AND (
+    pg_snapshot_xmax(t.trimmed) > pg_snapshot_xmax(p.seen) OR EXISTS (
+        SELECT FROM pg_snapshot_xip(p.seen) AS x WHERE pg_visible_in_snapshot(x, t.trimmed)))
+FROM (SELECT %s::pg_snapshot AS seen) AS p, (
+    SELECT trimmed_snapshot::pg_snapshot AS trimmed FROM change_log_starts WHERE buffer_id = %s
+) AS t
+"""
+
+
+def _postgresql_log_position(connection: Connection) -> str:
+    """Return the snapshot of this transaction."""
+    ((snapshot,),) = driver_of(connection).execute("SELECT pg_current_snapshot()::text")
+    return str(snapshot)
+
+
+def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
+    """Return True if an entry was trimmed that is not part of a position."""
+    oldest, _, running = position.split(":")
+    if running.startswith("?"):
+        position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`
+    found = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
+    return found is not None and bool(found[0])
+
+
+Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
+
+# Maximum number of rows that an entry names.
+ROWS_AN_ENTRY = 10_000
+_LOG = insert(change_log).values(
+    buffer_id=bindparam("of_buffer", type_=change_log.c.buffer_id.type),
+    kind=bindparam("kind", type_=Text()),
+    origin=bindparam("origin", type_=UUID),
+    seqs=cast(bindparam("seqs", type_=SeqList()), SEQS),
+)
+
+
+def log_change(
+    connection: Connection,
+    buffer_id: int,
+    kind: Kind,
+    seqs: Sequence[int],
+    origin: str | None = None,
+) -> None:
+    """Log that rows were changed, in the transaction that changes them.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        kind: Kind of change. Releases from quarantine are "quarantined" as well.
+        seqs: The rows; may contain rows that the buffer does not hold.
+        origin: The opener that changes them; see `OpenBuffer.origin`.
+    """
+    entries = [
+        {
+            "of_buffer": buffer_id,
+            "kind": kind,
+            "origin": origin,
+            "seqs": seqs[start : start + ROWS_AN_ENTRY],
+        }
+        for start in range(0, len(seqs), ROWS_AN_ENTRY)
+    ]
+    if entries:
+        connection.execute(_LOG, entries)
+
+
+# Position of a transaction in the change log: the text of its snapshot, or the last entry on
+# SQLite.
+log_position = by_database(sqlite=_sqlite_log_position, postgresql=_postgresql_log_position)
+# Returns True if an entry was trimmed that is not part of a position.
+is_trimmed = by_database(sqlite=_sqlite_is_trimmed, postgresql=_postgresql_is_trimmed)
+
+
+class Follower:
+    """Registers a follower of a buffer, so that all changes of the buffer are logged.
+
+    The follower reads the buffer after `register`: from then on no change is missing in the log. A
+    follower that does not renew its registration in time is removed.
+
+    Args:
+        buffer: The buffer.
+        live_s: Duration of a registration in seconds.
+
+    Attributes:
+        id: Unique id of the follower.
+    """
+
+    def __init__(self, buffer: OpenBuffer, live_s: float = 60.0) -> None:
+        self._buffer, self._live_s = buffer, live_s
+        self.id = str(uuid4())
+
+    def register(self) -> None:
+        """Register the follower; it may be registered already."""
+
+        def work(connection: Connection) -> None:
+            # Writers that log only for followers hold this lock too, and have ended by then.
+            self._buffer.lock(connection)
+            connection.execute(delete(followers).where(self._is_own))
+            connection.execute(
+                insert(followers).values(
+                    buffer_id=self._buffer.info.id,
+                    follower_id=self.id,
+                    live_until=self._live_until,
+                )
+            )
+            self._flag(connection, True)
+
+        self._buffer.write(work)
+
+    def renew(self) -> bool:
+        """Renew the registration; return False if it had ended.
+
+        In that case changes may be missing in the log: register again, and read the buffer again.
+        """
+        later = update(followers).where(self._is_own).values(live_until=self._live_until)
+        return self._buffer.write(lambda connection: connection.execute(later).rowcount == 1)
+
+    def leave(self) -> None:
+        """End the registration."""
+
+        def work(connection: Connection) -> None:
+            self._buffer.lock(connection)
+            connection.execute(delete(followers).where(self._is_own))
+            others = exists(select(1).where(followers.c.buffer_id == self._buffer.info.id))
+            if not connection.execute(select(others)).scalar_one():
+                self._flag(connection, False)
+
+        self._buffer.write(work)
+
+    @property
+    def _is_own(self) -> ColumnElement[bool]:
+        own = followers.c
+        return (own.buffer_id == self._buffer.info.id) & (own.follower_id == self.id)
+
+    @property
+    def _live_until(self) -> ColumnElement[Any]:
+        return in_seconds(literal(self._live_s))
+
+    def _flag(self, connection: Connection, value: bool) -> None:
+        own = update(buffers).where(buffers.c.id == self._buffer.info.id)
+        connection.execute(own.where(buffers.c.has_followers != value).values(has_followers=value))

@@ -1,1 +1,0 @@
-"""Log of changes after the insert, for followers of a buffer."""

@@ -1,0 +1,643 @@
+"""Write a copy to its target, batch by batch, each in one transaction with its progress."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
+
+from sqlbuffer.config import DEFAULT_CONNECTION
+from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.errors import CopyError, StorageBusyError
+from sqlbuffer.steps import uuid7
+from sqlbuffer.storage import flow
+from sqlbuffer.storage.buffers.catalog import read_config
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
+from sqlbuffer.storage.buffers.tables import buffers, experiences, sessions
+from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
+from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.tables import chunks
+from sqlbuffer.storage.copies import postgresql, sqlite
+from sqlbuffer.storage.copies.parts import (
+    CopiedRange,
+    SourceIdentity,
+    SourceState,
+    StepBatch,
+    TableRows,
+    converted,
+    episode_table,
+    overlay_tables,
+    step_tables,
+    time_text,
+)
+from sqlbuffer.storage.copies.source import CopySource, few_pages, newest_mark
+from sqlbuffer.storage.copies.tables import copies
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import reading
+from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.documents import add_documents
+from sqlbuffer.storage.episodes import episode_ids, episodes, session_ids
+from sqlbuffer.storage.holds import Hold
+from sqlbuffer.storage.migrations.migrate import with_schema
+from sqlbuffer.storage.rollout_stats import add_up
+from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, layout_of
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+# A copied step is free: the leases of the source are not copied.
+_LEASES = ("lease_id", "leased_until")
+
+
+class RowSource(Protocol):
+    """Source of the rows that a target writes."""
+
+    @property
+    def dialect(self) -> str:
+        """The kind of the database whose forms the rows have."""
+
+    @property
+    def hold(self) -> Hold | None:
+        """Hold on the rows in their database."""
+
+
+@dataclass(frozen=True)
+class TargetKeys:
+    """Keys of episodes and sessions in the target.
+
+    Attributes:
+        episodes: Keys in the source, in ascending order, and keys in the target; 0 for none.
+        sessions: Keys in the target by keys in the source.
+        is_complete: All episodes of the steps to be copied are among them.
+    """
+
+    episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
+    sessions: dict[int, int]
+    is_complete: bool
+
+    def renamed(self, rows: TableRows) -> TableRows:
+        """Return rows with the target's keys of their episodes and sessions."""
+        values = dict(rows.values)
+        if "episode_id" in values:
+            values["episode_id"] = self._episode_ids(values["episode_id"])
+        if "session_id" in values:
+            values["session_id"] = [self.sessions.get(each) for each in values["session_id"]]
+        for name in _LEASES:
+            if name in values:
+                values[name] = [None] * len(rows)
+        return TableRows(rows.table, values)
+
+    def _episode_ids(self, given: list[int | None]) -> list[int | None]:
+        theirs, ours = self.episodes
+        if not len(theirs) or given.count(None) == len(given):
+            return [None] * len(given)
+        wanted = np.array([-1 if each is None else each for each in given], np.int64)
+        places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
+        found = np.where(theirs[places] == wanted, ours[places], 0)
+        if self.is_complete and (found[wanted >= 0] == 0).any():
+            raise CopyError(
+                "an episode of steps to copy was stored again under the same id while the copy was "
+                "interrupted; drop the unfinished copy, and copy again"
+            )
+        return [number or None for number in found.tolist()]
+
+
+write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)
+stored_episode_ids = by_database(sqlite=sqlite.episode_ids, postgresql=postgresql.episode_ids)
+take_numbers = by_database(sqlite=sqlite.take_numbers, postgresql=postgresql.take_numbers)
+before_batch = by_database(sqlite=sqlite.before_batch, postgresql=postgresql.before_batch)
+after_batch = by_database(sqlite=sqlite.after_batch, postgresql=postgresql.after_batch)
+wait_for_writers = by_database(
+    sqlite=sqlite.wait_for_writers, postgresql=postgresql.wait_for_writers
+)
+
+# Rows never leave an unfinished copy, because it is not complete. The configuration has the limits
+# that apply later.
+_NO_LIMITS = {"max_capacity": None, "max_episodes": None, "keep_episodes": 2**62}
+_FORGET_TASKS = text("DELETE FROM tasks WHERE buffer_id = :id")
+_COUNT_TASKS = text(
+    "INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq) "
+    "SELECT buffer_id, task_id, count(*), max(seq) FROM step_numbers "
+    "WHERE buffer_id = :id GROUP BY buffer_id, task_id"
+)
+_COUNT_EPISODES = text(
+    "UPDATE episodes SET n_rows = g.n FROM (SELECT episode_id, count(*) AS n FROM step_numbers "
+    "WHERE buffer_id = :id AND episode_id IS NOT NULL GROUP BY episode_id) AS g "
+    "WHERE episodes.id = g.episode_id"
+)
+_COUNT_STEPS = text("SELECT count(*) FROM step_numbers WHERE buffer_id = :id")
+_FORGET_QUEUED = text(
+    "DELETE FROM queue_items WHERE buffer_id = :id AND seq > :low AND seq <= :high"
+)
+_DROP_EPISODES = text(
+    "DELETE FROM episodes WHERE buffer_id = :id AND id NOT IN (SELECT episode_id FROM step_numbers "
+    "WHERE buffer_id = :id AND episode_id IS NOT NULL)"
+)
+
+
+def forget_copy(connection: Connection, buffer_id: int) -> bool:
+    """Remove the mark of a copy from a buffer; return True if the copy was unfinished."""
+    own = copies.c.buffer_id == buffer_id
+    found = connection.execute(select(copies.c.finished_at).where(own)).one_or_none()
+    if found is None:
+        return False
+    connection.execute(delete(copies).where(own))
+    return found.finished_at is None
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """Progress of a copy.
+
+    Attributes:
+        range: The copied steps, with the number at which it continues.
+        n_steps: Steps copied so far.
+        is_finished: The copy is complete.
+        n_left: Steps still to read, if whole tasks or episodes are evicted.
+        hold_id: Its hold on the source.
+    """
+
+    range: CopiedRange
+    n_steps: int
+    is_finished: bool
+    n_left: int | None
+    hold_id: str | None
+
+
+class CopyTarget:
+    """Writes to the buffer that a copy is made in.
+
+    Args:
+        buffer: The buffer.
+        source: Source of the copy.
+    """
+
+    def __init__(self, buffer: OpenBuffer, source: RowSource) -> None:
+        self.buffer, self._source = buffer, source
+        self._id = buffer.info.id
+
+    def progress(self, identity: SourceIdentity) -> CopyProgress | None:
+        """Return the progress of the copy; None if it has not begun.
+
+        Raises:
+            CopyError: The buffer holds another copy.
+        """
+
+        def look() -> CopyProgress | None:
+            own = select(copies).where(copies.c.buffer_id == self._id)
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
+                row = connection.execute(own).one_or_none()
+            if row is None:
+                return None
+            stored = SourceIdentity(
+                identity.database, row.source_buffer, row.source_id, row.source_created_at,
+                row.condition,
+            )  # fmt: skip
+            if stored != identity:
+                state = "a copy" if row.finished_at is not None else "an unfinished copy"
+                of = f"of buffer {row.source_buffer!r} in {row.source_database}"
+                raise CopyError(
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} holds {state} "
+                    f"{of}, with another source or condition; copy into another buffer, or drop "
+                    f"this one"
+                )
+            copied = CopiedRange(row.low_seq, row.high_seq, row.copied_seq)
+            n_left = None if row.n_expected is None else row.n_expected - row.n_read
+            return CopyProgress(
+                copied, row.n_steps, row.finished_at is not None, n_left, row.hold_id
+            )
+
+        return self.buffer.with_retries(look)
+
+    def begin(
+        self,
+        connection: Connection,
+        identity: SourceIdentity,
+        state: SourceState,
+        pages: Iterable[TableRows],
+    ) -> None:
+        """Write the data of the buffer as a whole, and refuse other writers from now on.
+
+        Raises:
+            CopyError: The buffer is not empty.
+            StorageBusyError: Another process has begun a copy.
+        """
+        wait_for_writers(connection, self._id)
+        self.buffer.lock(connection)
+        begun = select(copies.c.buffer_id).where(copies.c.buffer_id == self._id)
+        if connection.execute(begun).one_or_none() is not None:
+            raise self._copied_by_others()
+        self._check_empty(connection)
+        copied = state.range
+        started = {
+            "buffer_id": self._id,
+            "source_database": identity.database,
+            "source_buffer": identity.name,
+            "source_id": identity.buffer_id,
+            "source_created_at": identity.created_at,
+            "condition": identity.condition,
+            "low_seq": copied.low,
+            "high_seq": copied.high,
+            "copied_seq": copied.cursor,
+            "n_steps": 0,
+            "n_read": 0,
+            "n_expected": state.n_expected,
+            "hold_id": None if self._source.hold is None else self._source.hold.id,
+        }
+        connection.execute(insert(copies).values(started))
+        take_numbers(connection, self._id, copied.high)
+        for key, version in state.sessions.items():
+            connection.execute(INSERT_SESSION, {"buffer_id": self._id, "key": key})
+            own = (sessions.c.buffer_id == self._id) & (sessions.c.key == key)
+            connection.execute(update(sessions).where(own).values(current_version=version))
+        current = select(sessions.c.id).where(
+            sessions.c.buffer_id == self._id, sessions.c.key == state.session
+        )
+        columns = {
+            **state.columns,
+            **_NO_LIMITS,
+            "session_id": connection.execute(current).scalar_one_or_none(),
+            "low_seq": copied.low,
+            "clean_seq": copied.low,
+            "is_copying": True,
+        }
+        self._update(connection, columns)
+        for page in pages:
+            rows = page.without("id")
+            rows.values["n_rows"] = [None if n is None else 0 for n in rows.values["n_rows"]]
+            write_rows(connection, self._id, self._converted(rows))
+
+    def _check_empty(self, connection: Connection) -> None:
+        for table, what in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
+            # For all steps, also those that have left the window; like text, they are not
+            # rewritten.
+            found = connection.execute(
+                text(f"SELECT 1 FROM {table.name} WHERE buffer_id = :id LIMIT 1"), {"id": self._id}
+            )
+            if found.one_or_none() is not None:
+                raise CopyError(
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {what} "
+                    f"already; copy into an empty buffer, for example under another name"
+                )
+
+    def keys(self, source: CopySource, *, is_resumed: bool) -> TargetKeys:
+        """Return the keys of episodes and sessions here, by their keys in the source.
+
+        Args:
+            source: The source.
+            is_resumed: The copy was interrupted. Episodes may have been deleted in the source
+                since.
+        """
+        theirs: list[NDArray[np.int64]] = []
+        ours: list[NDArray[np.int64]] = []
+        for page in source.episode_names():
+            found = self._episode_ids([(key, task) for _, key, task in page])
+            theirs.append(np.array([number for number, _, _ in page], np.int64))
+            ours.append(np.array([number or 0 for number in found], np.int64))
+        empty = np.empty(0, np.int64)
+        of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
+        return TargetKeys(of_episodes, self._session_ids(source), is_resumed)
+
+    def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
+        def look() -> list[int | None]:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
+                connection.begin()
+                return stored_episode_ids(connection, self._id, names)
+
+        return self.buffer.with_retries(look)
+
+    def _session_ids(self, source: CopySource) -> dict[int, int]:
+        def look() -> dict[str, int]:
+            own = select(sessions.c.key, sessions.c.id).where(sessions.c.buffer_id == self._id)
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
+                return {row.key: row.id for row in connection.execute(own)}
+
+        by_key = self.buffer.with_retries(look)
+        found = source.session_keys()
+        return {number: by_key[key] for number, key in found.items() if key in by_key}
+
+    def write(self, connection: Connection, batch: StepBatch, keys: TargetKeys) -> None:
+        """Write a batch.
+
+        Raises:
+            StorageBusyError: Another process continues the same copy.
+        """
+        self.advance(connection, batch)
+        for rows in batch.tables:
+            if rows.table.name == "queue_items":
+                # Triggers have inserted the steps there, as unused ones.
+                own = {"id": self._id, "low": batch.begin, "high": batch.end}
+                connection.execute(_FORGET_QUEUED, own)
+            self.write_rows(connection, keys.renamed(rows))
+        self.refuse_others(connection)
+
+    def advance(self, connection: Connection, batch: StepBatch) -> None:
+        """Store that a batch is written, and allow this transaction to write steps.
+
+        Raises:
+            StorageBusyError: Another process continues the same copy.
+        """
+        advanced = connection.execute(
+            update(copies)
+            .where(copies.c.buffer_id == self._id, copies.c.copied_seq == batch.begin)
+            .values(
+                copied_seq=batch.end,
+                n_steps=copies.c.n_steps + batch.n_steps,
+                n_read=copies.c.n_read + batch.n_read,
+            )
+        )
+        if advanced.rowcount != 1:
+            raise self._copied_by_others()
+        # Other transactions never see values that change back before the end of this one.
+        self._update(connection, {**_NO_LIMITS, **dict.fromkeys(batch.flags, True)}, False)
+        before_batch(connection, self._id)
+
+    def write_rows(self, connection: Connection, rows: TableRows) -> None:
+        """Write rows of a table, given in the form of their source database."""
+        write_rows(connection, self._id, self._converted(rows))
+
+    def refuse_others(self, connection: Connection) -> None:
+        """Refuse other writers again, after `advance`."""
+        after_batch(connection, self._id)
+        self._update(connection, {}, True)
+
+    def _copied_by_others(self) -> StorageBusyError:
+        return StorageBusyError(
+            f"another process copies into buffer {self.buffer.info.name!r} of "
+            f"{self.buffer.shown_url} as well, or has cleared it; wait until it has ended, and "
+            f"copy again"
+        )
+
+    def newest(self, up_to: int) -> tuple[int, str] | None:
+        """Return the newest chunk or row that was copied; see `newest_mark`."""
+
+        def look() -> tuple[int, str] | None:
+            with translated(self.buffer.url), reading(self.buffer.engine) as connection:
+                return newest_mark(connection, self._id, up_to, layout_of(self.buffer.info))
+
+        return self.buffer.with_retries(look)
+
+    def note_hold(self, connection: Connection) -> None:
+        """Store the current hold of the copy on its source."""
+        hold_id = None if self._source.hold is None else self._source.hold.id
+        own = update(copies).where(copies.c.buffer_id == self._id)
+        connection.execute(own.values(hold_id=hold_id))
+
+    def finish(
+        self, connection: Connection, documents: Sequence[tuple[str, int, str]] = ()
+    ) -> None:
+        """Store all counts and the documents of the source, and allow other writers."""
+        self.buffer.lock(connection)
+        own = {"id": self._id}
+        done = connection.execute(
+            update(copies)
+            .where(copies.c.buffer_id == self._id, copies.c.finished_at.is_(None))
+            .values(finished_at=utc_now())
+            .returning(copies.c.condition)
+        ).one_or_none()
+        if done is None:
+            return
+        if done.condition is not None:
+            connection.execute(_DROP_EPISODES, own)
+        add_documents(connection, self._id, documents)
+        config = read_config(connection, self._id)
+        counts: dict[str, Any] = {"deletions": buffers.c.deletions + 1}
+        if config.retention.evict_by != "row":
+            connection.execute(_FORGET_TASKS, own)
+            if config.retention.evict_by == "task":
+                connection.execute(_COUNT_TASKS, own)
+            else:
+                connection.execute(_COUNT_EPISODES, own)
+            held = select(func.count()).where(
+                episodes.c.buffer_id == self._id, episodes.c.n_rows > 0
+            )
+            counts["live_rows"] = connection.execute(_COUNT_STEPS, own).scalar_one()
+            counts["live_episodes"] = connection.execute(held).scalar_one()
+        self._update(connection, counts, False)
+        add_up(connection, self._id)
+        # Sets the start counts of the rate limiter, and the columns that repeat the configuration.
+        flow.set_policy(connection, self._id, config.flow.rate_limiter)
+
+    def _update(
+        self, connection: Connection, columns: dict[str, Any], is_copying: bool | None = None
+    ) -> None:
+        given = columns if is_copying is None else {**columns, "is_copying": is_copying}
+        connection.execute(update(buffers).where(buffers.c.id == self._id).values(given))
+
+    def _converted(self, rows: TableRows) -> TableRows:
+        source, target = self._source.dialect, self.buffer.engine.dialect.name
+        forms = dict(zip(rows.table.columns, rows.table.forms, strict=True))
+        values = {
+            name: converted(own, forms[name], source, target) for name, own in rows.values.items()
+        }
+        return TableRows(rows.table, values)
+
+
+_insert_chunks = by_database(
+    sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
+)
+_INSERT_NOTHING = text("INSERT INTO copies SELECT * FROM copies WHERE false")
+_SET_USES = text(
+    "UPDATE queue_items SET n_uses = :n_uses, used_up = :used_up "
+    "WHERE buffer_id = :id AND seq = :seq"
+)
+
+
+@dataclass
+class RestoredSteps:
+    """Steps of one range of numbers as they are restored.
+
+    Attributes:
+        begin: Number below these steps.
+        end: Number of the last of these steps.
+        n_steps: Number of steps.
+        chunks: Chunks, each with the number of its first step and the time when it was written.
+        rows: Columns of `experiences` instead, with `episode_key` and `session_key`.
+        overlays: Columns of other tables by name; their values have the forms of SQLite.
+    """
+
+    begin: int
+    end: int
+    n_steps: int
+    chunks: Sequence[tuple[int, datetime | None, PackedChunk]] = ()
+    rows: dict[str, list[Any]] | None = None
+    overlays: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+
+class _Keyed(NamedTuple):
+    """The keys of a row that identify its episode and session."""
+
+    agent_id: str
+    episode_key: str | None
+    model_version: int | None
+    session_key: str | None
+    task_id: str
+
+
+def check_may_restore(url: Database) -> None:
+    """Raise unless this role may restore a buffer, before one is made that it may not drop.
+
+    Raises:
+        BufferNotFoundError, SchemaMissingError: The database is still to be made.
+        StorageReadOnlyError: The role is not that of the owner.
+    """
+    resolved = resolve_url(url)
+
+    def insert_nothing(engine: Engine) -> None:
+        with translated(resolved), writing(engine) as connection:
+            connection.execute(_INSERT_NOTHING)
+
+    with_schema(url, resolved, DEFAULT_CONNECTION.retry_s, insert_nothing)
+
+
+class ImportTarget:
+    """Writes to a buffer that is restored from files.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer, self._id = buffer, buffer.info.id
+        self._target = CopyTarget(buffer, self)
+        self._is_sqlite = buffer.engine.dialect.name == "sqlite"
+
+    @property
+    def dialect(self) -> str:
+        """The database in whose forms the values are given."""
+        return "sqlite"
+
+    @property
+    def hold(self) -> Hold | None:
+        """None: files need no hold."""
+        return None
+
+    def progress(self, identity: SourceIdentity) -> CopyProgress | None:
+        """Return the progress of an import; None if it has not begun."""
+        return self._target.progress(identity)
+
+    def begin(
+        self,
+        identity: SourceIdentity,
+        state: SourceState,
+        pages: Iterable[dict[str, list[Any]]],
+    ) -> None:
+        """Write the data of the buffer as a whole, and its episodes.
+
+        Args:
+            identity: Identity of the files.
+            state: State of the buffer that was exported.
+            pages: Columns of the table of episodes; read once.
+
+        Raises:
+            CopyError: The buffer is not empty.
+        """
+        # Read before the transaction: a transaction that is repeated needs them again.
+        rows = [TableRows(episode_table(), page) for page in pages]
+        self.buffer.write(partial(self._target.begin, identity=identity, state=state, pages=rows))
+
+    def finish(self) -> None:
+        """Store all counts, and allow other writers."""
+        self.buffer.write(self._target.finish)
+
+    def write(self, steps: RestoredSteps) -> None:
+        """Write steps, in one transaction with the progress of the import."""
+
+        def work(connection: Connection) -> None:
+            with few_pages(connection):
+                self._write(connection, steps)
+
+        self.buffer.write(work)
+
+    def _write(self, connection: Connection, steps: RestoredSteps) -> None:
+        tables = {table.name: table for table in (*step_tables(CHUNKS), *overlay_tables())}
+        uses = steps.overlays.get("queue_items")
+        batch = StepBatch(steps.begin, steps.end, steps.n_steps, steps.n_steps)
+        batch.tables = [
+            TableRows(tables[name], values)
+            for name, values in steps.overlays.items()
+            if name != "queue_items"
+        ]
+        placed = self._with_free_ids(connection, steps, batch) if steps.chunks else []
+        self._target.advance(connection, batch)
+        if placed:
+            self._write_chunks(connection, placed)
+        if steps.rows is not None:
+            self._target.write_rows(connection, self._rows(connection, steps.rows))
+        for rows in batch.tables:
+            self._target.write_rows(connection, rows)
+        if uses is not None:
+            given = zip(uses["seq"], uses["n_uses"], uses["used_up"], strict=True)
+            connection.execute(
+                _SET_USES,
+                [{"id": self._id, "seq": s, "n_uses": n, "used_up": u} for s, n, u in given],
+            )
+        self._target.refuse_others(connection)
+
+    def _with_free_ids(
+        self, connection: Connection, steps: RestoredSteps, batch: StepBatch
+    ) -> list[tuple[int, datetime | None, PackedChunk]]:
+        """Return chunks whose ids no other chunk has; steps of a renamed chunk keep their ids.
+
+        Two chunks have the same id in a file if a step was stored again after it was deleted.
+        """
+        own = select(chunks.c.id).where(
+            chunks.c.buffer_id == self._id,
+            chunks.c.id.in_([chunk.id for _, _, chunk in steps.chunks]),
+        )
+        taken = set(connection.execute(own).scalars())
+        gone = set(steps.overlays.get("deleted_steps", {}).get("seq", ()))
+        given = steps.overlays.get("step_ids", {"seq": [], "id": []})
+        ids = dict(zip(given["seq"], given["id"], strict=True))
+        found = []
+        for first_seq, time, chunk in steps.chunks:
+            if chunk.id in taken:
+                for place in range(chunk.n_steps):
+                    if first_seq + place not in gone:
+                        ids.setdefault(first_seq + place, f"{chunk.id}/{place}")
+                chunk = replace(chunk, id=uuid7())
+            taken.add(chunk.id)
+            found.append((first_seq, time, chunk))
+        if len(ids) > len(given["seq"]):
+            batch.tables = [rows for rows in batch.tables if rows.table.name != "step_ids"]
+            table = next(table for table in step_tables(CHUNKS) if table.name == "step_ids")
+            batch.tables.append(TableRows(table, {"seq": list(ids), "id": list(ids.values())}))
+        return found
+
+    def _write_chunks(
+        self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
+    ) -> None:
+        own = [chunk for _, _, chunk in placed]
+        episodes = episode_ids(connection, self._id, own, {})
+        sessions = session_ids(connection, self._id, own)
+        numbered = [
+            NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
+            for (first_seq, time, chunk), episode, session in zip(
+                placed, episodes, sessions, strict=True
+            )
+        ]
+        _insert_chunks(connection, self._id, numbered)
+
+    def _time(self, time: datetime | None) -> Any:
+        return time_text(time) if self._is_sqlite and time is not None else time
+
+    def _rows(self, connection: Connection, values: dict[str, list[Any]]) -> TableRows:
+        own = dict(values)
+        named = [
+            own["task_id"], own.pop("episode_key"), own.pop("session_key"), own["agent_id"],
+            own["model_version"],
+        ]  # fmt: skip
+        found = [
+            _Keyed(agent, episode, version, session, task)
+            for task, episode, session, agent, version in zip(*named, strict=True)
+        ]
+        own["episode_id"] = episode_ids(connection, self._id, found, {})
+        own["session_id"] = session_ids(connection, self._id, found)
+        return TableRows(step_tables(ROWS)[0], own)

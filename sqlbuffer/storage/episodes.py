@@ -1,0 +1,429 @@
+"""Episodes: their keys, beginnings, endings and rows."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
+from sqlbuffer.errors import EpisodeExistsError
+from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.list_parameters import one_of as listed
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.server_clock import utc_now
+
+episodes = Table(
+    "episodes",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="key of the episode"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column(
+        "key", KEY, nullable=False, comment="the user's episode_id, unique within buffer and task"
+    ),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("agent_id", KEY, comment="the agent"),
+    Column(
+        "status",
+        Text,
+        nullable=False,
+        server_default="open",
+        comment="open, complete or aborted; v_episodes also shows abandoned ones",
+    ),
+    Column("length", Integer, comment="steps"),
+    Column(
+        "return",
+        Double,
+        comment="sum of rewards; while the episode is open, the sum of changes by annotations",
+    ),
+    Column("reward", Double, comment="reward of the episode itself"),
+    Column("first_seq", BigInteger, comment="seq of the first step"),
+    Column("last_seq", BigInteger, comment="seq of the last step"),
+    Column("model_version", BigInteger, comment="version of the model at its start"),
+    Column("meta", JSON, comment="user's fields"),
+    Column("final_arrays", BYTES, comment="the final observation"),
+    Column(
+        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
+    ),
+    Column("ended_at", TIME, comment="time when it ended"),
+    Column("n_rows", BigInteger, comment="rows held, if eviction is by episode"),
+    Column(
+        "next_t",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="steps stored in chunks, which is the t of the next step",
+    ),
+    UniqueConstraint("buffer_id", "key", "task_id"),
+    CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
+    # Numbers are unique: readers depend on them.
+    sqlite_autoincrement=True,
+)
+Index(None, episodes.c.buffer_id, episodes.c.id)
+
+# Finds the oldest held episode behind any number of those whose steps have left.
+Index(
+    "ix_episodes_held",
+    episodes.c.buffer_id,
+    episodes.c.id,
+    sqlite_where=episodes.c.n_rows > 0,
+    postgresql_where=episodes.c.n_rows > 0,
+)
+
+# Finds the episodes with held steps, without those whose steps have left.
+Index(None, episodes.c.buffer_id, episodes.c.last_seq)
+
+
+_SQLITE_ADVANCE = """
+UPDATE episodes SET next_t = g.end_t
+FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS t,
+    json_extract(value, '$[2]') AS end_t FROM json_each(?)) AS g
+WHERE episodes.id = g.id AND episodes.next_t = g.t RETURNING episodes.id
+"""
+
+
+def _sqlite_free_episode(
+    connection: Connection, buffer_id: int, key: str, task_id: str
+) -> tuple[str, int | None] | None:
+    """Make the id of an ended episode free if all its steps have left.
+
+    Returns:
+        The status and length of an episode that keeps its id; None if the id is free.
+    """
+    found = connection.exec_driver_sql(
+        "SELECT id, status, length FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?",
+        (buffer_id, key, task_id),
+    ).one_or_none()
+    if found is None:
+        return None
+    number, status, length = found
+    is_held = connection.exec_driver_sql(
+        "SELECT 1 FROM step_numbers WHERE buffer_id = ? AND episode_id = ? "
+        "AND +seq > (SELECT low_seq FROM v_windows WHERE buffer_id = ?) LIMIT 1",
+        (buffer_id, number, buffer_id),
+    ).one_or_none()
+    if status == "open" or is_held:
+        return status, length
+    connection.exec_driver_sql("DELETE FROM episodes WHERE id = ?", (number,))
+    return None
+
+
+def _sqlite_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
+    """Append steps to episodes; return the episodes for which these were the next steps.
+
+    Args:
+        connection: The transaction.
+        spans: For each episode the place of the first of these steps, and the one after the last.
+    """
+    given = json.dumps([(id_, *span) for id_, span in spans.items()])
+    return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (given,)).scalars())
+
+
+_POSTGRESQL_ADVANCE = """
+UPDATE episodes e SET next_t = g.end_t
+FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS g(id, t, end_t)
+WHERE e.id = g.id AND e.next_t = g.t RETURNING e.id
+"""
+
+
+def _postgresql_free_episode(
+    connection: Connection, buffer_id: int, key: str, task_id: str
+) -> tuple[str, int | None] | None:
+    """Make the id of an ended episode free if all its steps have left.
+
+    Returns:
+        The status and length of an episode that keeps its id; None if the id is free.
+    """
+    statement = "SELECT status, length FROM sqlbuffer_free_episode_v1(%s::integer, %s, %s)"
+    values = (buffer_id, key, task_id)
+    ((status, length),) = driver_of(connection).execute(statement, values)
+    return None if status is None else (status, length)
+
+
+def _postgresql_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
+    """Append steps to episodes; return the episodes for which these were the next steps.
+
+    Args:
+        connection: The transaction.
+        spans: For each episode the place of the first of these steps, and the one after the last.
+    """
+    firsts, ends = zip(*spans.values(), strict=True)
+    values = number_array(spans), number_array(firsts), number_array(ends)
+    return {id_ for (id_,) in driver_of(connection).execute(_POSTGRESQL_ADVANCE, values)}
+
+
+EpisodeKey = tuple[str, str]  # the user's id and the task
+
+# Both databases know this form. The call sorts by key, so that two writers of the same new keys
+# cannot deadlock.
+INSERT_EPISODE = text(
+    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
+    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
+)
+_INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
+# Made once: building them again takes several times as long as running them.
+_KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=KeyList())
+_EPISODES = select(episodes.c.key, episodes.c.task_id, episodes.c.id).where(
+    episodes.c.buffer_id == bindparam("buffer_id"),
+    is_one_of(episodes.c.key, _KEYS),
+    is_one_of(episodes.c.task_id, _TASKS),
+)
+_SESSIONS = select(sessions.c.key, sessions.c.id).where(
+    sessions.c.buffer_id == bindparam("buffer_id"), is_one_of(sessions.c.key, _KEYS)
+)
+
+
+class Keyed(Protocol):
+    """A row or a chunk, with the names of its episode and its session."""
+
+    @property
+    def episode_key(self) -> str | None:
+        """The user's id of the episode."""
+
+    @property
+    def task_id(self) -> str:
+        """The task."""
+
+    @property
+    def agent_id(self) -> str:
+        """The acting agent."""
+
+    @property
+    def model_version(self) -> int | None:
+        """Version of the acting model."""
+
+    @property
+    def session_key(self) -> str | None:
+        """The user's id of the session."""
+
+
+def episode_ids(
+    connection: Connection,
+    buffer_id: int,
+    records: Sequence[Keyed],
+    metas: Mapping[EpisodeKey, str],
+) -> list[int | None]:
+    """Return the number of each record's episode, or None without one.
+
+    New episodes are made, with the JSON of their meta.
+    """
+    first_of: dict[EpisodeKey, Keyed] = {}
+    for record in records:
+        if record.episode_key is not None:
+            first_of.setdefault((record.episode_key, record.task_id), record)
+    if not first_of:
+        return [None] * len(records)
+    known = _known_episodes(connection, buffer_id, first_of)
+    unknown = sorted(key for key in first_of if key not in known)
+    new = [
+        {
+            "buffer_id": buffer_id,
+            "key": key[0],
+            "task_id": key[1],
+            "agent_id": first_of[key].agent_id,
+            "model_version": first_of[key].model_version,
+            "meta": metas.get(key),
+        }
+        for key in unknown
+    ]
+    made = connection.execute(_INSERT_ONE, new[0]).scalar() if len(new) == 1 else None
+    if made is not None:
+        known[unknown[0]] = made
+    elif new:
+        connection.execute(INSERT_EPISODE, new)
+        known = _known_episodes(connection, buffer_id, first_of)
+    return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
+
+
+def session_ids(
+    connection: Connection, buffer_id: int, records: Sequence[Keyed]
+) -> list[int | None]:
+    """Return the number of each record's session, or None without one; new sessions are made."""
+    keys = sorted({record.session_key for record in records if record.session_key is not None})
+    if not keys:
+        return [None] * len(records)
+    known = _known_sessions(connection, buffer_id, keys)
+    new = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
+    if new:
+        connection.execute(INSERT_SESSION, new)
+        known = _known_sessions(connection, buffer_id, keys)
+    return [None if r.session_key is None else known[r.session_key] for r in records]
+
+
+def _known_episodes(
+    connection: Connection, buffer_id: int, keys: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    given = {
+        "buffer_id": buffer_id,
+        "keys": list({key for key, _ in keys}),
+        "tasks": list({task_id for _, task_id in keys}),
+    }
+    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(_EPISODES, given)}
+
+
+def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
+    given = {"buffer_id": buffer_id, "keys": list(keys)}
+    return dict(connection.execute(_SESSIONS, given).all())
+
+
+def one_of(column: Any, keys: Iterable[str]) -> Any:
+    """Return the expression that is true if a text column is one of the keys."""
+    return listed(column, bindparam(None, list(keys), KeyList(), unique=True))
+
+
+free_episode = by_database(sqlite=_sqlite_free_episode, postgresql=_postgresql_free_episode)
+advance = by_database(sqlite=_sqlite_advance, postgresql=_postgresql_advance)
+
+# The id of an episode, its task, and the place of a step in it.
+StepPlace = tuple[str | None, str, int | None]
+
+_STATUS = text(
+    "SELECT s.status FROM episodes p JOIN episode_states s ON s.id = p.id "
+    "WHERE p.buffer_id = :buffer_id AND p.key = :key AND p.task_id = :task_id"
+)
+_FIRST = bindparam("first_", type_=BigInteger())
+_RETURN: Any = bindparam("return_", type_=Double())
+# For an open episode the column holds the sum of the changes by annotations so far.
+_WHOLE_RETURN = case(
+    (
+        (episodes.c.status == "open") & episodes.c["return"].is_not(None),
+        func.coalesce(_RETURN, 0.0) + episodes.c["return"],
+    ),
+    else_=_RETURN,
+)
+_END = (
+    update(episodes)
+    .where(
+        episodes.c.buffer_id == bindparam("of_buffer"),
+        episodes.c.key == bindparam("of_key"),
+        episodes.c.task_id == bindparam("of_task"),
+        # Or the episode was sent again after its steps had left.
+        or_(
+            episodes.c.status == "open",
+            episodes.c.first_seq < _FIRST,
+        ),
+    )
+    .values(
+        {
+            "status": bindparam("status_"),
+            "length": bindparam("length_"),
+            "return": _WHOLE_RETURN,
+            "reward": bindparam("reward_"),
+            "first_seq": _FIRST,
+            "last_seq": bindparam("last_"),
+            "final_arrays": bindparam("final_"),
+            "ended_at": utc_now(),
+        }
+    )
+)
+
+
+def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
+    """Make the row of an episode; return False if it existed."""
+    values = {"buffer_id": buffer_id, **vars(beginning)}
+    return bool(connection.execute(INSERT_EPISODE, values).rowcount)
+
+
+def begin_whole(
+    connection: Connection,
+    buffer_id: int,
+    key: EpisodeKey,
+    first: Keyed,
+    metas: Mapping[EpisodeKey, str],
+) -> int | None:
+    """Begin an episode that is stored whole; return the length of the one that is held instead.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        key: The user's id of the episode, and its task.
+        first: Its first step.
+        metas: The JSON of the user's metadata.
+
+    Raises:
+        EpisodeExistsError: The episode is open, or was aborted.
+    """
+    beginning = EpisodeStart(*key, first.agent_id, first.model_version, metas.get(key))
+    while True:
+        held = free_episode(connection, buffer_id, *key)
+        if held is not None:
+            status, length = held
+            if status != "complete":
+                raise exists(connection, buffer_id, *key)
+            return length
+        # If there was none before, another process may have begun it since.
+        if begin(connection, buffer_id, beginning):
+            return None
+
+
+def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> EpisodeExistsError:
+    """Return the error for an id that is taken, with the status that the views show."""
+    given = {"buffer_id": buffer_id, "key": key, "task_id": task_id}
+    status = connection.execute(_STATUS, given).scalar() or "open"
+    return EpisodeExistsError(
+        f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
+        f"episode_id, or leave it out to have one made"
+    )
+
+
+def end(
+    connection: Connection,
+    buffer_id: int,
+    endings: Iterable[EpisodeEnd],
+    seqs: Mapping[StepPlace, int],
+) -> None:
+    """Store the ends of open episodes, in the transaction that stores their last steps.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        endings: Ends of the episodes.
+        seqs: Numbers of steps of this batch.
+    """
+
+    def number(ending: EpisodeEnd, t: int, known: int | None) -> int | None:
+        return seqs.get((ending.key, ending.task_id, t)) if known is None else known
+
+    # In one order: two writers may end several of the same episodes.
+    rows = [
+        {
+            "of_buffer": buffer_id,
+            "of_key": ending.key,
+            "of_task": ending.task_id,
+            "status_": ending.status,
+            "length_": ending.length,
+            # SQLite has no NaN, which inf - inf is.
+            "return_": None if ending.return_ != ending.return_ else ending.return_,
+            "first_": number(ending, ending.first_t, ending.first_seq),
+            "last_": number(ending, ending.last_t, ending.last_seq),
+            "final_": ending.final_arrays,
+            "reward_": ending.reward,
+        }
+        for ending in sorted(endings, key=lambda ending: (ending.key, ending.task_id))
+    ]
+    if rows:
+        connection.execute(_END, rows)

@@ -1,1 +1,0 @@
-"""Episodes: their beginnings, endings and rows."""

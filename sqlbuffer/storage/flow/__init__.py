@@ -1,1 +1,0 @@
-"""Limits on how fast rows are inserted and sampled."""

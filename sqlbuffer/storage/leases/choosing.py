@@ -1,0 +1,583 @@
+"""Choose the rows or groups of the queue that a consumer may claim."""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    column,
+    func,
+    literal,
+    or_,
+    select,
+    table,
+)
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.rows.statements import remembered
+from sqlbuffer.storage.schema.column_types import KeyList, SeqList
+from sqlbuffer.storage.schema.list_parameters import is_number_of, is_one_of
+from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.server_clock import age_s, is_past
+
+Order = Literal["random", "fifo", "freshest", "stalest"]
+GroupBy = Literal["task_id", "episode_id"]
+OnPartial = Literal["use", "drop"]
+
+ORDERS: dict[str, tuple[Any, ...]] = {
+    "fifo": (items.c.seq,),
+    "freshest": (items.c.freshness.desc(), items.c.seq.desc()),
+    "stalest": (items.c.freshness, items.c.seq),
+}
+GROUPS: dict[str, ColumnElement[Any]] = {
+    "task_id": items.c.task_id,
+    "episode_id": items.c.episode_id,
+}
+# Names of parameters: they differ from those of columns, which an update uses itself.
+BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
+LARGEST = 2**63 - 1
+
+in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
+in_seqs: Any = in_buffer & is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+
+
+def _bounds(seq: Any) -> Any:
+    low, high = (bindparam(name, type_=BigInteger()) for name in (LOW, HIGH))
+    return (seq > low) & (seq <= high)
+
+
+# Rows of the queue that are in the window, also used up ones that have not left yet.
+in_window = in_buffer & _bounds(items.c.seq)
+
+
+def _held(seq: Any) -> Any:
+    return in_buffer & _bounds(seq) & ~items.c.used_up
+
+
+# Rows of the queue that the buffer holds. If an index other than that of their numbers must find
+# them, the bounds must not attract either planner.
+held = _held(items.c.seq)
+held_unindexed = _held(unindexed(items.c.seq))
+# The same by key, written so that the index of freshness does not match.
+held_by_key = in_buffer & _bounds(unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
+# Rows of a consumer that died are free when its lease has run out.
+is_free: Any = or_(items.c.leased_until.is_(None), is_past(items.c.leased_until))
+
+
+@dataclass(frozen=True)
+class ClaimRequest:
+    """The request for a batch.
+
+    Attributes:
+        n: Number of rows, or of groups.
+        lease_s: Duration of the lease in seconds.
+        order: Order of the rows.
+        node: Condition that rows must match; of a group, at least one row.
+        group_by: Column that rows of a group share; None if each row is separate.
+        min_group_size: Smallest number of rollouts in a complete group.
+        group_timeout_s: Seconds to wait for a group after its newest row; None for no limit.
+        drops: Delete groups that are incomplete by then.
+        steps: How the steps of the buffer are stored.
+    """
+
+    n: int
+    lease_s: float
+    order: Order = "random"
+    node: Node = EVERYTHING
+    group_by: GroupBy | None = None
+    min_group_size: int = 1
+    group_timeout_s: float | None = None
+    drops: bool = False
+    steps: StepLayout = ROWS
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The queue of a buffer at one moment.
+
+    Attributes:
+        buffer_id: The buffer.
+        low: Rows up to this number have left.
+        high: The newest row; None for any row that exists.
+        limits: Limits that exclude rows.
+        first: The first row of the queue, if it is known.
+    """
+
+    buffer_id: int
+    low: int
+    high: int | None = None
+    limits: Eligibility = NO_LIMITS
+    first: int | None = None
+
+    def parameters(self, **more: Any) -> Mapping[str, Any]:
+        """Return the values for the parameters of statements, with further ones."""
+        high = LARGEST if self.high is None else self.high
+        return {BUFFER: self.buffer_id, LOW: self.low, HIGH: high, **more}
+
+
+def allowed(limits: Eligibility) -> ColumnElement[bool]:
+    """Return the expression for a row that is free, and that no limit excludes."""
+    return and_(is_free, limits.hold(items)) if limits else is_free
+
+
+def matches(node: Node, steps: StepLayout) -> ColumnElement[bool]:
+    """Return the expression for a row of the queue whose step matches a condition."""
+    table = steps.of(None)
+    row = steps.is_numbered(table.c, items.c.buffer_id, items.c.seq)
+    # Labels are always resolved: rows may get late values during the wait.
+    found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True), table))
+    # PostgreSQL would make a join of it, over all rows of the buffer.
+    return found.correlate(items).offset(0).exists()
+
+
+def claimable(
+    limits: Eligibility, node: Node, steps: StepLayout, within: Any = held
+) -> ColumnElement[bool]:
+    """Return the expression for a row that may be claimed alone.
+
+    Args:
+        limits: Limits that exclude rows.
+        node: Condition of the request.
+        steps: How the steps are stored.
+        within: `held` or `held_unindexed`.
+    """
+    found: ColumnElement[bool] = within & allowed(limits)
+    return found if node == EVERYTHING else found & matches(node, steps)
+
+
+# In a window this narrow all rows are put into a random order: about a millisecond.
+SMALL_SPAN = 1_024
+ROW_PROBE_ROUNDS = 4
+# Below this share of hits, one scan over the queue is cheaper than the probes.
+LOWEST_HIT_RATE = 1 / 32
+
+_LOWEST = select(func.min(items.c.seq)).where(in_buffer)
+
+
+def choose_rows(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int]:
+    """Return up to n rows that may be claimed, in the requested order."""
+    probed = _probed(connection, scope, wanted) if wanted.order == "random" else None
+    if probed is not None:
+        return probed
+    statement = _first_rows(scope.limits, wanted.node, wanted.steps, wanted.order)
+    return _scalars(connection, statement, scope.parameters(**{COUNT: wanted.n}))
+
+
+def lowest(connection: Connection, scope: Scope) -> int:
+    """Return the number below the first row of the queue, or the lower end of the window."""
+    found = scope.first
+    if found is None:
+        found = connection.execute(_LOWEST, scope.parameters()).scalar_one()
+    return scope.low if found is None else max(scope.low, int(found) - 1)
+
+
+def _probed(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int] | None:
+    """Return n rows by rejection, uniform over those that may be claimed.
+
+    Return None if too few numbers of the window are such rows.
+    """
+    assert scope.high is not None
+    n, low = wanted.n, lowest(connection, scope)
+    span = scope.high - low
+    if span <= max(SMALL_SPAN, 4 * n):
+        return None
+    statement = _among(scope.limits, wanted.node, wanted.steps)
+    rng = np.random.default_rng()
+    drawn: set[int] = set()
+    found: list[int] = []
+    size = n
+    for _ in range(ROW_PROBE_ROUNDS):
+        numbers = (low + 1 + (rng.random(size) * span).astype(np.int64)).tolist()
+        new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
+        drawn.update(new)
+        hits = set(_scalars(connection, statement, scope.parameters(**{SEQS: new})))
+        found += [seq for seq in new if seq in hits]
+        if len(found) >= n:
+            return found[:n]
+        hit_rate = max(len(found) / len(drawn), LOWEST_HIT_RATE)
+        size = math.ceil(1.2 * (n - len(found)) / hit_rate) + 4
+    return None
+
+
+@remembered
+def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order) -> Select[Any]:
+    by = (func.random(),) if order == "random" else ORDERS[order]
+    count = bindparam(COUNT, type_=BigInteger())
+    within = held if order in ("random", "fifo") else held_unindexed
+    found = select(items.c.seq).where(claimable(limits, node, steps, within))
+    return found.order_by(*by).limit(count).with_for_update(skip_locked=True)
+
+
+@remembered
+def _among(limits: Eligibility, node: Node, steps: StepLayout) -> Select[Any]:
+    found = select(items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
+    return found.with_for_update(skip_locked=True)
+
+
+def _scalars(
+    connection: Connection, statement: Select[Any], parameters: Mapping[str, Any]
+) -> list[int]:
+    return list(connection.execute(statement, parameters).scalars())
+
+
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
+KEYS = "p_keys"
+Key = tuple[Any, int | None]  # a task or an episode, and the group's number
+
+# Number of rows that are read to find the first groups; each further read takes this many times
+# more.
+FIRST_ROWS, GROWTH = 1_024, 8
+# Numbers are drawn for the first rows of random groups; if that finds too few, all groups are read.
+PROBES, GROUP_PROBE_ROUNDS = 512, 6
+
+
+# An episode that is open here is not abandoned.
+_states = table("episode_states", column("id", BigInteger()), column("status", Text()))
+
+
+class LeaseGroup(NamedTuple):
+    """The rows of a group in the queue."""
+
+    key: Any
+    group_seq: int | None
+    first_seq: int
+    n_rows: int
+    size: int
+    n_held: int
+    is_claimable: bool
+    is_late: bool
+
+    @property
+    def name(self) -> Key:
+        """The key that identifies it."""
+        return self.key, self.group_seq
+
+
+@remembered
+def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select the groups of a buffer in the columns of `LeaseGroup`.
+
+    They are those of all tasks or episodes, or the named ones.
+    """
+    own = _summed(limits, wanted, named=named).subquery("groups").c
+    may_go, late = _may_go(own, wanted)
+    return select(
+        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
+        case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
+    )  # fmt: skip
+
+
+def states_of_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+    """Select the key, the size and the state of each group: `free`, or the first reason why it
+    cannot be claimed.
+    """
+    own = _summed(limits, wanted, named=False).subquery("groups").c
+    may_go, _ = _may_go(own, wanted)
+    is_small: Any = literal(wanted.group_by == "task_id") & (own.size < wanted.min_group_size)
+    tests = {
+        "free": may_go,
+        "leased": own.n_held > 0,
+        "unmatched": own.matches == 0,
+        "in quarantine": own.n_in_quarantine > 0,
+        "stale": own.n_stale > 0,
+        "of another session": own.n_of_other_sessions > 0,
+        "open": own.n_open > 0,
+        "small": is_small,
+    }
+    state = case(*((test, name) for name, test in tests.items()), else_="cut")
+    return select(own.key, own.size, state.label("state")).order_by(own.first_seq)
+
+
+def _may_go(own: Any, wanted: ClaimRequest) -> tuple[Any, Any]:
+    """Return the expressions for a group that may be claimed, and for one that is late."""
+    is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
+    if wanted.group_by == "task_id":
+        # A group that was claimed once is closed: later steps of an episode form another group.
+        is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
+        is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
+    late: Any = literal(False)
+    if wanted.group_timeout_s is not None:
+        is_old = age_s(own.newest) > wanted.group_timeout_s
+        late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
+    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
+    return and_(own.n_ineligible == 0, own.matches == 1, may_go), late
+
+
+def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select the sums over each group."""
+    parts = _parts(limits, wanted, named=named).subquery("parts")
+    own = parts.c
+    is_open = (
+        select(case((_states.c.status == "open", 1), else_=0))
+        .where(_states.c.id == episodes.c.id)
+        .correlate(episodes)
+        .scalar_subquery()
+    )
+    n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
+    rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1))
+    has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
+    found = select(
+        own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
+        func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
+        n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
+        func.sum(own.n_ineligible).label("n_ineligible"),
+        func.sum(own.n_in_quarantine).label("n_in_quarantine"),
+        func.sum(own.n_stale).label("n_stale"),
+        func.sum(own.n_of_other_sessions).label("n_of_other_sessions"),
+        func.max(own.newest).label("newest"),
+        func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
+        func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
+        func.max(own.matches).label("matches"),
+    )  # fmt: skip
+    found = found.select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
+    return found.group_by(own.key, own.group_seq)
+
+
+def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select the parts of groups: one for each episode, and one for rows without an episode."""
+    key = _key(wanted)
+    match: Any = literal(1, BigInteger())
+    if wanted.node != EVERYTHING:
+        match = case((matches(wanted.node, wanted.steps), 1), else_=0)
+    is_kept = excluded(Eligibility(quarantine=limits.quarantine))
+    is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
+    is_foreign = excluded(Eligibility(session=limits.session))
+    found = select(
+        key.label("key"), items.c.group_seq, items.c.episode_id,
+        func.min(items.c.seq).label("first_seq"), func.count().label("n"),
+        func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
+        func.sum(case((is_free, 0), else_=1)).label("n_held"),
+        func.sum(is_kept).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
+        func.sum(is_foreign).label("n_of_other_sessions"),
+        func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+    )  # fmt: skip
+    found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
+    found = found.where(key.is_not(None))
+    return found.group_by(key, items.c.group_seq, items.c.episode_id)
+
+
+def excluded(limits: Eligibility) -> Any:
+    """Return 1 for a row of the queue that limits exclude, else 0."""
+    return case((limits.is_ineligible(items), 1), else_=0) if limits else literal(0)
+
+
+def _key(wanted: ClaimRequest) -> ColumnElement[Any]:
+    return GROUPS[wanted.group_by or "task_id"]
+
+
+def _is_named(wanted: ClaimRequest) -> ColumnElement[bool]:
+    if wanted.group_by == "task_id":
+        return is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
+    return is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
+
+
+_FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
+
+
+@remembered
+def _rows_of(wanted: ClaimRequest) -> Select[Any]:
+    """Select the rows of named groups, locked in the order of their numbers."""
+    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
+        held_by_key, _is_named(wanted)
+    )
+    return found.order_by(unindexed(items.c.seq)).with_for_update(skip_locked=True)
+
+
+@remembered
+def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+    """Select the groups of the first rows in an order, and their number of these rows."""
+    key, order = _key(wanted), ORDERS[wanted.order]
+    place = func.row_number().over(order_by=order).label("place")
+    rows = select(key.label("key"), items.c.group_seq, place)
+    within = held if wanted.order == "fifo" else held_unindexed
+    rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
+    first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
+    found = select(first.key, first.group_seq, func.count())
+    return found.group_by(first.key, first.group_seq).order_by(func.min(first.place))
+
+
+@remembered
+def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+    """Select the rows among some numbers that are the first of their group."""
+    earlier: Any = items.alias("earlier")
+    key = _key(wanted)
+    has_earlier = (
+        select(1)
+        .where(
+            earlier.c.buffer_id == items.c.buffer_id,
+            earlier.c[key.key] == key,
+            unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
+            unindexed(earlier.c.seq) < items.c.seq,
+            earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
+            cast(earlier.c.used_up, Integer) == 0,
+        )
+        .correlate(items)
+        .offset(0)
+        .exists()
+    )
+    return select(items.c.seq, key, items.c.group_seq).where(
+        held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
+    )
+
+
+class GroupChoice:
+    """The groups that one attempt chooses.
+
+    Args:
+        connection: The claim's transaction.
+        scope: The queue.
+        wanted: The request.
+
+    Attributes:
+        late: Groups that it found which must be dropped.
+    """
+
+    def __init__(self, connection: Connection, scope: Scope, wanted: ClaimRequest) -> None:
+        self._connection, self._scope, self._wanted = connection, scope, wanted
+        self.late: list[LeaseGroup] = []
+
+    def choose(self) -> list[list[int]]:
+        """Return the rows of up to n groups, locked, in the requested order."""
+        taken: dict[Key, list[int]] = {}
+        for candidates in self._candidates():
+            for group in candidates:
+                if group.is_late and self._wanted.drops and not group.n_held:
+                    self.late.append(group)
+            free = [g for g in candidates if g.is_claimable and g.name not in taken]
+            while free and len(taken) < self._wanted.n:
+                missing = self._wanted.n - len(taken)
+                taken |= self.lock(free[:missing])
+                free = free[missing:]
+            if len(taken) == self._wanted.n:
+                break
+        return list(taken.values())
+
+    def lock(self, chosen: Sequence[LeaseGroup], *, late: bool = False) -> dict[Key, list[int]]:
+        """Return the rows of the groups that could be locked whole, in their order.
+
+        A transaction that has locked the first row of a group continues: otherwise two that each
+        lock a part of it would both give it up. New rows may be committed between two statements,
+        so the locked rows are compared with the existing ones afterwards.
+        """
+        firsts = self._scope.parameters(**{SEQS: [group.first_seq for group in chosen]})
+        won = set(self._connection.execute(_FIRSTS, firsts).scalars())
+        names = [group.name for group in chosen if group.first_seq in won]
+        if not names:
+            return {}
+        keys = list(dict.fromkeys(key for key, _ in names))
+        parameters = self._scope.parameters(**{KEYS: keys})
+        found = self._connection.execute(_rows_of(self._wanted), parameters)
+        locked: dict[Key, list[int]] = {name: [] for name in names}
+        for own, group_seq, seq in found:
+            if (own, group_seq) in locked:
+                locked[own, group_seq].append(seq)
+        now = {group.name: group for group in self._read(keys)}
+        return {
+            name: seqs
+            for name, seqs in locked.items()
+            if (group := now.get(name)) is not None
+            and group.n_rows == len(seqs)
+            and ((group.is_late and not group.n_held) if late else group.is_claimable)
+        }
+
+    def _read(self, keys: Sequence[Any] | None = None) -> list[LeaseGroup]:
+        named = {} if keys is None else {KEYS: keys}
+        statement = groups(self._scope.limits, self._wanted, named=keys is not None)
+        found = self._connection.execute(statement, self._scope.parameters(**named))
+        return [_group(row) for row in found]
+
+    def _candidates(self) -> Iterator[list[LeaseGroup]]:
+        """Yield groups in the requested order, until there are no more."""
+        if self._wanted.order != "random":
+            yield from self._in_order()
+            return
+        probed = self._probed()
+        if probed is not None:
+            yield probed
+        else:
+            every = self._read()
+            _RANDOM.shuffle(every)
+            yield every
+
+    def _in_order(self) -> Iterator[list[LeaseGroup]]:
+        """Yield groups in the order of their first rows, reading more and more rows."""
+        seen: set[Key] = set()
+        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
+        while True:
+            parameters = self._scope.parameters(**{COUNT: limit})
+            found = self._connection.execute(statement, parameters).all()
+            new = [(own, number) for own, number, _ in found if (own, number) not in seen]
+            seen.update(new)
+            if new:
+                read = {g.name: g for g in self._read(list(dict.fromkeys(own for own, _ in new)))}
+                yield [read[name] for name in new if name in read]
+            if sum(n for *_, n in found) < limit:
+                return
+            limit *= GROWTH
+
+    def _probed(self) -> list[LeaseGroup] | None:
+        """Return n groups that may be claimed, drawn uniformly; None if too few are found.
+
+        A drawn number counts if it is the first row of its group.
+        """
+        scope, n = self._scope, self._wanted.n
+        assert scope.high is not None
+        low = lowest(self._connection, scope)
+        span = scope.high - low
+        if span <= 2 * PROBES:
+            return None
+        rng = np.random.default_rng()
+        drawn: set[int] = set()
+        found: list[LeaseGroup] = []
+        for _ in range(GROUP_PROBE_ROUNDS):
+            numbers = (low + 1 + (rng.random(PROBES) * span).astype(np.int64)).tolist()
+            new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
+            drawn.update(new)
+            firsts = {name: seq for seq, name in self._first_rows(new)}
+            if firsts:
+                keys = list(dict.fromkeys(key for key, _ in firsts))
+                read = {g.name: g for g in self._read(keys) if g.name in firsts}
+                place = {seq: i for i, seq in enumerate(new)}
+                found += sorted(
+                    (g for g in read.values() if g.is_claimable or g.is_late),
+                    key=lambda group: place[firsts[group.name]],
+                )
+            if sum(group.is_claimable for group in found) >= n:
+                return found
+        return None
+
+    def _first_rows(self, seqs: Sequence[int]) -> Iterator[tuple[int, Key]]:
+        statement = _first_rows_among(self._scope.limits, self._wanted)
+        parameters = self._scope.parameters(**{SEQS: seqs})
+        for seq, own, group_seq in self._connection.execute(statement, parameters):
+            yield seq, (own, group_seq)
+
+
+def _group(row: Any) -> LeaseGroup:
+    *numbers, claimable, late = row
+    key, group_seq, first_seq, n_rows, size, n_held = numbers
+    return LeaseGroup(
+        key, group_seq, int(first_seq), int(n_rows), int(size), int(n_held), claimable == 1,
+        late == 1,
+    )  # fmt: skip

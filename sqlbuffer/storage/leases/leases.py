@@ -1,0 +1,542 @@
+"""Rows that are leased for a time: claimed, acknowledged or given back."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Integer,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from sqlbuffer.errors import LeaseLostError
+from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.steps import uuid7
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.window import (
+    SampledWindow,
+    clean_after_write,
+    select_sampled_window,
+    windows,
+)
+from sqlbuffer.storage.chunks import postgresql, sqlite
+from sqlbuffer.storage.database.engine import server_epoch
+from sqlbuffer.storage.database.errors import Deadlock, translated
+from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import at_once, claiming
+from sqlbuffer.storage.eligibility import is_in_quarantine
+from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.leases.choosing import (
+    BUFFER,
+    COUNT,
+    SEQS,
+    ClaimRequest,
+    GroupChoice,
+    LeaseGroup,
+    Scope,
+    choose_rows,
+    in_buffer,
+    in_seqs,
+    is_free,
+)
+from sqlbuffer.storage.leases.tables import leases, queue_items
+from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.rows.layouts import layout_of, steps_of
+from sqlbuffer.storage.rows.payload_parts import is_in_parts
+from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
+from sqlbuffer.storage.rows.stored_rows import Row, task_order
+from sqlbuffer.storage.sampling.candidate_source import CandidateSource
+from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.metadata import KEY
+from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
+from sqlbuffer.storage.use_counts import LogEntry, SamplingSession, SamplingSessions
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ledger:
+    """The leases that one process has ended, so that a later call can delete their rows."""
+
+    done: list[str] = field(default_factory=list)
+    cleaned_at: float = 0.0
+    clock_checked_at: float = -math.inf
+
+
+class LeaseKeeping:
+    """Leases the rows of a buffer.
+
+    Args:
+        source: Opens the rows of the buffer.
+        sessions: Waits for the rate limiter, and counts and logs the claimed rows.
+        remove_expired: Function that removes rows that may never be sampled again, if it is time.
+
+    Attributes:
+        ledger: Leases that this process has ended.
+        reading: Reads rows, without their parts.
+    """
+
+    def __init__(
+        self,
+        source: CandidateSource,
+        sessions: SamplingSessions,
+        remove_expired: Callable[[], None],
+    ) -> None:
+        self.buffer, self.restrictions = source.buffer, source.restrictions
+        self.source, self.sessions = source, sessions
+        self.reading = replace(source.whole_rows.reading, complete=None)
+        self.remove_expired = remove_expired
+        self.ledger = Ledger()
+
+    @cached_property
+    def _window_and_first(self) -> str:
+        info, queue = self.buffer.info, queue_items.c
+        first = select(func.min(queue.seq)).where(queue.buffer_id == info.id)
+        window = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
+        return self.buffer.text_of(window.add_columns(first.scalar_subquery()))
+
+    @contextmanager
+    def claiming(self, *, with_first: bool = False) -> Iterator[Connection]:
+        """Begin a transaction that claims rows and first reads the window.
+
+        With `with_first` it also reads the first row of the queue. It does not wait for the disk:
+        if a server crash loses a claim, its rows are free, and its acknowledgement is refused.
+        """
+        query = self._window_and_first if with_first else self.source.window_query
+        with claiming(self.buffer.engine, "relaxed", query) as connection:
+            yield connection
+
+
+def not_leased(buffer_id: int, steps: Any) -> Any:
+    """Return the expression for a step of a table of steps without a lease."""
+    own = queue_items.c
+    held = select(1).where(
+        own.buffer_id == buffer_id, own.seq == steps.c.seq, ~is_past(own.leased_until)
+    )
+    return ~held.correlate(steps).offset(0).exists()
+
+
+REMOVED_AT_ONCE = 10_000
+_USED_UP = (
+    select(items.c.seq)
+    .where(in_buffer, items.c.used_up, ~is_in_quarantine(items.c.buffer_id, items.c.seq))
+    .order_by(items.c.seq)
+    .limit(bindparam(COUNT, type_=BigInteger()))
+)
+_BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
+
+
+def retire(buffer: OpenBuffer, *, kept: bool = False) -> int:
+    """Remove rows that reached `max_use`, except those in quarantine; return how many.
+
+    It runs in a separate transaction, in one process at a time for all: acknowledgements would
+    queue on the row of the buffer, which counts the rows that left. The process that holds the lock
+    of a row removes it later.
+
+    Args:
+        buffer: The buffer.
+        kept: Also remove rows that the buffer keeps (`keep_expired`).
+    """
+    n_retired = 0
+    if buffer.info.config.retention.keep_expired and not kept:
+        return n_retired
+    while buffer.with_retries(lambda: _is_any_used_up(buffer)):
+        n_now = buffer.write(lambda connection: _retire(connection, buffer), "relaxed")
+        if not n_now:
+            break
+        n_retired += n_now
+    return n_retired
+
+
+def _is_any_used_up(buffer: OpenBuffer) -> bool:
+    values = {BUFFER: buffer.info.id, COUNT: 1}
+    with translated(buffer.url), at_once(buffer.engine) as connection:
+        return connection.execute(_USED_UP, values).first() is not None
+
+
+def _retire(connection: Connection, buffer: OpenBuffer) -> int:
+    """Remove some rows; return how many.
+
+    Return 0 if other processes are doing it, or while steps are held for a copy.
+    """
+    values = {BUFFER: buffer.info.id, COUNT: REMOVED_AT_ONCE}
+    alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
+    if connection.execute(alone, values).first() is None:
+        return 0
+    if held_low(connection, buffer.info.id) is not None:
+        return 0
+    found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
+    return remove_counted(connection, buffer, list(found), "n_used_up")
+
+
+def drop(leases: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+    """Delete groups that were not complete in time."""
+    buffer = leases.buffer
+
+    def work(connection: Connection) -> None:
+        # First, like every transaction that deletes rows.
+        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
+        now = leases.source.sampled_window(connection)
+        scope = Scope(buffer.info.id, now.low, None, leases.restrictions.limits_of_leases(now))
+        locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
+        seqs = sorted(seq for seqs in locked.values() for seq in seqs)
+        remove_counted(connection, buffer, seqs, "n_partial")
+
+    buffer.write(work)
+
+
+# Seconds for which rows of leases without an end are kept.
+KEPT_S = 3_600.0
+SECONDS_BETWEEN_CLEANINGS = 60.0
+# A lease that began later than this many seconds from now was taken before the clock was put back.
+# Smaller corrections of the clock end no lease.
+CLOCK_CORRECTION_S = 60.0
+SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
+FEWEST_DONE, MOST_DONE = 32, 1_000
+
+LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
+
+_OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
+OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
+RUNS = ~is_past(leases.c.leased_until)
+UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
+OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
+# The minimum over its rows, each of which reads the clock itself: so a lease does not outlive one
+# of its rows.
+UNTIL_OF_ROWS = (
+    select(func.coalesce(func.min(items.c.leased_until), UNTIL)).where(OWN_ROWS).scalar_subquery()
+)
+FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
+
+IS_CLAIMED = select(leases.c.acknowledged).where(OF_LEASE)
+_NEW_IN_GROUP = select(func.min(items.c.seq)).where(in_seqs, items.c.group_seq.is_(None))
+_TAKE_ROWS = (
+    update(items).where(in_seqs).values(lease_id=bindparam(LEASE, type_=KEY), leased_until=UNTIL)
+)
+_TAKE_GROUPS = _TAKE_ROWS.values(
+    group_seq=func.coalesce(items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
+)
+_ADD_LEASE = insert(leases).values(
+    buffer_id=bindparam(BUFFER, type_=Integer()),
+    id=bindparam(LEASE, type_=KEY),
+    n_rows=bindparam(COUNT, type_=BigInteger()),
+    leased_until=UNTIL_OF_ROWS,
+)
+_END_FUTURE = (
+    update(leases)
+    .where(_OF_BUFFER, ~leases.c.acknowledged, leases.c.claimed_at > UNTIL)
+    .values(claimed_at=in_seconds(0.0), leased_until=in_seconds(0.0))
+    .returning(leases.c.id)
+)
+_RELEASE_OF_LEASES = (
+    update(items)
+    .where(in_buffer, is_one_of(items.c.lease_id, bindparam(LEASES, type_=KeyList())))
+    .values(**FREE_AGAIN)
+)
+_FORGET_SOME = delete(leases).where(
+    _OF_BUFFER, is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
+)
+_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_ago(KEPT_S))
+
+
+@dataclass
+class HeldRows:
+    """A batch on lease.
+
+    Attributes:
+        lease_id: Its lease.
+        groups: The rows of each group, in their order; without groups, each row alone.
+        deadline: Earliest time at which the lease runs out, by this process's monotonic clock.
+        number: Number of the batch in the sample log.
+    """
+
+    lease_id: str
+    groups: list[list[Row]]
+    deadline: float
+    number: int | None = None
+
+    @property
+    def seqs(self) -> list[int]:
+        """The numbers of its rows."""
+        return [row[0] for group in self.groups for row in group]
+
+
+class Claim:
+    """One call's claim, which may take several attempts.
+
+    Args:
+        leases: Leases the rows of the buffer.
+        wanted: The request.
+
+    Attributes:
+        scope: The queue at the last attempt.
+    """
+
+    def __init__(self, leases: LeaseKeeping, wanted: ClaimRequest) -> None:
+        self._leases, self._wanted, self._lease_id = leases, wanted, uuid7()
+        self._chosen: list[list[int]] = []
+        self.scope: Scope | None = None
+
+    def attempt(self, session: SamplingSession) -> HeldRows | None:
+        """Return the batch; None if there are too few rows.
+
+        Args:
+            session: Logs the batch.
+
+        Raises:
+            InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
+        """
+        held, late = self._leases.buffer.with_retries(partial(self._attempt, session))
+        self._leases.remove_expired()
+        if late:
+            drop(self._leases, self._wanted, late)
+        return held
+
+    def _attempt(self, session: SamplingSession) -> tuple[HeldRows | None, list[LeaseGroup]]:
+        leases = self._leases
+        deadline = time.monotonic() + self._wanted.lease_s
+        try:
+            is_random = self._wanted.order == "random"
+            with translated(leases.buffer.url), leases.claiming(with_first=is_random) as connection:
+                found, first = answer(connection), None
+                if is_random and found:
+                    *window, first = found[0]
+                    found = [window]
+                now = leases.source.window_answered(found)
+                if self._chosen and self._is_claimed(connection):
+                    # A connection was lost after its commit.
+                    return self._held(connection, now, deadline), []
+                _end_future_leases(connection, leases)
+                late = self._choose(connection, now, first)
+                if not self._chosen:
+                    return None, late
+                self._take(connection)
+                held = self._held(connection, now, deadline)
+                note = LogEntry(f"lease ({self._wanted.order})")
+                session.log(connection, held.seqs, now.clock, note)
+                held.number = session.batch_id
+        except IntegrityError as error:
+            # The server process of an earlier attempt ended only now: try again.
+            raise Deadlock(f"{error.orig}; try again") from error
+        return held, late
+
+    def _is_claimed(self, connection: Connection) -> bool:
+        values = {BUFFER: self._leases.buffer.info.id, LEASE: self._lease_id}
+        return connection.execute(IS_CLAIMED, values).first() is not None
+
+    def _choose(
+        self, connection: Connection, now: SampledWindow, first: int | None
+    ) -> list[LeaseGroup]:
+        leases, wanted = self._leases, self._wanted
+        limits = leases.restrictions.for_leases(connection, now, server_epoch(leases.buffer.engine))
+        self.scope = scope = Scope(leases.buffer.info.id, now.low, now.high, limits, first)
+        late: list[LeaseGroup] = []
+        if wanted.group_by is None:
+            chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
+        else:
+            choice = GroupChoice(connection, scope, wanted)
+            chosen, late = choice.choose(), choice.late
+        self._chosen = chosen if len(chosen) == wanted.n else []
+        return late
+
+    def _take(self, connection: Connection) -> None:
+        seqs = [seq for group in self._chosen for seq in group]
+        values = {
+            BUFFER: self._leases.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
+            COUNT: len(seqs), SECONDS: self._wanted.lease_s,
+        }  # fmt: skip
+        if self._wanted.group_by is None:
+            connection.execute(_TAKE_ROWS, values)
+        else:
+            # A number that no other claim gives: that of a row whose group is new.
+            new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
+            connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
+        connection.execute(_ADD_LEASE, values)
+        _clean(connection, self._leases)
+
+    def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
+        seqs = [seq for group in self._chosen for seq in group]
+        found = self._read(connection, now, seqs)
+        groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
+        for group in groups:
+            group.sort(key=task_order)
+        return HeldRows(self._lease_id, groups, deadline)
+
+    def _read(self, connection: Connection, now: SampledWindow, seqs: list[int]) -> dict[int, Row]:
+        buffer, columns = self._leases.buffer, self._leases.reading
+        candidates = Candidates(
+            connection, buffer.info.id, 0, now.high, EVERYTHING, columns,
+            steps=layout_of(buffer.info),
+        )  # fmt: skip
+        candidates.has_labels, candidates.has_deleted = bool(now.has_labels), bool(now.has_deleted)
+        return {row[0]: row for row in candidates.rows(seqs)}
+
+
+def _clean(connection: Connection, leases: LeaseKeeping) -> None:
+    """Delete the rows of leases that this process has ended, and sometimes of all old ones."""
+    ledger, buffer = leases.ledger, {BUFFER: leases.buffer.info.id}
+    done = ledger.done[:MOST_DONE]
+    if len(done) >= FEWEST_DONE:
+        connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
+        ledger.done = [lease_id for lease_id in ledger.done if lease_id not in done]
+    if time.monotonic() - ledger.cleaned_at > SECONDS_BETWEEN_CLEANINGS:
+        ledger.cleaned_at = time.monotonic()
+        connection.execute(_FORGET_OLD, buffer)
+
+
+def _end_future_leases(connection: Connection, leases: LeaseKeeping) -> None:
+    """End leases that began in the future.
+
+    The clock was put back since, and they would hold their rows for too long.
+    """
+    ledger = leases.ledger
+    if time.monotonic() - ledger.clock_checked_at < SECONDS_BETWEEN_CLOCK_CHECKS:
+        return
+    ledger.clock_checked_at = time.monotonic()
+    values = {BUFFER: leases.buffer.info.id, SECONDS: CLOCK_CORRECTION_S}
+    ended = list(connection.execute(_END_FUTURE, values).scalars())
+    if ended:
+        connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
+
+
+_USES = items.c.n_uses + 1
+_MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
+_LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
+# Also returns the number up to which rows have left, which would need one more round trip.
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
+    _LOW.scalar_subquery()
+)
+_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
+_PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
+# In the order in which transactions that delete rows lock them.
+_evict_chunks = by_database(sqlite=sqlite.evict_chunks, postgresql=postgresql.evict_chunks)
+
+_HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
+_COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
+_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+_RELEASE = update(items).where(OWN_ROWS).values(**FREE_AGAIN)
+_FORGET = delete(leases).where(OF_LEASE)
+_UNHELD = (
+    select(items.c.seq)
+    .where(in_seqs, is_free)
+    .order_by(items.c.seq)
+    .with_for_update(skip_locked=True)
+)
+
+
+def complete(leases: LeaseKeeping, held: HeldRows) -> None:
+    """Read the parts of the rows of a batch.
+
+    This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
+    """
+    if not any(is_in_parts(row) for group in held.groups for row in group):
+        return
+
+    def read() -> list[list[Row]]:
+        with translated(leases.buffer.url), snapshot(leases.buffer.engine) as connection:
+            return [leases.source.whole_rows.held(connection, group) for group in held.groups]
+
+    held.groups = leases.buffer.with_retries(read)
+
+
+def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
+    """Set a lease to run out in `lease_s` seconds.
+
+    Raises:
+        LeaseLostError: The lease has run out.
+    """
+    deadline = time.monotonic() + lease_s
+
+    def work(connection: Connection) -> None:
+        values = {**_values(leases, held), SECONDS: lease_s}
+        connection.execute(_HOLD, values)
+        connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
+        if not connection.execute(_PROLONG, values).rowcount:
+            raise _lost(leases, held, "renewed")
+
+    leases.buffer.write(work)
+    held.deadline = deadline
+
+
+def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
+    """Count a use of each row of a batch, and retire rows that reached `max_use`.
+
+    Rows that were deleted during the lease are not counted.
+
+    Raises:
+        LeaseLostError: The lease has run out; no use is counted.
+    """
+    max_use = leases.buffer.info.config.sampling.max_use
+
+    def work(connection: Connection) -> None:
+        values = {**_values(leases, held), COUNT: max_use}
+        # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
+        # still runs were deleted.
+        connection.execute(_HOLD, values)
+        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
+        if low is None:
+            if connection.execute(IS_CLAIMED, values).scalar():
+                return  # by an attempt whose connection was lost
+            raise _lost(leases, held, "acknowledged")
+        _evict(connection, leases, held.seqs, low)
+
+    leases.buffer.write(work)
+    leases.ledger.done.append(held.lease_id)
+    clean_after_write(leases.buffer.engine, len(held.seqs))
+    if max_use is not None:
+        retire(leases.buffer)
+
+
+def give_back(leases: LeaseKeeping, held: HeldRows) -> None:
+    """Make the rows of a batch free immediately; rows that are lost already do not change."""
+
+    def work(connection: Connection) -> None:
+        values = _values(leases, held)
+        connection.execute(_HOLD, values)
+        connection.execute(_RELEASE, values)
+        connection.execute(_FORGET, values)
+        _evict(connection, leases, held.seqs, leases.buffer.window_in(connection).low)
+
+    leases.buffer.write(work, "relaxed")
+    leases.sessions.undo(len(held.seqs), held.number)
+
+
+def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
+    return {BUFFER: leases.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+
+
+def _lost(leases: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {what}: "
+        f"others can claim its {len(held.seqs)} rows, and this use is not counted; lease for "
+        f"longer (lease_s), or call batch.renew() in time"
+    )
+
+
+def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+    """Delete rows that left the window while they were held."""
+    gone = [seq for seq in seqs if seq <= low]
+    if gone and leases.buffer.info.has_chunks:
+        _evict_chunks(connection, leases.buffer.info.id)
+    elif gone:
+        found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
+        remove_rows(connection, leases.buffer.info.id, list(found), leases.buffer.origin)

@@ -1,0 +1,205 @@
+"""Delete rows, shrink a buffer, drop it, and evict rows that exceed its limits."""
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
+from sqlalchemy.engine import URL
+
+from sqlbuffer.errors import StorageFullError
+from sqlbuffer.query.tree import Node
+from sqlbuffer.storage.buffers.catalog import change_config, layout_of, not_found
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.window import BufferWindow
+from sqlbuffer.storage.copies.target import forget_copy
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import make_room, writing
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
+from sqlbuffer.storage.leases.leases import not_leased
+from sqlbuffer.storage.migrations.migrate import with_schema
+from sqlbuffer.storage.retention import postgresql, quarantine, sqlite
+from sqlbuffer.storage.retention.quarantine import Rows
+from sqlbuffer.storage.rollout_stats import Rollout, forget, remove_steps
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
+from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.schema.metadata import metadata
+
+evict = by_database(sqlite=sqlite.evict, postgresql=postgresql.evict)
+drop_chunks = by_database(sqlite=sqlite.drop_chunks, postgresql=postgresql.drop_chunks)
+
+
+def drop_buffer(url: Database, name: str, retry_s: float = 0.0) -> None:
+    """Delete a buffer and all that belongs to it.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+    """
+    resolved = resolve_url(url)
+    dropped: list[int] = []
+    with_schema(url, resolved, retry_s, lambda engine: _drop(engine, resolved, name, dropped))
+
+
+def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
+    """Delete a buffer.
+
+    Args:
+        engine: The engine.
+        url: Its resolved URL.
+        name: The buffer.
+        dropped: Ids of buffers of that name that earlier attempts may have deleted.
+    """
+    with translated(url), writing(engine) as connection:
+        found = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
+        if dropped and (found is None or found not in dropped):
+            return
+        if found is None:
+            raise not_found(name, url)
+        connection.execute(delete(buffers).where(buffers.c.id == found))
+        remove_where(connection, found)
+        drop_chunks(connection, found)
+        for table in metadata.tables.values():
+            if "buffer_id" in table.c and table is not experiences:
+                connection.execute(delete(table).where(table.c.buffer_id == found))
+        dropped.append(found)
+
+
+class Retention:
+    """Deletes rows of a buffer, and excludes rows from sampling.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer = buffer
+
+    def delete(self, node: Node) -> int:
+        """Delete the rows that match; return how many."""
+        layout = layout_of(self.buffer.info)
+
+        def work(connection: Connection) -> int:
+            layout.lock(connection, self.buffer.info.id)
+            window = self.buffer.note_deletion(connection)
+            # No row newer than the stored window is read: its lower end follows from the newest
+            # row.
+            steps = steps_of(self.buffer.info)
+            matching = statements.in_window(
+                self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
+            )
+            seq = statements.seq_for(node, steps)
+            removed = self._rollouts(connection, matching & (seq <= window.high), window)
+            n_removed = remove_where(
+                connection,
+                self.buffer.info.id,
+                matching,
+                seq <= window.high,
+                steps=steps,
+                node=node,
+                origin=self.buffer.origin,
+            )
+            if n_removed:
+                layout.after_delete(connection, self.buffer.info.id)
+                remove_steps(connection, self.buffer.info.id, removed)
+            return n_removed
+
+        return self._delete(work)
+
+    def _rollouts(
+        self, connection: Connection, matching: ColumnElement[bool], window: BufferWindow
+    ) -> dict[Rollout, tuple[int, float | None]]:
+        """Return for each rollout how many rows match, and the sum of their rewards."""
+        steps = steps_of(self.buffer.info)
+        of = steps.c
+        rows = select(of.task_id, of.episode_id, of.reward_t).where(matching)
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        task_id, episode_id, reward = rows.subquery().c
+        # Grouped by the column itself, SQLite would read all steps in the order of the index of
+        # tasks.
+        rollout = func.coalesce(task_id, ""), func.coalesce(episode_id, 0)
+        sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
+        return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
+
+    def clear(self) -> int:
+        """Delete all rows, also those behind the window, and the list of episodes.
+
+        Return how many rows were live. An unfinished copy accepts other rows afterwards.
+        """
+        layout = layout_of(self.buffer.info)
+
+        def work(connection: Connection) -> int:
+            layout.lock(connection, self.buffer.info.id)
+            window = self.buffer.note_deletion(connection)
+            id_, origin = self.buffer.info.id, self.buffer.origin
+            steps = steps_of(self.buffer.info)
+            remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
+            inside = steps.c.seq <= window.high
+            n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
+            forget(connection, id_)
+            connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
+            layout.after_clear(connection, id_)
+            if forget_copy(connection, id_):
+                change_config(connection, id_, {}, is_copying=False)
+            return n_removed
+
+        return self._delete(work)
+
+    def _delete(self, work: Callable[[Connection], int]) -> int:
+        """Return the result of a transaction that deletes, if possible on a full disk too."""
+        if is_joined():
+            return self.buffer.write(work)
+        with translated(self.buffer.url):
+            advice = make_room(self.buffer.engine)
+        try:
+            return self.buffer.write(work)
+        except StorageFullError as error:
+            cause = str(error).partition("; ")[0]
+            raise StorageFullError(f"{cause}; {advice}") from error
+
+    def quarantine(self, rows: Rows, reason: str | None) -> int:
+        """Take rows out of sampling; return how many were not in quarantine."""
+
+        def work(connection: Connection) -> int:
+            self.buffer.lock(connection)
+            low, origin = self.buffer.window_in(connection).low, self.buffer.origin
+            return quarantine.put(connection, self.buffer.info, low, rows, reason, origin)
+
+        return self.buffer.write(work)
+
+    def release(self, rows: Rows) -> int:
+        """Put rows back into sampling; return how many were in quarantine."""
+
+        def work(connection: Connection) -> int:
+            self.buffer.lock(connection)
+            low, origin = self.buffer.window_in(connection).low, self.buffer.origin
+            return quarantine.release(connection, self.buffer.info, low, rows, origin)
+
+        return self.buffer.write(work)
+
+    def resize(self, limits: Mapping[str, int | None]) -> None:
+        """Set limits of the buffer, and immediately evict rows that exceed them."""
+        layout_of(self.buffer.info).check_resize(self.buffer.info.name)
+
+        def work(connection: Connection) -> None:
+            self.buffer.lock(connection)
+            window = self.buffer.note_deletion(connection)
+            change_config(connection, self.buffer.info.id, limits)
+            if window.evict_by != "row" or self.buffer.info.has_chunks:
+                evict(connection, self.buffer.info.id)
+            else:
+                low = self.buffer.window_in(connection).low
+                held = held_low(connection, self.buffer.info.id)
+                low = low if held is None else min(low, held)
+                left = experiences.c.seq <= low
+                if self.buffer.info.config.leases.enabled:
+                    left = left & not_leased(self.buffer.info.id, experiences)
+                remove_where(connection, self.buffer.info.id, left)
+            self.buffer.window_in(connection)  # so that this process knows the new limits
+
+        self.buffer.write(work)

@@ -1,0 +1,312 @@
+"""Sums over the steps of each rollout, and the spread of the rollouts of a task."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    Table,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    text,
+    update,
+)
+
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
+
+# Before rollout_stats: rows of a dropped buffer are deleted here first, so that no trigger
+# subtracts from them.
+group_stats = Table(
+    "group_stats",
+    metadata,
+    buffer_key(),
+    Column("task_id", KEY, primary_key=True, comment="the task"),
+    Column("n_rollouts", BigInteger, nullable=False, comment="episodes of the task"),
+    Column("n_returns", BigInteger, nullable=False, comment="episodes with a finite return"),
+    Column("mean", Double, comment="mean of these returns"),
+    Column("m2", Double, nullable=False, comment="sum of their squared differences from the mean"),
+    Column("min", Double, comment="smallest of them"),
+    Column("max", Double, comment="largest of them"),
+    Column("spread", Double, comment="largest minus smallest"),
+    info={"is_vacuumed": True, "learner_may": "DELETE"},
+)
+Index(None, group_stats.c.buffer_id, group_stats.c.spread, group_stats.c.task_id)
+
+# Here no writer waits for another one.
+group_changes = Table(
+    "group_changes",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="key of the change"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column(
+        "n_rollouts",
+        Integer,
+        nullable=False,
+        comment="1: an episode is new; -1: an episode has left",
+    ),
+    Column("was", Double, comment="its return before; null if it had none"),
+    Column("now", Double, comment="its return now; null if it has none"),
+    info={"is_vacuumed": True, "learner_may": "DELETE"},
+)
+Index(None, group_changes.c.buffer_id, group_changes.c.task_id)
+
+rollout_stats = Table(
+    "rollout_stats",
+    metadata,
+    buffer_key(),
+    Column("task_id", KEY, primary_key=True, comment="the task"),
+    Column(
+        "episode_id",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="number of the episode; 0: the steps of the task without an episode",
+    ),
+    Column(
+        "part",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        server_default=text("0"),
+        comment=(
+            "0; for steps without an episode on PostgreSQL, a part of them: writers "
+            "that write one task at the same time have a part each"
+        ),
+    ),
+    Column(
+        "length", BigInteger, nullable=False, comment="steps written, also those that were evicted"
+    ),
+    Column(
+        "return",
+        Double,
+        comment="sum of their rewards, annotations applied; null if none has a reward",
+    ),
+    Column("first_seq", BigInteger, nullable=False, comment="seq of the first step"),
+    Column("last_seq", BigInteger, nullable=False, comment="seq of the last step"),
+    info={
+        "is_vacuumed": True,
+        "learner_may": 'UPDATE (length, "return"), DELETE',
+    },
+)
+_own = rollout_stats.c
+# Pages continue by these indexes: each ends with a column that is unique to a rollout.
+Index(None, _own.buffer_id, _own.first_seq)
+Index(None, _own.buffer_id, _own.length, _own.first_seq)
+Index(None, _own.buffer_id, _own["return"], _own.first_seq)
+Index(None, _own.buffer_id, _own.task_id, _own["return"], _own.first_seq)
+
+
+# The sum of such numbers never overflows, which would be an error on PostgreSQL. Larger ones count
+# as infinite, in the triggers too.
+LARGEST = 1e290
+
+
+class AddedSteps:
+    """Adds up steps by rollout.
+
+    Attributes:
+        rollouts: For each task and number of the episode (0 without one): number of steps, sum of
+            their rewards (None if none has one), and numbers of the first and the last step.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts: dict[tuple[str, int], list[Any]] = {}
+
+    @classmethod
+    def of_chunks(cls, numbered: Sequence[NumberedChunk]) -> "AddedSteps":
+        """Return the sums of the steps of chunks."""
+        added = cls()
+        totals = _totals([one.chunk.reward for one in numbered])
+        for (chunk, first_seq, episode_id, *_), total in zip(numbered, totals, strict=True):
+            last_seq = first_seq + chunk.n_steps - 1
+            key = chunk.task_id, episode_id or 0
+            added._add(key, chunk.n_steps, total, first_seq, last_seq)
+        return added
+
+    @classmethod
+    def of_rows(
+        cls,
+        task_ids: Iterable[str],
+        episode_ids: Iterable[int | None],
+        rewards: Iterable[float | None],
+        seqs: Sequence[int],
+    ) -> "AddedSteps":
+        """Return the sums of rows, given as one value of each argument for each row."""
+        added = cls()
+        for task_id, episode_id, reward, seq in zip(
+            task_ids, episode_ids, rewards, seqs, strict=True
+        ):
+            # NaN means that there is no reward.
+            total = None if reward is None or reward != reward else within_range(reward)
+            added._add((task_id, episode_id or 0), 1, total, seq, seq)
+        return added
+
+    def _add(
+        self, key: tuple[str, int], n: int, total: float | None, first_seq: int, last_seq: int
+    ) -> None:
+        found = self.rollouts.get(key)
+        if found is None:
+            self.rollouts[key] = [n, total, first_seq, last_seq]
+            return
+        found[0] += n
+        if total is not None:
+            found[1] = total if found[1] is None else found[1] + total
+        found[2] = min(found[2], first_seq)
+        found[3] = max(found[3], last_seq)
+
+
+def within_range(value: float) -> float:
+    """Return a number, or an infinity in place of one that is too large to be added up."""
+    return math.copysign(math.inf, value) if abs(value) > LARGEST else value
+
+
+def _totals(column: Sequence[Any]) -> list[float | None]:
+    """Return the sum of the rewards of each chunk; None if no step has one."""
+    if set(map(type, column)) == {np.ndarray}:
+        starts = list(accumulate(map(len, column[:-1]), initial=0))
+        with np.errstate(invalid="ignore", over="ignore"):
+            totals: list[float | None] = np.add.reduceat(np.concatenate(column), starts).tolist()
+        if all(-LARGEST < total < LARGEST for total in totals if total is not None):
+            return totals
+    return list(map(_total, column))
+
+
+def _total(rewards: Any) -> float | None:
+    """Return the sum of the rewards of a chunk; None if no step has one."""
+    if rewards is None:
+        return None
+    values = np.array(rewards, np.float64)  # None is NaN
+    with np.errstate(invalid="ignore"):  # one infinity minus another
+        total = float(values.sum())
+    if abs(total) < LARGEST:
+        return total
+    values = values[~np.isnan(values)]
+    return sum(map(within_range, values.tolist())) if len(values) else None
+
+
+_SQLITE_COLUMNS = (
+    "buffer_id",
+    "task_id",
+    "episode_id",
+    "length",
+    '"return"',
+    "first_seq",
+    "last_seq",
+)
+# The same as in the triggers for plain SQL; SQLite stores null for NaN.
+_SQLITE_ADD = """
+ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
+SET length = length + excluded.length,
+    "return" = CASE WHEN excluded."return" IS NULL THEN "return"
+        ELSE coalesce("return", 0) + excluded."return" END,
+    first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq)
+"""
+
+
+def sqlite_add_steps(connection: Connection, buffer_id: int, added: AddedSteps) -> None:
+    """Add steps to their rollouts; triggers keep the groups."""
+    rows = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items()]
+    if rows:
+        columns = dict(zip(_SQLITE_COLUMNS, zip(*rows, strict=True), strict=True))
+        insert_columns(connection, "rollout_stats", columns, 0, _SQLITE_ADD)
+
+
+Rollout = tuple[str, int]  # the task, and the number of the episode or 0
+
+_IS_ONE = (
+    (_own.buffer_id == bindparam("of_buffer"))
+    & (_own.task_id == bindparam("of_task"))
+    & (_own.episode_id == bindparam("of_episode"))
+)
+_CHANGED = func.nullif(
+    func.coalesce(_own["return"], 0.0) + bindparam("change", type_=Double()),
+    literal_column("'NaN'"),
+)
+_CHANGE = update(rollout_stats).where(_IS_ONE).values({"return": _CHANGED})
+_REMOVE = (
+    update(rollout_stats)
+    .where(_IS_ONE)
+    .values(length=_own.length - bindparam("n", type_=BigInteger()))
+)
+_LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
+# Sums over the held steps; steps of earlier rollouts that have left are unknown here.
+_ADD_UP = text("""
+INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
+SELECT :id, s.task_id, s.episode_id, s.length, s.total, n.first_seq, n.last_seq
+FROM (
+    SELECT task_id, coalesce(episode_id, 0) AS episode_id, sum(n_steps) AS length,
+        sum(total_reward) AS total
+    FROM step_sums WHERE buffer = (SELECT name FROM buffers WHERE id = :id) AND n_steps > 0
+    GROUP BY task_id, coalesce(episode_id, 0)
+) AS s
+JOIN (
+    SELECT task_id, coalesce(episode_id, 0) AS episode_id, min(seq) AS first_seq,
+        max(seq) AS last_seq
+    FROM step_numbers WHERE buffer_id = :id GROUP BY task_id, coalesce(episode_id, 0)
+) AS n ON n.task_id = s.task_id AND n.episode_id = s.episode_id
+""")
+
+
+def change_returns(
+    connection: Connection, buffer_id: int, changes: Mapping[Rollout, Sequence[float]]
+) -> None:
+    """Add the changes of rewards by annotations to the returns of rollouts."""
+    rows = [
+        {**_of(buffer_id, rollout), "change": sum(map(within_range, own))}
+        for rollout, own in sorted(changes.items())
+    ]
+    if rows:
+        connection.execute(_CHANGE, rows)
+
+
+def remove_steps(
+    connection: Connection, buffer_id: int, removed: Mapping[Rollout, tuple[int, float | None]]
+) -> None:
+    """Subtract steps that a user deletes from their rollouts.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        removed: For each rollout the number of steps, and the sum of their rewards.
+    """
+    given = sorted(removed.items())
+    if given:
+        change_returns(
+            connection,
+            buffer_id,
+            {rollout: [-total] for rollout, (_, total) in given if total is not None},
+        )
+        lengths = [{**_of(buffer_id, rollout), "n": n} for rollout, (n, _) in given]
+        connection.execute(_REMOVE, lengths)
+        connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in given])
+
+
+def forget(connection: Connection, buffer_id: int) -> None:
+    """Delete all rollouts of a buffer."""
+    # Groups first: then rollouts are not subtracted from them.
+    for table in (group_stats, rollout_stats, group_changes):
+        connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
+
+
+def add_up(connection: Connection, buffer_id: int) -> None:
+    """Compute the rollouts of a buffer from the steps that it holds."""
+    forget(connection, buffer_id)
+    connection.execute(_ADD_UP, {"id": buffer_id})
+
+
+def _of(buffer_id: int, rollout: Rollout) -> dict[str, int | str]:
+    task_id, episode_id = rollout
+    return {"of_buffer": buffer_id, "of_task": task_id, "of_episode": episode_id}

@@ -1,0 +1,732 @@
+"""Counts of the uses of rows, and the log of batches."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+)
+
+from sqlbuffer.errors import StorageReadOnlyError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.window import clean_after_write
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.wal import checkpoint_rarely
+from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.eligibility import uses
+from sqlbuffer.storage.flow import Pacer
+from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.sampling.restrictions import Restrictions
+from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.overlays import delete_range
+from sqlbuffer.storage.schema.server_clock import seconds_ago, utc_now
+
+# A row for each sampled batch, if the buffer logs them.
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", SERIAL, primary_key=True, comment="number of the batch"),
+    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
+    Column("clock", BigInteger, comment="the learner's iteration or model version"),
+    Column("sampler", Text, nullable=False, comment="name of the sampler"),
+    Column("seed", Text, comment="its seed"),
+    Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
+    Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
+    Column("probabilities", REALS, comment="the probability of each, if it is known"),
+    Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    # Numbers are unique, also after entries were deleted.
+    sqlite_autoincrement=True,
+)
+Index(None, samples.c.buffer_id, samples.c.clock)
+Index(None, samples.c.buffer_id, samples.c.sampled_at)
+
+
+def _sqlite_claim_uses(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
+) -> set[int]:
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows."""
+    statement = (
+        "INSERT INTO uses (buffer_id, seq, n_uses) "
+        "SELECT ?, value, 1 FROM json_each(?) WHERE true "
+        "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = n_uses + 1 "
+        "WHERE uses.n_uses < ? RETURNING seq"
+    )
+    checkpoint_rarely(connection)
+    values = (buffer_id, json.dumps(list(seqs)), max_use)
+    return {seq for (seq,) in driver_of(connection).execute(statement, values).fetchall()}
+
+
+def _sqlite_return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
+    """Undo a use of each of different rows."""
+    connection.exec_driver_sql(
+        "UPDATE uses SET n_uses = n_uses - 1 WHERE buffer_id = ? AND n_uses > 0 "
+        "AND seq IN (SELECT value FROM json_each(?))",
+        (buffer_id, json.dumps(list(seqs))),
+    )
+
+
+def _sqlite_add_uses(
+    connection: Connection, buffer_id: int, counts: Mapping[int, int]
+) -> dict[int, int]:
+    """Add uses to rows, {seq: uses}; return the current uses of each row."""
+    statement = (
+        "INSERT INTO uses (buffer_id, seq, n_uses) "
+        "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?) "
+        "WHERE true ON CONFLICT (buffer_id, seq) DO UPDATE "
+        "SET n_uses = n_uses + excluded.n_uses RETURNING seq, n_uses"
+    )
+    values = (buffer_id, json.dumps(sorted(counts.items())))
+    return dict(driver_of(connection).execute(statement, values).fetchall())
+
+
+def _sqlite_uses_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
+    """Return the uses of the given rows that have any."""
+    statement = (
+        "SELECT u.seq, u.n_uses FROM json_each(?) j "
+        "CROSS JOIN uses u ON u.buffer_id = ? AND u.seq = j.value"
+    )
+    values = (json.dumps(list(seqs)), buffer_id)
+    return dict(driver_of(connection).execute(statement, values).fetchall())
+
+
+def _postgresql_claim_uses(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
+) -> set[int]:
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: The rows, in ascending order.
+        max_use: The limit.
+    """
+    # Mostly all rows are counted, and then the server sends no list.
+    statement = (
+        "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
+        "SELECT %s::integer, s, 1 FROM unnest(%s::bigint[]) AS s "
+        "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + 1 "
+        "WHERE uses.n_uses < %s::integer RETURNING seq) "
+        "SELECT CASE WHEN count(*) < %s::bigint THEN coalesce(array_agg(seq), '{}') END "
+        "FROM claimed"
+    )
+    values = (buffer_id, number_array(seqs), max_use, len(seqs))
+    ((found,),) = driver_of(connection).execute(statement, values)
+    return set(seqs if found is None else found)
+
+
+def _postgresql_return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
+    """Undo a use of each of different rows."""
+    # Locked in ascending order, as by claims.
+    statement = (
+        "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
+        "AND seq = ANY (%s::bigint[]) ORDER BY seq FOR UPDATE) "
+        "UPDATE uses u SET n_uses = u.n_uses - 1 FROM held "
+        "WHERE u.buffer_id = held.buffer_id AND u.seq = held.seq AND u.n_uses > 0"
+    )
+    driver_of(connection).execute(statement, (buffer_id, number_array(seqs)))
+
+
+def _postgresql_add_uses(
+    connection: Connection, buffer_id: int, counts: Mapping[int, int]
+) -> dict[int, int]:
+    """Add uses to rows, {seq: uses}; return the current uses of each row."""
+    statement = (
+        "INSERT INTO uses (buffer_id, seq, n_uses) SELECT %s::integer, s, n "
+        "FROM unnest(%s::bigint[], %s::integer[]) AS g(s, n) ORDER BY s "
+        "ON CONFLICT (buffer_id, seq) DO UPDATE SET n_uses = uses.n_uses + excluded.n_uses "
+        "RETURNING seq, n_uses"
+    )
+    values = (buffer_id, number_array(counts.keys()), number_array(counts.values()))
+    return dict(driver_of(connection).execute(statement, values))
+
+
+def _postgresql_uses_of(
+    connection: Connection, buffer_id: int, seqs: Sequence[int]
+) -> dict[int, int]:
+    """Return the uses of the given rows that have any."""
+    statement = (
+        "SELECT u.seq, u.n_uses FROM unnest(%s::bigint[]) AS g(seq) CROSS JOIN LATERAL "
+        "(SELECT * FROM uses u WHERE u.buffer_id = %s AND u.seq = g.seq OFFSET 0) u"
+    )
+    return dict(driver_of(connection).execute(statement, (number_array(seqs), buffer_id)))
+
+
+claim_uses = by_database(sqlite=_sqlite_claim_uses, postgresql=_postgresql_claim_uses)
+return_uses = by_database(sqlite=_sqlite_return_uses, postgresql=_postgresql_return_uses)
+add_uses = by_database(sqlite=_sqlite_add_uses, postgresql=_postgresql_add_uses)
+uses_of = by_database(sqlite=_sqlite_uses_of, postgresql=_postgresql_uses_of)
+
+# Counts below the window are deleted when it has moved by this many numbers.
+CLEANED_AT_ONCE = 8_192
+
+
+def is_cleaning_due(cleaned_to: int, low: int) -> bool:
+    """Return True if there may be many counts between two numbers."""
+    return low >= cleaned_to + CLEANED_AT_ONCE
+
+
+def clean_uses(connection: Connection, buffer_id: int, cleaned_to: int, low: int) -> int:
+    """Delete the use counts of rows that have left the window; return the number up to which.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        cleaned_to: Number up to which none was left at the last call.
+        low: Number up to which rows have left.
+    """
+    own = uses.c
+    # Starts below the cleaned numbers: a slow learner may have counted there since.
+    above = cleaned_to - CLEANED_AT_ONCE
+    gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= low)
+    some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()
+    n, last = connection.execute(select(func.count(), func.max(some.c.seq))).one()
+    if n:
+        delete_range(connection, uses, buffer_id, above, last)
+    return int(last) if n == 4 * CLEANED_AT_ONCE else low
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Housekeeping:
+    """The last clean-up by this process.
+
+    Attributes:
+        cleaned_to: Number up to which no use counts are left.
+        samples_cleaned_at: Time of the last clean-up of the sample log, on the monotonic clock.
+    """
+
+    cleaned_to: int = 0
+    samples_cleaned_at: float | None = None
+
+
+class UseCounting:
+    """Counts and logs the rows drawn from a buffer.
+
+    Args:
+        buffer: The buffer.
+        restrictions: Requirements that rows must meet before they may be sampled.
+
+    Attributes:
+        housekeeping: The last clean-up by this process.
+    """
+
+    def __init__(self, buffer: OpenBuffer, restrictions: Restrictions) -> None:
+        self.buffer, self.restrictions = buffer, restrictions
+        self.housekeeping = Housekeeping()
+
+    @property
+    def is_on(self) -> bool:
+        """True if sampling writes to the database."""
+        sampling = self.buffer.info.config.sampling
+        return sampling.max_use is not None or sampling.track_samples
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of work in a transaction that sampling needs.
+
+        Raises:
+            StorageReadOnlyError: The database or the role may not write; the message names the
+                option.
+        """
+        try:
+            return self.buffer.write(work)
+        except StorageReadOnlyError as error:
+            info = self.buffer.info
+            what = "max_use" if info.config.sampling.max_use is not None else "track_samples"
+            raise StorageReadOnlyError(
+                f"sampling from buffer {info.name!r} writes ({what}): {error}"
+            ) from error
+
+
+SECONDS_BETWEEN_CLEANINGS = 60.0
+REMOVED_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """Further values of a batch in the log, in addition to its rows."""
+
+    sampler: str
+    seed: str | None = None
+
+
+def log_read_batch(
+    uses: UseCounting, seqs: Sequence[int], clock: int | None, note: LogEntry
+) -> int | None:
+    """Log a batch that was read without a sampler, and return its number; None without a log."""
+    if not uses.buffer.info.config.sampling.track_samples or not seqs:
+        return None
+    return uses.write(lambda connection: log_batch(connection, uses, seqs, clock, note))
+
+
+def log_batch(
+    connection: Connection,
+    uses: UseCounting,
+    seqs: Sequence[int],
+    clock: int | None,
+    note: LogEntry,
+    probabilities: Sequence[float] | None = None,
+    age_s: float = 0.0,
+) -> int:
+    """Log a batch in the transaction that returns it; return its number.
+
+    A batch that was returned earlier is logged with its age.
+    """
+    values = {
+        "buffer_id": uses.buffer.info.id,
+        "clock": clock,
+        "sampler": note.sampler,
+        "seed": note.seed,
+        "n_rows": len(seqs),
+        "seqs": list(seqs),
+        "probabilities": probabilities,
+        **({"sampled_at": seconds_ago(age_s)} if age_s else {}),
+    }
+    keep = uses.housekeeping
+    now = time.monotonic()
+    if keep.samples_cleaned_at is None or now - keep.samples_cleaned_at > SECONDS_BETWEEN_CLEANINGS:
+        keep.samples_cleaned_at = now
+        _forget_old(connection, uses)
+    made: Any = connection.execute(insert(samples).values(values)).inserted_primary_key
+    return int(made[0])
+
+
+def forget(uses: UseCounting, number: int) -> None:
+    """Delete a batch from the log, because it was not returned."""
+    own = (samples.c.buffer_id == uses.buffer.info.id) & (samples.c.id == number)
+    uses.write(lambda connection: connection.execute(delete(samples).where(own)))
+
+
+def _forget_old(connection: Connection, uses: UseCounting) -> None:
+    own = samples.c
+    old = select(own.id).where(
+        own.buffer_id == uses.buffer.info.id,
+        own.sampled_at < seconds_ago(uses.buffer.info.config.sampling.keep_samples_s),
+    )
+    connection.execute(
+        delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(REMOVED_AT_ONCE)))
+    )
+
+
+class PendingBatch(NamedTuple):
+    """A batch that was returned.
+
+    Attributes:
+        seqs: Its steps.
+        clock: The buffer's clock when it was drawn.
+        entry: Further values of its log entry.
+        probabilities: Probability of each step, if the sampler gives it.
+        drawn_at: Time of the draw, on the monotonic clock.
+    """
+
+    seqs: Sequence[int]
+    clock: int | None
+    entry: LogEntry
+    probabilities: Sequence[float] | None
+    drawn_at: float
+
+
+class PendingLog:
+    """Keeps batches for the sample log, and stores many of them at a time, each once.
+
+    Args:
+        uses: Logs drawn rows.
+        most_steps: Number of kept steps from which each batch is stored immediately.
+    """
+
+    def __init__(self, uses: UseCounting, most_steps: int) -> None:
+        self._uses, self._most_steps = uses, most_steps
+        self._mutex, self._settling = threading.Lock(), threading.Lock()
+        self._batches: list[PendingBatch] = []
+        self._n_steps, self._has_stored = 0, False
+
+    @property
+    def is_on(self) -> bool:
+        """True if the buffer logs batches."""
+        return self._uses.buffer.info.config.sampling.track_samples
+
+    def add(
+        self,
+        seqs: Sequence[int],
+        clock: int | None,
+        entry: LogEntry,
+        probabilities: Sequence[float] | None,
+    ) -> None:
+        """Keep a batch until `settle`.
+
+        The first one is stored immediately, to check that this role may write.
+
+        Raises:
+            StorageError: The first batch, or too many waiting ones, cannot be stored; this one is
+                not kept.
+        """
+        if not seqs:
+            return
+        if self._n_steps + len(seqs) > self._most_steps:
+            self.settle()
+        own = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
+        if not self._has_stored:
+            self._store([own])
+            return
+        with self._mutex:
+            self._batches.append(own)
+            self._n_steps += len(seqs)
+
+    def settle(self) -> None:
+        """Store the batches, in the order in which they were drawn, all or none.
+
+        Raises:
+            StorageError: They cannot be stored, and still wait.
+        """
+        with self._settling:
+            batches = self._batches[:]
+            if not batches:
+                return
+
+            self._store(batches)
+            with self._mutex:
+                del self._batches[: len(batches)]
+                self._n_steps -= sum(len(each.seqs) for each in batches)
+
+    def _store(self, batches: Sequence[PendingBatch]) -> None:
+        def work(connection: Connection) -> None:
+            now = time.monotonic()
+            for each in batches:
+                log_batch(
+                    connection, self._uses, each.seqs, each.clock, each.entry, each.probabilities,
+                    max(0.0, now - each.drawn_at),
+                )  # fmt: skip
+
+        self._uses.write(work)
+        self._has_stored = True
+
+
+class SamplingSession:
+    """The draw of one batch.
+
+    Attributes:
+        n_rows: Number of returned rows; set it before the session ends.
+        batch_id: The number of the batch in the sample log, if it is logged.
+    """
+
+    def __init__(self, uses: UseCounting) -> None:
+        self._uses = uses
+        self.n_rows = 0
+        self.batch_id: int | None = None
+
+    def log(
+        self, connection: Connection, seqs: Sequence[int], clock: int | None, entry: LogEntry
+    ) -> None:
+        """Log rows in the transaction that returns them, if the buffer logs batches."""
+        if self._uses.buffer.info.config.sampling.track_samples:
+            self.batch_id = log_batch(connection, self._uses, seqs, clock, entry)
+
+
+class SamplingSessions:
+    """Opens the sampling sessions of a buffer.
+
+    Args:
+        uses: Counts and logs drawn rows.
+        pacer: The buffer's rate limiter.
+    """
+
+    def __init__(self, uses: UseCounting, pacer: Pacer) -> None:
+        self.uses, self._pacer = uses, pacer
+
+    @contextmanager
+    def open(self, n: int, wait_s: float | None = None) -> Iterator[SamplingSession]:
+        """Wait until n rows may be sampled, and count those that are returned.
+
+        Args:
+            n: Number of rows.
+            wait_s: Maximum wait in seconds; None for the opener's.
+
+        Raises:
+            FlowControlError: The rate limiter did not allow the rows in time.
+        """
+        with self._pacer.sampling(n, wait_s) as drawn:
+            session = SamplingSession(self.uses)
+            yield session
+            drawn(session.n_rows)
+
+    def undo(self, n_rows: int, batch_id: int | None) -> None:
+        """Undo the counts and the log entry of a batch that is not returned."""
+        self._pacer.give_back(n_rows)
+        if batch_id is not None:
+            forget(self.uses, batch_id)
+
+
+MAX_ROUNDS = 20
+# If too few rows are left, another learner may have given back rows that this process has passed.
+# Not before this time: otherwise a process that waits for data would read all rows each time.
+LOW_DOUBTED_AFTER_S = 1.0
+
+Unit = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """The result of a draw.
+
+    Attributes:
+        content: The drawn items.
+        units: The rows that each item uses.
+        clock: The buffer's clock at the draw.
+        window_low: Lower end of the window at the draw.
+        probabilities: Probability of each row, if the sampler gives it.
+    """
+
+    content: T
+    units: Sequence[Unit]
+    clock: int | None
+    window_low: int
+    probabilities: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class ClaimKind(Generic[T]):
+    """Functions that count, split and join items of a kind.
+
+    Attributes:
+        units: Returns the rows that each item uses.
+        take: Returns the items at some places.
+        join: Makes one result of several parts.
+        probabilities: Returns the probability of each row, if the sampler gives it.
+    """
+
+    units: Callable[[T], Sequence[Unit]]
+    take: Callable[[T, Sequence[int]], T]
+    join: Callable[[Sequence[T]], T]
+    probabilities: Callable[[T], Sequence[float] | None]
+
+
+@dataclass
+class _Kept(Generic[T]):
+    parts: list[T]
+    units: list[Unit]
+    probabilities: list[float] | None
+
+    def add(self, found: Found[T], index: Sequence[int], kind: ClaimKind[T]) -> None:
+        self.parts.append(kind.take(found.content, index))
+        self.units += [found.units[i] for i in index]
+        if found.probabilities is None or self.probabilities is None:
+            self.probabilities = None
+        else:
+            self.probabilities += [found.probabilities[i] for i in index]
+
+
+def claimed(
+    uses: UseCounting,
+    draw: Callable[[int, bool], Found[T]],
+    n: int,
+    kind: ClaimKind[T],
+    note: LogEntry,
+    *,
+    least: int = 0,
+    adds_up: bool = False,
+) -> tuple[T, int | None]:
+    """Return up to n items whose rows are below their limit of uses, and their log number.
+
+    Their uses are counted.
+
+    Args:
+        uses: Counts the uses.
+        draw: Function called with the number of missing items, and True for the first draw.
+        n: Number of items.
+        kind: Kind of the items.
+        note: Entry of the log.
+        least: Smallest number of items that is counted and logged.
+        adds_up: An item drawn twice is used twice, so each round may draw any item. Otherwise each
+            round draws all items again, without those kept before.
+
+    Raises:
+        StorageReadOnlyError: The database or the role may not write.
+    """
+    kept: _Kept[T] = _Kept([], [], [])
+    for n_round in range(MAX_ROUNDS):
+        missing = n - len(kept.units)
+        asked = missing if adds_up else n
+        found = draw(asked, n_round == 0)
+        if len(found.units) < asked and uses.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
+            found = draw(asked, n_round == 0)
+        had = set() if adds_up else set(map(tuple, kept.units))
+        index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
+        if not index or len(kept.units) + len(index) < least:
+            break
+        n_won, number = _claim(uses, found, index, kept, kind, note)
+        if n_won == len(index):
+            _clean(uses, found)
+            return _joined(kept, kind), number
+    else:
+        index = []
+    return _fewer(uses, found, index, kept, kind, note, least)
+
+
+def _fewer(
+    uses: UseCounting,
+    found: Found[T],
+    index: Sequence[int],
+    kept: _Kept[T],
+    kind: ClaimKind[T],
+    note: LogEntry,
+    least: int,
+) -> tuple[T, int | None]:
+    """Return the items if too few are left; below `least` they are not counted."""
+    if len(kept.units) < least:
+        give_back(uses, kept.units)
+        kept.add(found, index, kind)
+        return _joined(kept, kind), None
+    if not kept.parts:
+        return kind.take(found.content, []), None
+    number = None
+    if uses.buffer.info.config.sampling.track_samples:
+        number = uses.write(lambda connection: _log(connection, uses, found, kept, note))
+    return _joined(kept, kind), number
+
+
+def _claim(
+    uses: UseCounting,
+    found: Found[T],
+    index: Sequence[int],
+    kept: _Kept[T],
+    kind: ClaimKind[T],
+    note: LogEntry,
+) -> tuple[int, int | None]:
+    """Count the uses of items and keep those below the limit; log the batch if it is complete.
+
+    Returns:
+        The number of items that may be used, and the number of the batch.
+    """
+    wanted = [found.units[i] for i in index]
+
+    def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:
+        won = _count(connection, uses, wanted)
+        places = [i for i, is_won in zip(index, won, strict=True) if is_won]
+        now: _Kept[T] = _Kept([], [], [])
+        now.add(found, places, kind)
+        number = None
+        if len(places) == len(index) and uses.buffer.info.config.sampling.track_samples:
+            number = _log(connection, uses, found, _both(kept, now), note)
+        return now, len(places), number
+
+    now, n_won, number = uses.write(work)
+    clean_after_write(uses.buffer.engine, len(wanted))
+    both = _both(kept, now)
+    kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
+    return n_won, number
+
+
+def _both(one: _Kept[T], other: _Kept[T]) -> _Kept[T]:
+    probabilities = None
+    if one.probabilities is not None and other.probabilities is not None:
+        probabilities = [*one.probabilities, *other.probabilities]
+    return _Kept([*one.parts, *other.parts], [*one.units, *other.units], probabilities)
+
+
+def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
+    return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
+
+
+def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> list[bool]:
+    """Count a use of each row of the units, and return which units could be used whole."""
+    if uses.buffer.info.config.sampling.max_use is None:
+        return [True] * len(units)
+    taken = _take(
+        connection,
+        uses,
+        [seq for unit in units for seq in unit],
+        uses.buffer.info.config.sampling.max_use,
+    )
+    won: list[bool] = []
+    back: list[int] = []
+    for unit in units:
+        own = [seq for seq in unit if taken.get(seq)]
+        for seq in own:
+            taken[seq] -= 1
+        won.append(len(own) == len(unit))
+        if not won[-1]:
+            back += own
+    if back:
+        return_uses(connection, uses.buffer.info.id, back)
+    return won
+
+
+def _take(
+    connection: Connection, uses: UseCounting, seqs: Sequence[int], max_use: int
+) -> dict[int, int]:
+    """Count a use for each occurrence of a row; return {row: number of allowed occurrences}."""
+    # In ascending order: otherwise two learners could wait for each other. Rows that occur twice
+    # are counted again when the first use is held.
+    left = sorted(set(seqs))
+    counts = Counter(seqs) if len(left) < len(seqs) else None
+    taken: dict[int, int] = {}
+    n = 0
+    while left:
+        n += 1
+        got = claim_uses(connection, uses.buffer.info.id, left, max_use)
+        taken.update(dict.fromkeys(got, n))
+        left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
+    return taken
+
+
+def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
+    """Undo the uses of items that were not returned."""
+    left = Counter(seq for unit in units for seq in unit)
+    if not left or uses.buffer.info.config.sampling.max_use is None:
+        return
+
+    def work(connection: Connection) -> None:
+        again = left
+        while again:
+            return_uses(connection, uses.buffer.info.id, sorted(again))
+            again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
+
+    uses.write(work)
+    uses.restrictions.eligible_low.forget()
+
+
+def _log(
+    connection: Connection,
+    uses: UseCounting,
+    found: Found[Any],
+    kept: _Kept[Any],
+    note: LogEntry,
+) -> int:
+    """Log a batch, and return its number."""
+    seqs = [seq for unit in kept.units for seq in unit]
+    probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
+    return log_batch(connection, uses, seqs, found.clock, note, probabilities)
+
+
+def _clean(uses: UseCounting, found: Found[Any]) -> None:
+    """Delete the use counts of rows that have left the window, which eviction leaves behind."""
+    keep, low = uses.housekeeping, found.window_low
+    if uses.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
+        keep.cleaned_to, low
+    ):
+        return
+
+    def work(connection: Connection) -> int:
+        held = held_low(connection, uses.buffer.info.id)
+        end = low if held is None else min(low, held)
+        return clean_uses(connection, uses.buffer.info.id, min(keep.cleaned_to, end), end)
+
+    keep.cleaned_to = uses.write(work)

@@ -1,1 +1,0 @@
-"""Counts of the uses of rows, and the log of batches."""

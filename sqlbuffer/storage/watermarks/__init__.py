@@ -1,1 +1,0 @@
-"""Watermarks: numbers at or below which no row can appear any more."""

@@ -1,0 +1,787 @@
+"""Store chunks: all of a batch or none, also over lost connections and races of writers."""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, RowMapping, Text, bindparam, cast, or_, select
+
+from sqlbuffer.codec.plain_values import INT64_MAX
+from sqlbuffer.encoding.chunks import PackedChunk, same_steps, select_steps, step_numbers
+from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import FieldError, OutOfOrderError
+from sqlbuffer.steps import StoreResult, is_uuid, uuid7
+from sqlbuffer.storage.buffers.applied_writes import WriteOnce
+from sqlbuffer.storage.buffers.catalog import lock_as_writer
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.buffers.window import clean_after_write, select_window
+from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
+from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
+from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunk_data, chunks, deleted_steps, step_ids
+from sqlbuffer.storage.database.errors import UniqueViolation
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.episodes import (
+    EpisodeKey,
+    StepPlace,
+    advance,
+    begin_whole,
+    end,
+    episode_ids,
+    episodes,
+    exists,
+    session_ids,
+)
+from sqlbuffer.storage.flow import Pacer
+from sqlbuffer.storage.schema.number_keys import is_numbered
+from sqlbuffer.storage.writing import postgresql, sqlite
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """A batch of chunks in the form in which it is stored.
+
+    Attributes:
+        chunks: The chunks, in the order in which they are numbered.
+        order: For each step in that order its place in the user's order; None if they are the same.
+        endings: Ends of episodes in the batch.
+        metas: The user's JSON of episodes that may begin with it.
+        whole: Id of the user's for an episode that is stored whole or not at all.
+        ignore: Keys of chunks that make no conflict if they differ from the stored ones.
+    """
+
+    chunks: Sequence[PackedChunk]
+    order: NDArray[np.int64] | None = None
+    endings: Sequence[EpisodeEnd] = ()
+    metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
+    whole: EpisodeKey | None = None
+    ignore: frozenset[str] = frozenset()
+
+    @property
+    def n_steps(self) -> int:
+        """Number of their steps."""
+        return sum(chunk.n_steps for chunk in self.chunks)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of their fields and arrays in bytes."""
+        return sum(len(c.records) + len(c.payload_arrays or b"") for c in self.chunks)
+
+
+_PLAIN = (
+    "id", "n_steps", "task_id", "task_name", "agent_id", "pre_agent", "model_version", "t", "step",
+    "first_time", "last_time",
+)  # fmt: skip
+_FLAGS = ("terminated", "truncated")
+_LISTS = ("steps", "times", "adv_t", "v_t", *_FLAGS, "offsets")
+_JOINED = ("records", "block_steps", "payload_arrays", "episode_key", "session_key")
+_CHUNKS = (
+    select(
+        chunks.c.first_seq,
+        *(chunks.c[name] for name in (*_PLAIN, *_LISTS[:-1], "reward_t")),
+        chunk_data.c.records,
+        chunk_data.c.block_steps,
+        chunk_data.c.offsets,
+        cast(chunk_data.c.payloads, Text()).label("payloads"),
+        chunk_data.c.payload_arrays,
+        episodes.c.key.label("episode_key"),
+        sessions.c.key.label("session_key"),
+    )
+    .select_from(chunks)
+    .join(chunk_data, is_numbered(chunk_data.c.first_seq, chunks.c.buffer_id, chunks.c.first_seq))
+    .outerjoin(episodes, episodes.c.id == chunks.c.episode_id)
+    .outerjoin(sessions, sessions.c.id == chunks.c.session_id)
+    .order_by(chunks.c.first_seq)
+)
+
+
+class StoredChunk(NamedTuple):
+    """A chunk that a buffer holds, with the values of its steps that are compared.
+
+    It has no priorities, no values for conditions, and no ids.
+    """
+
+    first_seq: int
+    chunk: PackedChunk
+
+
+def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> list[StoredChunk]:
+    """Return the chunks of a buffer that match."""
+    found = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
+    return [StoredChunk(row["first_seq"], _chunk(row)) for row in found.mappings()]
+
+
+def _chunk(row: RowMapping) -> PackedChunk:
+    given = {name: row[name] for name in (*_PLAIN, *_JOINED)}
+    given |= {name: listed(row[name]) for name in _LISTS}
+    for name in _FLAGS:
+        if given[name] == []:  # all are False
+            given[name] = [False] * row["n_steps"]
+    payloads = listed(row["payloads"])
+    if payloads is not None:
+        payloads = [None if one is None else json.dumps(one) for one in payloads]
+    return PackedChunk(
+        **given,
+        reward=listed(row["reward_t"]),
+        payloads=payloads,
+        initial_priority=None,
+        fields=None,
+        ids=None,
+    )
+
+
+def listed(values: Any) -> Any:
+    """Return a list, which is JSON on SQLite."""
+    return json.loads(values) if isinstance(values, str) else values
+
+
+held_ids = by_database(sqlite=chunks_sqlite.held_ids, postgresql=chunks_postgresql.held_ids)
+
+# The id of a step without a given one: that of its chunk, and its place there.
+_MADE_ID = re.compile(r"(.{36})/(0|[1-9]\d{0,2})")
+_MOST_RANGES = 50  # in one statement
+_NEWEST = (
+    select(chunks.c.first_seq, chunks.c.n_steps, chunks.c.step, chunks.c.steps)
+    .where(
+        chunks.c.buffer_id == bindparam("of_buffer"),
+        chunks.c.episode_id == bindparam("of_episode"),
+    )
+    .order_by(chunks.c.t.desc())
+    .limit(1)
+)
+
+
+class HeldStep(NamedTuple):
+    """A step that a buffer holds: its number, its chunk and its place there."""
+
+    seq: int
+    stored: StoredChunk
+    place: int
+
+
+class HeldSteps:
+    """Finds steps that a buffer holds, in a transaction.
+
+    Steps that have left the window or were deleted are not held.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+    """
+
+    def __init__(self, connection: Connection, buffer_id: int) -> None:
+        self._connection, self._buffer_id = connection, buffer_id
+
+    def numbers_of(self, ids: Collection[str]) -> dict[str, int]:
+        """Return the number of each id of a step, given by a user or made by the library."""
+        if not ids:
+            return {}
+        found = dict(held_ids(self._connection, self._buffer_id, list(ids)))
+        made = self._made_ids([id_ for id_ in ids if id_ not in found])
+        held = self._held(made.values()) - self._with_given_id(made.values())
+        return found | {id_: seq for id_, seq in made.items() if seq in held}
+
+    def at(self, seqs: Iterable[int]) -> dict[int, HeldStep]:
+        """Return the steps that have these numbers, by number."""
+        numbers = sorted(set(seqs))
+        # Consecutive numbers are in one range.
+        runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+        near = [[seq for _, seq in run] for _, run in runs]
+        ranges = [chunks.c.first_seq.between(own[0] - MOST_STEPS + 1, own[-1]) for own in near]
+        found = {}
+        for start in range(0, len(ranges), _MOST_RANGES):
+            some = or_(*ranges[start : start + _MOST_RANGES])
+            for stored in stored_chunks(self._connection, self._buffer_id, some):
+                for place in range(stored.chunk.n_steps):
+                    seq = stored.first_seq + place
+                    found[seq] = HeldStep(seq, stored, place)
+        return {seq: found[seq] for seq in numbers if seq in found}
+
+    def of_episode(self, episode_id: int, first_t: int, after_t: int) -> dict[int, HeldStep]:
+        """Return the steps of an episode from one place up to another, by place."""
+        where = (
+            chunks.c.episode_id == episode_id,
+            chunks.c.t > first_t - MOST_STEPS,
+            chunks.c.t < after_t,
+        )
+        found = {
+            (stored.chunk.t or 0) + place: HeldStep(stored.first_seq + place, stored, place)
+            for stored in stored_chunks(self._connection, self._buffer_id, *where)
+            for place in range(stored.chunk.n_steps)
+        }
+        held = self._held(step.seq for step in found.values())
+        return {t: step for t, step in found.items() if first_t <= t < after_t and step.seq in held}
+
+    def newest_step(self, episode_id: int, *, is_held: bool = False) -> int | None:
+        """Return the step number of the newest step of an episode; None if it has no step.
+
+        Args:
+            episode_id: The episode.
+            is_held: The newest one that is inside the window, and was not deleted.
+        """
+        newest = self._connection.execute(
+            _NEWEST, {"of_buffer": self._buffer_id, "of_episode": episode_id}
+        ).one_or_none()
+        if newest is None:
+            return None
+        last = newest.first_seq + newest.n_steps - 1
+        if is_held:
+            last = max(self._held(range(newest.first_seq, last + 1)), default=-1)
+        place, steps = last - newest.first_seq, listed(newest.steps)
+        if place < 0:
+            return None
+        return int(newest.step + place if steps is None else steps[place])
+
+    def _held(self, seqs: Iterable[int]) -> set[int]:
+        """Return the numbers that are inside the window, and were not deleted."""
+        numbers = set(seqs)
+        if not numbers:
+            return numbers
+        low = self._connection.execute(select_window(self._buffer_id)).one().low_seq
+        gone = deleted_steps.c
+        deleted = select(gone.seq).where(
+            gone.buffer_id == self._buffer_id, gone.seq.between(min(numbers), max(numbers))
+        )
+        numbers -= set(self._connection.execute(deleted).scalars())
+        return {seq for seq in numbers if seq > low}
+
+    def _with_given_id(self, seqs: Iterable[int]) -> set[int]:
+        """Return the numbers of steps to which users gave an id."""
+        numbers = set(seqs)
+        if not numbers:
+            return numbers
+        own = select(step_ids.c.seq).where(
+            step_ids.c.buffer_id == self._buffer_id,
+            step_ids.c.seq.between(min(numbers), max(numbers)),
+        )
+        return numbers.intersection(self._connection.execute(own).scalars())
+
+    def _made_ids(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the number of each id that the library made from a chunk."""
+        parts = {
+            id_: match.groups()
+            for id_ in ids
+            if (match := _MADE_ID.fullmatch(id_)) and is_uuid(match[1])
+        }
+        if not parts:
+            return {}
+        own = select(chunks.c.id, chunks.c.n_steps, chunks.c.first_seq).where(
+            chunks.c.buffer_id == self._buffer_id,
+            chunks.c.id.in_({chunk_id for chunk_id, _ in parts.values()}),
+        )
+        spans = {
+            chunk_id: (n_steps, first_seq)
+            for chunk_id, n_steps, first_seq in self._connection.execute(own)
+        }
+        return {
+            id_: spans[chunk_id][1] + int(place)
+            for id_, (chunk_id, place) in parts.items()
+            if chunk_id in spans and int(place) < spans[chunk_id][0]
+        }
+
+
+Places = NDArray[np.int64]
+
+
+class StepOutcomes:
+    """The result of each step of a batch: stored, a duplicate, or a conflict.
+
+    Steps are counted in the order in which they are numbered. At first all are new.
+
+    Args:
+        layout: The typed fields.
+        chunks: The chunks of the batch.
+        ignore: Keys of chunks that make no conflict if they differ.
+
+    Attributes:
+        starts: The first step of each chunk, and the number of steps.
+        is_new: True for steps to be stored; bool of shape (n,).
+        seqs: Their numbers, stored now or held before; -1 without one. int64 of shape (n,).
+    """
+
+    def __init__(
+        self, layout: Layout, chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
+    ) -> None:
+        self._layout, self._chunks, self._ignore = layout, chunks, ignore
+        self.starts = list(accumulate((chunk.n_steps for chunk in chunks), initial=0))
+        n = self.starts[-1]
+        self.is_new = np.ones(n, bool)
+        self.seqs = np.full(n, -1, np.int64)
+        self._is_same = np.zeros(n, bool)
+        self._twins: list[tuple[int, int]] = []
+
+    def places(self, i: int) -> Places:
+        """Return the places of the new steps of a chunk."""
+        return np.flatnonzero(self.is_new[self.starts[i] : self.starts[i + 1]])
+
+    def refuse(self, i: int, places: Sequence[int] | Places, *, same: bool = False) -> None:
+        """Mark steps of a chunk as conflicts, or as duplicates."""
+        at = self.starts[i] + np.asarray(places, np.int64)
+        self.is_new[at], self._is_same[at] = False, same
+
+    def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
+        """Compare steps of a chunk, by place, with the steps that the buffer holds there."""
+        by_chunk: dict[int, list[int]] = {}
+        for place, step in held.items():
+            by_chunk.setdefault(step.stored.first_seq, []).append(place)
+        for places in by_chunk.values():
+            theirs = [held[place].place for place in places]
+            stored = held[places[0]].stored.chunk
+            same = same_steps(self._layout, self._chunks[i], places, stored, theirs, self._ignore)
+            at = self.starts[i] + np.array(places, np.int64)
+            self.is_new[at], self._is_same[at] = False, same
+            self.seqs[at] = [held[place].seq for place in places]
+
+    def repeat(self, first: tuple[int, int], again: tuple[int, int]) -> None:
+        """Compare a step with an earlier one of the batch that has the same id.
+
+        Both are given as (chunk, place).
+        """
+        (i, place), (j, other) = first, again
+        chunks = self._chunks
+        (same,) = same_steps(self._layout, chunks[i], [place], chunks[j], [other])
+        self.refuse(j, [other], same=bool(same))
+        self._twins.append((self.starts[i] + place, self.starts[j] + other))
+
+    def pieces(self) -> list[tuple[int, PackedChunk]]:
+        """Return the new steps as chunks in order, each with the index of its original chunk."""
+        if self.is_new.all():
+            return list(enumerate(self._chunks))
+        found = []
+        for i, chunk in enumerate(self._chunks):
+            places, id_ = self.places(i), chunk.id
+            if len(places) == chunk.n_steps:
+                found.append((i, chunk))
+                continue
+            runs = [places]
+            if chunk.t is not None:  # steps of an episode are consecutive in a chunk
+                runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+            for run in runs:
+                if len(run):
+                    piece = select_steps(self._layout, chunk, run.tolist())
+                    found.append((i, replace(piece, id=id_)))
+                    id_ = uuid7()
+        return found
+
+    def number(self, first_seq: int) -> None:
+        """Set consecutive numbers for the new steps."""
+        self.seqs[self.is_new] = first_seq + np.arange(self.is_new.sum())
+
+    def result(self, order: Places | None) -> StoreResult:
+        """Return the result of the write.
+
+        Args:
+            order: For each step its place in the user's order; None if they are the same.
+        """
+        n = len(self.is_new)
+        for first, again in self._twins:
+            self.seqs[again] = self.seqs[first]
+        seqs = self.seqs
+        if order is not None:
+            seqs = np.empty(n, np.int64)
+            seqs[order] = self.seqs
+        n_new = int(self.is_new.sum())
+        if n_new == n:
+            return StoreResult(n, 0, 0, (), seqs)
+        given = np.arange(n) if order is None else order
+        conflicts = np.flatnonzero(~self.is_new & ~self._is_same)
+        conflicts = conflicts[np.argsort(given[conflicts], kind="stable")]
+        ids = tuple(map(self._name, conflicts.tolist()))
+        return StoreResult(n_new, n - n_new - len(ids), len(ids), ids, seqs)
+
+    def _name(self, at: int) -> str:
+        """Return the id that the user gave to a step, or else its place in its episode."""
+        i = int(np.searchsorted(self.starts, at, "right")) - 1
+        chunk, place = self._chunks[i], at - self.starts[i]
+        if chunk.ids is not None:
+            return chunk.ids[place]
+        return f"{chunk.episode_key}/{(chunk.t or 0) + place}"
+
+
+reserve_steps = by_database(sqlite=sqlite.reserve_steps, postgresql=postgresql.reserve_steps)
+insert_numbered = by_database(
+    sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
+)
+insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
+after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
+
+_EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
+
+
+def insert_chunks(
+    connection: Connection,
+    buffer: OpenBuffer,
+    batch: ChunkBatch,
+    once: WriteOnce[StoreResult] | None = None,
+) -> StoreResult:
+    """Insert the steps that the buffer does not hold, all or none, in a transaction.
+
+    Args:
+        connection: The transaction.
+        buffer: The buffer.
+        batch: The batch.
+        once: Makes the transaction take effect once, if the id of the write must be stored here.
+
+    Raises:
+        EpisodeExistsError: `whole` is open, or was aborted.
+        OutOfOrderError: A step comes after a later one of its episode.
+    """
+    if buffer.info.config.retention.evict_by == "episode":
+        # Before rows of episodes, as in evictions and annotations.
+        lock_as_writer(connection, buffer.info.id)
+    return _Insertion(connection, buffer, batch).run(once)
+
+
+class _Insertion:
+    """One insertion of a batch in one transaction."""
+
+    def __init__(self, connection: Connection, buffer: OpenBuffer, batch: ChunkBatch) -> None:
+        self._connection, self._batch, self._buffer_id = connection, batch, buffer.info.id
+        self._chunks = batch.chunks
+        self._outcomes = StepOutcomes(buffer.layout, batch.chunks, batch.ignore)
+        self._held = HeldSteps(connection, self._buffer_id)
+
+    def run(self, once: WriteOnce[StoreResult] | None) -> StoreResult:
+        """Insert new steps; return the result of each step."""
+        connection, batch, outcomes = self._connection, self._batch, self._outcomes
+        if batch.whole is not None:
+            held_length = begin_whole(
+                connection, self._buffer_id, batch.whole, self._chunks[0], batch.metas
+            )
+            if held_length is not None:
+                return self._compared_whole(held_length)
+        self._settle_ids()
+        if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
+            return outcomes.result(batch.order)
+        self._episode_ids = episode_ids(connection, self._buffer_id, self._chunks, batch.metas)
+        self._settle_episodes()
+        self._next_ts = self._lock_appended()
+        self._store(once)
+        if batch.endings:
+            end(connection, self._buffer_id, batch.endings, self._places())
+        return outcomes.result(batch.order)
+
+    def _store(self, once: WriteOnce[StoreResult] | None) -> None:
+        """Store the steps that are new."""
+        reserved = None
+        while pieces := self._outcomes.pieces():
+            chunks = [piece for _, piece in pieces]
+            n_steps = sum(chunk.n_steps for chunk in chunks)
+            if reserved is None:
+                reserved = reserve_steps(
+                    self._connection, self._buffer_id, n_steps, _largest(chunks),
+                    None if once is None else once.note,
+                )  # fmt: skip
+            first_seq, priority = reserved
+            sessions = session_ids(self._connection, self._buffer_id, chunks)
+            numbered, seq = [], first_seq
+            for (i, chunk), session in zip(pieces, sessions, strict=True):
+                numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
+                seq += chunk.n_steps
+            if self._insert_ids(numbered):
+                numbered = self._appended(numbered)
+                self._outcomes.number(first_seq)
+                insert_numbered(self._connection, self._buffer_id, numbered)
+                after_chunks(self._connection, self._buffer_id, numbered)
+                return
+            # Another writer has committed some of the ids since. The numbers stay reserved for this
+            # one.
+            self._settle_ids()
+
+    def _lock_appended(self) -> dict[int, int]:
+        """Return the next place of each episode that new steps are appended to at its end.
+
+        Raises:
+            EpisodeExistsError: The episode has ended.
+            OutOfOrderError: A new step comes after a later one of its episode.
+        """
+        found = {}
+        own = {
+            episode_id: i
+            for i, episode_id in enumerate(self._episode_ids)
+            if episode_id is not None
+            and self._chunks[i].t is None
+            and len(self._outcomes.places(i))
+        }
+        for episode_id, i in sorted(own.items()):
+            row = self._connection.execute(
+                _EPISODE.with_for_update(key_share=True), {"of_id": episode_id}
+            ).one_or_none()
+            if row is not None and row.status != "open":
+                chunk = self._chunks[i]
+                assert chunk.episode_key is not None
+                raise exists(self._connection, self._buffer_id, chunk.episode_key, chunk.task_id)
+            found[episode_id] = 0 if row is None else row.next_t
+        self._newest = {episode_id: self._held.newest_step(episode_id) for episode_id in own}
+        if self._late_step() is not None:
+            # Another writer may have stored the same steps since their ids were compared, and the
+            # newest step may have been deleted.
+            self._settle_ids()
+            self._newest = {
+                episode_id: self._held.newest_step(episode_id, is_held=True) for episode_id in own
+            }
+            late = self._late_step()
+            if late is not None:
+                raise late
+        return found
+
+    def _late_step(self) -> OutOfOrderError | None:
+        """Return the error for the first new step that comes after a later one of its episode."""
+        last = {id_: (step, ", which is stored") for id_, step in self._newest.items()}
+        for i, chunk in enumerate(self._chunks):
+            episode_id, places = self._episode_ids[i], self._outcomes.places(i)
+            if episode_id is None or chunk.makes_steps or not len(places):
+                continue
+            steps = step_numbers(chunk, places)
+            before, where = last.get(episode_id, (None, ""))
+            if before is not None and steps[0] < before:
+                return _out_of_order(chunk, steps[0], f"{before}{where}")
+            if chunk.steps is not None and (late := np.flatnonzero(np.diff(steps) < 0)).size:
+                return _out_of_order(chunk, steps[late[0] + 1], f"{steps[late[0]]}")
+            last[episode_id] = int(steps[-1]), ""
+        return None
+
+    def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
+        """Set the places of steps that are appended to episodes, and advance the episodes."""
+        next_ts, newest, found = dict(self._next_ts), dict(self._newest), []
+        for own in numbered:
+            episode_id, chunk = own.episode_id, own.chunk
+            t = None if episode_id is None else next_ts.get(episode_id)
+            if episode_id is not None and chunk.t is None and t is not None:
+                next_ts[episode_id] = t + chunk.n_steps
+                chunk = replace(chunk, t=t)
+                if chunk.makes_steps:
+                    chunk = _continued(chunk, newest[episode_id])
+                newest[episode_id] = int(step_numbers(chunk, np.array([chunk.n_steps - 1]))[0])
+                own = own._replace(chunk=chunk)
+            found.append(own)
+        spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
+        if spans:
+            advance(self._connection, spans)
+        return found
+
+    def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
+        """Store the ids that users gave to steps; return False if another writer has stored one."""
+        ids = {
+            own.first_seq + place: id_
+            for own in numbered
+            for place, id_ in enumerate(own.chunk.ids or ())
+        }
+        try:
+            if ids:
+                insert_ids(self._connection, self._buffer_id, ids)
+        except UniqueViolation:
+            return False
+        return True
+
+    def _settle_ids(self) -> None:
+        """Compare the new steps whose given ids are held, or occur earlier in the batch.
+
+        The ids that the library makes are unique: they need no look.
+        """
+        given = [
+            (chunk.ids[place], (i, place))
+            for i, chunk in enumerate(self._chunks)
+            if chunk.ids is not None
+            for place in self._outcomes.places(i).tolist()
+        ]
+        if not given:
+            return
+        first_of = dict(reversed(given))
+        again = [(id_, step) for id_, step in given if first_of[id_] != step]
+        numbers = self._held.numbers_of(first_of)
+        held = self._held.at(numbers.values())
+        by_chunk: dict[int, dict[int, Any]] = {}
+        for id_, (i, place) in [*first_of.items(), *again]:
+            if numbers.get(id_) in held:
+                by_chunk.setdefault(i, {})[place] = held[numbers[id_]]
+        for i, steps in by_chunk.items():
+            self._outcomes.compare(i, steps)
+        for id_, step in again:
+            if numbers.get(id_) not in held:
+                self._outcomes.repeat(first_of[id_], step)
+
+    def _settle_episodes(self) -> None:
+        """Advance the episodes of the chunks, and compare steps that they already have."""
+        of_episodes: dict[int, list[int]] = {}
+        for i, episode_id in enumerate(self._episode_ids):
+            if episode_id is not None and self._chunks[i].t is not None:
+                of_episodes.setdefault(episode_id, []).append(i)
+        spans = {}
+        for episode_id, own in of_episodes.items():
+            firsts = [_first_t(self._chunks[i]) for i in own]
+            ends = [t + self._chunks[i].n_steps for t, i in zip(firsts, own, strict=True)]
+            if firsts[1:] == ends[:-1]:
+                spans[episode_id] = firsts[0], ends[-1]
+        advanced = advance(self._connection, spans) if spans else set()
+        # In one order: two writers may write the same episodes.
+        for episode_id, own in sorted(of_episodes.items()):
+            if episode_id not in advanced:
+                self._settle_episode(episode_id, own)
+
+    def _settle_episode(self, episode_id: int, own: Sequence[int]) -> None:
+        """Compare chunks with their episode, whose next step is not their first one.
+
+        Earlier steps are duplicates or conflicts; those that have left were stored once, and are
+        duplicates. Steps that follow steps which the buffer never had are conflicts: another writer
+        has the same episode. But an episode without any step may have been deleted while it was
+        open, and continues.
+        """
+        locked = _EPISODE.with_for_update(key_share=True)
+        row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()
+        if row is None:  # deleted since it was looked up
+            again = episode_ids(self._connection, self._buffer_id, self._chunks, self._batch.metas)
+            self._episode_ids = again
+            self._settle_episode(again[own[0]] or 0, own)
+            return
+        next_t = before = row.next_t
+        for i in own:
+            chunk = self._chunks[i]
+            t = _first_t(chunk)
+            if t > next_t > 0:
+                self._outcomes.refuse(i, self._outcomes.places(i))
+                continue
+            n_held = min(max(next_t - t, 0), chunk.n_steps) if next_t else 0
+            if n_held:
+                self._compare(i, episode_id, n_held, same=True)
+            next_t = max(next_t, t + chunk.n_steps)
+        if next_t > before:
+            advance(self._connection, {episode_id: (before, next_t)})
+
+    def _compare(self, i: int, episode_id: int, n: int, *, same: bool) -> None:
+        """Compare the first n steps of a chunk with those of its episode that are held.
+
+        Args:
+            i: The chunk.
+            episode_id: Its episode.
+            n: Number of steps.
+            same: Steps that are no longer held are duplicates; otherwise conflicts.
+        """
+        chunk = self._chunks[i]
+        t = _first_t(chunk)
+        self._outcomes.refuse(i, range(n), same=same)
+        held = self._held.of_episode(episode_id, t, t + n)
+        self._outcomes.compare(i, {at - t: step for at, step in held.items()})
+
+    def _compared_whole(self, held_length: int) -> StoreResult:
+        """Return the result for a whole episode whose id the buffer holds."""
+        (episode_id, *_) = episode_ids(
+            self._connection, self._buffer_id, self._chunks, self._batch.metas
+        )
+        assert episode_id is not None
+        same = held_length == len(self._outcomes.is_new)
+        for i, chunk in enumerate(self._chunks):
+            self._compare(i, episode_id, chunk.n_steps, same=same)
+        return self._outcomes.result(self._batch.order)
+
+    def _places(self) -> dict[StepPlace, int]:
+        """Return the numbers of the first and the last step of each chunk."""
+        found: dict[StepPlace, int] = {}
+        for i, chunk in enumerate(self._chunks):
+            for place in (0, chunk.n_steps - 1):
+                seq = int(self._outcomes.seqs[self._outcomes.starts[i] + place])
+                if seq >= 0:
+                    found[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
+        return found
+
+
+def _continued(chunk: PackedChunk, newest: int | None) -> PackedChunk:
+    """Return a chunk whose step numbers follow the newest one of its episode."""
+    step = chunk.t if newest is None else newest + 1
+    if step is None or step + chunk.n_steps - 1 > INT64_MAX:
+        raise FieldError(
+            f"episode {chunk.episode_key!r} of task {chunk.task_id!r}: no number of 64 bits "
+            f"follows its last step; give step=..."
+        )
+    return replace(chunk, step=step, steps=None)
+
+
+def _out_of_order(chunk: PackedChunk, step: int, later: str) -> OutOfOrderError:
+    return OutOfOrderError(
+        f"episode {chunk.episode_key!r} of task {chunk.task_id!r}: step {step} comes after step "
+        f"{later}; send the steps of an episode in the order of their step numbers, or use a "
+        f"buffer without typed fields, which takes any order"
+    )
+
+
+def _first_t(chunk: PackedChunk) -> int:
+    return chunk.t or 0
+
+
+def _largest(chunks: Sequence[PackedChunk]) -> float | None:
+    """Return the largest given priority of the steps."""
+    given = [chunk.initial_priority for chunk in chunks if chunk.initial_priority is not None]
+    return max(
+        (float(value) for values in given for value in values if value is not None), default=None
+    )
+
+
+T = TypeVar("T")
+# Inserts a batch in the transaction of a caller.
+InsertChunks = Callable[[ChunkBatch], StoreResult]
+
+
+class ChunkWriter:
+    """Stores the chunks of a buffer.
+
+    Args:
+        buffer: The buffer.
+        pacer: The buffer's rate limiter.
+    """
+
+    def __init__(self, buffer: OpenBuffer, pacer: Pacer) -> None:
+        self.buffer, self._pacer = buffer, pacer
+
+    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
+        """Store the chunks that the buffer does not hold, all or none.
+
+        Args:
+            batch: The chunks; may be empty.
+            admitted: The rate limiter has already allowed them.
+
+        Raises:
+            EpisodeExistsError: The batch is an episode that is open, or was aborted.
+            FlowControlError: The rate limiter did not allow the steps in time.
+        """
+        buffer = self.buffer
+        if not admitted:
+            self._pacer.before_insert(batch.n_steps)
+        once, durability = buffer.once(), buffer.options.durability
+        insert = partial(insert_chunks, buffer=buffer, batch=batch, once=once)
+        result: StoreResult = buffer.with_retries(
+            partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
+        )
+        clean_after_write(buffer.engine, result.inserted, batch.n_bytes, buffer.watermark)
+        return result
+
+    def store_within(
+        self, n_steps: int, n_bytes: int, work: Callable[[Connection, InsertChunks], T]
+    ) -> T:
+        """Return the result of `work`, which inserts chunks in one transaction with other changes.
+
+        Args:
+            n_steps: Number of steps in the chunks.
+            n_bytes: Size of the chunks in bytes.
+            work: Function called with the transaction and a function that inserts a batch there. It
+                is called again if the transaction was not committed.
+
+        Raises:
+            FlowControlError: The rate limiter did not allow the steps in time.
+        """
+        buffer = self.buffer
+        self._pacer.before_insert(n_steps)
+
+        def inserting(connection: Connection) -> T:
+            return work(connection, partial(insert_chunks, connection, buffer))
+
+        result = buffer.write(inserting)
+        clean_after_write(buffer.engine, n_steps, n_bytes, buffer.watermark)
+        return result
