@@ -1,4 +1,7 @@
-"""`AsyncReplayBuffer`, for asyncio: each call runs in a thread, so the event loop stays free."""
+"""The same buffer for asyncio. Each call runs in a thread, so the event loop stays free.
+
+A call that waits for a rate limiter or for rows does not block other calls.
+"""
 
 import asyncio
 import builtins

@@ -1,4 +1,25 @@
-"""Mapped SQLAlchemy classes over the views, and conditions as SQLAlchemy expressions."""
+"""Mapped SQLAlchemy classes over the views, and conditions as SQLAlchemy expressions.
+
+A session reads what `ReplayBuffer` reads. It inserts rows as plain SQL does: the database numbers
+them and evicts what no longer fits. It never changes or deletes a row.
+
+Example:
+    >>> from sqlalchemy import select
+    >>> from sqlalchemy.orm import Session
+    >>> from sqlbuffer import QueryBuilder, ReplayBuffer
+    >>> database = engine("sqlite://")
+    >>> buffer = ReplayBuffer(database, max_capacity=2)
+    >>> with Session(database) as session:
+    ...     for step in range(3):
+    ...         session.add(Experience(task_id="t", agent_id="a", step=step, state={"x": step}))
+    ...     session.commit()
+    >>> [row.exp_meta.step for row in buffer.get_all()]
+    [1, 2]
+    >>> late = to_sqlalchemy(QueryBuilder().gt("exp_data.state.x", 1))
+    >>> with Session(database) as session:
+    ...     [row.step for row in session.scalars(select(Experience).where(late))]
+    [2]
+"""
 
 import time
 from collections.abc import Mapping

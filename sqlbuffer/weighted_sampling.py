@@ -1,4 +1,23 @@
-"""Draws whose chances follow weights."""
+"""Draws whose chances follow weights.
+
+A weighted draw is an exponential race that looks at few of the rows. Each row has a Poisson
+process whose rate is its weight. In the order of their times, the arrivals
+are independent weighted draws; the first ones of each row are the weighted draw without replacement
+(Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). The arrivals after any
+time are a race of their own, independent of earlier ones. So a draw goes on in rounds, and may
+change its method between two rounds.
+
+Rows are numbered, and known by blocks of consecutive numbers: the sum of the weights of a block,
+and a bound of each of them. A round is the race up to a time that about as many arrivals come
+before as rows are wanted. In a block whose rows are unlikely to be drawn, the arrivals of a
+separate process are thinned. Each number of the block has arrivals of one rate, and an arrival at
+clock c of a row of weight w is one at time c / w. With a bound of w, few of them need be looked at,
+and only the weights of those. A block where rows are likely to come is read whole, and its arrivals
+are drawn by the sum of its weights.
+
+The random numbers belong to a key, a round and a block. Therefore a draw depends on the key and the
+weights alone, not on the bounds or on blocks that were read before.
+"""
 
 import math
 from copy import copy

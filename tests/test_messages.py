@@ -15,7 +15,7 @@ from sqlbuffer import errors
 
 ROOT = Path(sqlbuffer.__file__).parent
 PUBLIC_MODULES = ["aio", "orm", "errors", "compat.aworld", "compat.ding", "compat.minestudio"]
-PUBLIC_MODULES += ["compat.memmap", "torch", "recording", "fields.env_fields", "monitoring"]
+PUBLIC_MODULES += ["compat.memmap", "torch", "recording", "fields", "monitoring"]
 PUBLIC_MODULES += ["interchange"]
 # What other libraries have, and messages tell to call.
 OTHERS = {"make", "flatnonzero", "to_dense", "dequantize", "time", "filterwarnings"}

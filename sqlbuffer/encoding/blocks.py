@@ -1,4 +1,9 @@
-"""The typed fields of a chunk as compressed blocks of steps, and blocks back as rows and arrays."""
+"""The typed fields of a chunk as compressed blocks of steps, and blocks back as rows and arrays.
+
+A block is the records of its steps one after the other, then for each step its values of varying
+length. Where a buffer compresses, each block is a frame, or raw where it would not shrink. Records
+that shrink by less than an eighth are stored as in a buffer without compression.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

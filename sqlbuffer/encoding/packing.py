@@ -1,4 +1,8 @@
-"""The typed fields of rows as records of bytes, and records back as arrays."""
+"""The typed fields of rows as records of bytes, and records back as arrays.
+
+A compressed row is a Zstandard frame and begins with its magic number. A row that would not shrink
+is kept as it is, unless it happens to begin with that number.
+"""
 
 import math
 import operator

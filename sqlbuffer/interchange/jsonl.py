@@ -1,4 +1,8 @@
-"""Steps as JSON, one a line: export and import."""
+"""Steps as JSON, one a line: export and import.
+
+Its keys are those that the commands print with `--ndjson`. Values that JSON does not have are
+tagged as in payloads in the database: `{"$float": "nan"}`.
+"""
 
 import base64
 import json
@@ -28,7 +32,7 @@ from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileImportError
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.writing import Batch
-from sqlbuffer.interchange.formats import found_buffer, import_target
+from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import WorkPlace, is_full, make_parents, named_damage
 from sqlbuffer.interchange.reports import ExportReport, ImportCounts, ImportReport
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns

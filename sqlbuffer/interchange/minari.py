@@ -34,7 +34,7 @@ from sqlbuffer.errors import (
 from sqlbuffer.extras import install
 from sqlbuffer.fields import FieldSpec, fields_from_env, parts_of, paths_of, spaces_of
 from sqlbuffer.front.writing import Batch
-from sqlbuffer.interchange.formats import found_buffer, import_target
+from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     AGAIN,
     WorkPlace,

@@ -1,4 +1,7 @@
-"""Files and folders that appear when they are whole, and the manifest that says what they hold."""
+"""Files and folders that appear when they are whole, and the manifest that says what they hold.
+
+If a folder replaces another one, the old one gets a third name for a moment.
+"""
 
 import errno
 import json

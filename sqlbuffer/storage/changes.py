@@ -1,4 +1,8 @@
-"""The log of changes after the insert, for followers of a buffer."""
+"""The log of changes after the insert, for followers of a buffer.
+
+An entry names the changed rows and the kind of change, but no value: a follower reads the values in
+the snapshot that shows it the entry. Eviction by row has no entries: the window shows it.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,4 +1,9 @@
-"""Limits on how fast rows are inserted and sampled."""
+"""Limits on how fast rows are inserted and sampled.
+
+No counter is written by all processes. The inserted rows are the numbers that the buffer has given.
+The sampled rows are the sum over one row for each process. Processes that read at the same time see
+the same counts, so each may pass a limit by the batch that it has in flight.
+"""
 
 import math
 import os

@@ -1,4 +1,8 @@
-"""Sums over the steps of each rollout, and the spread of the rollouts of a task."""
+"""Sums over the steps of each rollout, and the spread of the rollouts of a task.
+
+Triggers keep the groups. On PostgreSQL one transaction at a time does so for a buffer. Transactions
+that find it busy leave their changes in `group_changes`, for the next one.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,10 @@
-"""Counts of the uses of rows, and the log of batches."""
+"""Counts of the uses of rows, and the log of batches.
+
+If rows have a limit of uses, a batch is drawn in two transactions: one chooses and reads, the other
+counts. Rows that another learner took in between are dropped, and others are drawn. So no row is
+used more often than its limit, and no process waits while a batch is chosen. If a learner dies
+after the second transaction, its rows count as used.
+"""
 
 import json
 import threading

@@ -55,7 +55,7 @@ def public_methods(cls: type) -> Iterator[tuple[str, type, FunctionType]]:
             continue
         text = inspect.getdoc(method) or ""
         other = re.search(r"; see `sqlbuffer\.(\w+)\.(\w+)`\.", text)
-        if other is not None and cls.__module__.startswith("sqlbuffer.aio."):
+        if other is not None and cls.__module__ == "sqlbuffer.aio":
             owner = getattr(sqlbuffer, other[1])
             yield name, owner, getattr(owner, other[2])
         elif PRIVATE not in text:

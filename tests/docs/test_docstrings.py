@@ -21,7 +21,7 @@ MODULES = [
         (
             "sqlbuffer.integrations.",
             "sqlbuffer.interchange.hugging_face",
-            "sqlbuffer.interchange.minari.minari_",
+            "sqlbuffer.interchange.minari",
         )
     )
 ]

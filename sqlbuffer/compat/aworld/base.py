@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlbuffer import buffer, samplers
 from sqlbuffer.arguments import Condition
+from sqlbuffer.compat.aworld import temporary
 from sqlbuffer.compat.aworld.common import ActionModel, ActionType, Observation, StateType
 from sqlbuffer.compat.aworld.query_filter import QueryCondition
-from sqlbuffer.compat.aworld.storage import temporary
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.front.converters import Converter, DefaultConverter
 from sqlbuffer.query.query_filter import QueryFilter

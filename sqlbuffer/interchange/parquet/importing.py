@@ -31,7 +31,7 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.writing import Batch, StepWriter
-from sqlbuffer.interchange.formats import found_buffer, import_target
+from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.interchange.parquet.arrow import (
     StepSchema,

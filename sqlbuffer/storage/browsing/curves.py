@@ -1,4 +1,7 @@
-"""Points of the curves of a buffer: bounded numbers of rows, looked up by indexes."""
+"""Points of the curves of a buffer: bounded numbers of rows, looked up by indexes.
+
+Times are Unix seconds by the database's clock.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Pages of the rollouts of a buffer, filtered and ordered."""
+"""Pages of the rollouts of a buffer, filtered and ordered.
+
+Rows without a value in the first column come last.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

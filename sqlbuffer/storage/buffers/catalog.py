@@ -1,4 +1,9 @@
-"""Open, create and list the buffers of a database."""
+"""Open, create and list the buffers of a database.
+
+A buffer names its layout in `buffers.layout`; null is the plain one. A compatibility
+layer whose buffers keep more than rows registers its layout by name. Core calls `layout_of` and
+knows nothing else about it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

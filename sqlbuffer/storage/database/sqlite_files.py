@@ -1,4 +1,7 @@
-"""Files of SQLite databases: their file systems, and descriptors that a forked child closes."""
+"""Files of SQLite databases: their file systems, and descriptors that a forked child closes.
+
+A lock on a file lasts as long as any process has the descriptor open, also a child of its holder.
+"""
 
 import os
 import re

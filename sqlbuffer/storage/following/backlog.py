@@ -1,4 +1,8 @@
-"""Changes of the file of a database, and steps that a follower has not read yet."""
+"""Changes of the file of a database, and steps that a follower has not read yet.
+
+`PRAGMA data_version` reports the same, but on a connection that is kept open, and a fork would wait
+for it.
+"""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""Follow a buffer of chunks: read its state, and then its changes, look by look."""
+"""Follow a buffer of chunks: read its state, and then its changes, look by look.
+
+Whole episodes are kept: a matching step is drawn with its neighbours.
+"""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress

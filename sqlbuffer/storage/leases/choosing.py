@@ -1,4 +1,8 @@
-"""Choose the rows or groups of the queue that a consumer may claim."""
+"""Choose the rows or groups of the queue that a consumer may claim.
+
+The rows of a group that was never claimed have no `group_seq`; its first claim gives them one, and
+rows that arrive later form another group.
+"""
 
 import math
 import random

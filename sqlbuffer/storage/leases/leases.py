@@ -1,4 +1,8 @@
-"""Rows that are leased for a time: claimed, acknowledged or given back."""
+"""Rows that are leased for a time: claimed, acknowledged or given back.
+
+The row of the lease and the database's clock decide if a consumer is too late: a lease that has run
+out is lost, even if no other consumer has claimed its rows since.
+"""
 
 import math
 import time

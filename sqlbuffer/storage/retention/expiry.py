@@ -1,4 +1,9 @@
-"""Remove rows that can never be sampled again: too old, used up, or of another session."""
+"""Remove rows that can never be sampled again: too old, used up, or of another session.
+
+The steps of an episode that is stored step by step need each other, so they leave when none of them
+may be sampled. If whole tasks or episodes are evicted, these leave in the same way. Rows in
+quarantine stay, and leased rows.
+"""
 
 import heapq
 import time

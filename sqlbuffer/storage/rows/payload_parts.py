@@ -1,4 +1,8 @@
-"""Payloads too large for one value, written and read in parts; and payloads read in part."""
+"""Payloads too large for one value, written and read in parts; and payloads read in part.
+
+A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of content in each. So a
+position in them gives its part, and neither side ever holds one large value.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""The turns of a conversation, step by step. Nothing here reads a database."""
+"""The turns of a conversation, step by step. Nothing here reads a database.
+
+Any value is a message here: a page shows every value, also those that `sqlbuffer.llm` refuses.
+"""
 
 import json
 import re

@@ -6,8 +6,8 @@ from multiprocessing import current_process
 from multiprocessing.managers import BaseProxy
 from typing import Any
 
+from sqlbuffer.compat.aworld import temporary
 from sqlbuffer.compat.aworld.base import DEFAULT_CAPACITY, SQLStorage
-from sqlbuffer.compat.aworld.storage import temporary
 
 _URL, _KEEPER = "sqlbuffer.url", "sqlbuffer.keeper"
 
