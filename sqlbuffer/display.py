@@ -279,6 +279,5 @@ def _cut(text: str) -> str:
 
 
 def _array(value: Any) -> str:
-    from sqlbuffer.display import described_array
 
     return described_array(value, lambda item: brief(item, 1))

@@ -302,7 +302,6 @@ def write_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, exact: bool = False
 ) -> None:
     """Print a table: on a terminal its first rows, with a word about the rest; elsewhere all."""
-    from sqlbuffer.cli.output import console, print_rows
 
     out, left = console(), iter(rows)
     shown = list(itertools.islice(left, TABLE_ROWS if out.is_terminal else None))
@@ -447,7 +446,6 @@ def buffers_for_people(
 
 def about(value: Any) -> str | None:
     """Return the text of an estimate."""
-    from sqlbuffer.cli.output import shown
 
     return None if value is None else f"≈ {shown(value)}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import output
-from sqlbuffer.cli.commands.run_demo import QUESTIONS
+from sqlbuffer.cli.demo_report import QUESTIONS
 from sqlbuffer.demo import DemoPlan, Report, cartpole
 from sqlbuffer.demo.learner import _check_whole
 from sqlbuffer.demo.run import _check
