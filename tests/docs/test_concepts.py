@@ -71,14 +71,30 @@ def test_every_guarantee_names_a_test_that_exists():
         assert found[2] in names, test
 
 
-def test_every_folder_of_the_package_is_listed():
-    listed = [row[0].strip("`").rstrip("/") for row in cells_of("docs/concepts/folders.md")]
-    package = ROOT / "sqlbuffer"
-    folders = {path.parent.relative_to(ROOT).as_posix() for path in package.rglob("__init__.py")}
-    assert {name for name in listed if name.startswith("sqlbuffer")} == folders
-    assert len(set(listed)) == len(listed)
-    outside = [name for name in listed if not name.startswith("sqlbuffer")]
-    assert all((ROOT / name).is_dir() for name in outside)
+MAP = "docs/concepts/folders.md"
+OF_NO_CAPABILITY = {"__init__", "arguments", "call_threads", "checks", "display", "extras"} | {
+    "processes", "settings", "sizes", "stats", "strict_models", "waits",
+}  # fmt: skip
+
+
+def test_every_capability_is_on_the_map():
+    page, package = text_of(MAP), ROOT / "sqlbuffer"
+    modules = {path for path in package.glob("*.py") if path.stem not in OF_NO_CAPABILITY}
+    folders = {path.parent for path in package.glob("*/*.py")}
+    folders |= {path.parent for path in (package / "storage").glob("*/*.py")}
+    places = {path.relative_to(ROOT).as_posix() for path in modules | folders}
+    assert {place for place in places if f"`{place}`" not in page} == set()
+
+
+def test_the_map_is_short_and_names_what_exists():
+    page = text_of(MAP)
+    assert len(page.splitlines()) <= 65
+    named = re.findall(r"`((?:sqlbuffer|tests)/[\w/.]+)`", page)
+    assert {place for place in named if not (ROOT / place).exists()} == set()
+    for file, name in re.findall(r"`(sqlbuffer/[\w/]+\.py)`: `(\w+)", page):
+        assert re.search(rf"(class|def) {name}\b", text_of(file)), (file, name)
+    for walk in page.split("\n`buffer.")[1:]:
+        assert len(set(re.findall(r"`([\w/]+\.py)`", walk))) <= 14
 
 
 def test_the_picture_follows_the_colours_of_the_reader():
