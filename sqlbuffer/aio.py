@@ -278,6 +278,8 @@ class AsyncReplayBuffer:
 
     size = as_coroutine(ReplayBuffer.size)
     get_paginated = as_coroutine(ReplayBuffer.get_paginated)
+    size_bytes = as_coroutine(ReplayBuffer.size_bytes)
+    get_by_ids = as_coroutine(ReplayBuffer.get_by_ids)
     get_by_task_id = as_coroutine(ReplayBuffer.get_by_task_id)
     get_batch_by_task_ids = as_coroutine(ReplayBuffer.get_batch_by_task_ids)
     sql = as_coroutine(ReplayBuffer.sql)

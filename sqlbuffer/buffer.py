@@ -4,7 +4,10 @@ import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sqlbuffer.arguments import (
     SAME,
@@ -14,14 +17,17 @@ from sqlbuffer.arguments import (
     check_n_step,
     checked_buffer_name,
     checked_clock,
+    checked_numbers,
     checked_rows,
     checked_session,
     checked_task_id,
     checked_window,
+    is_condition,
 )
 from sqlbuffer.batches.forms import StepForm, TransitionForm
 from sqlbuffer.checks import (
     checked_callable,
+    checked_choice,
     checked_flag,
     checked_instance,
     checked_integer,
@@ -33,6 +39,7 @@ from sqlbuffer.config import (
     BufferConfig,
     Compression,
     Connection,
+    Durability,
     EvictUnit,
     OpenerSettings,
     check_fits,
@@ -41,7 +48,7 @@ from sqlbuffer.config import (
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
 from sqlbuffer.encoding.columns import decode_step
-from sqlbuffer.encoding.priority_values import EPS
+from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
@@ -1262,6 +1269,20 @@ class ReplayBuffer:
         """
         return self._store.reading.rows.count(self._conditions.node(condition, query_condition))
 
+    def size_bytes(self) -> int:
+        """Return the bytes of all payloads, as they are stored; indexes and pages take more.
+
+        It reads the sizes of all rows.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}).inserted
+            1
+            >>> buffer.size_bytes()
+            7
+        """
+        return self._store.rows.size_bytes()
+
     def __len__(self) -> int:
         """Return the number of rows in the buffer, without a scan."""
         return self._store.reading.rows.count(EVERYTHING)
@@ -1339,6 +1360,28 @@ class ReplayBuffer:
         """
         node = self._conditions.node(condition, query_condition)
         return self._reader.page(node, page, page_size, fields)
+
+    def get_by_ids(
+        self, ids: Iterable[str], *, fields: Sequence[str] | None = None
+    ) -> dict[str, DataRow]:
+        """Return rows by their ids, in the order of the ids; ids without a row are left out.
+
+        Args:
+            ids: The ids.
+            fields: Fields of each row to read; all by default. See `get_all`.
+
+        Raises:
+            ArgumentError: `ids` is not a list.
+            FieldError: An id is not text, or a field is unknown.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state={"x": 1}, id="a").inserted
+            1
+            >>> [row.exp_data.state for row in buffer.get_by_ids(["a", "b"]).values()]
+            [{'x': 1}]
+        """
+        return self._reader.by_ids(ids, fields)
 
     def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
         """Return all rows of a task, in the order of (episode, step, execute_time).
@@ -1527,6 +1570,54 @@ class ReplayBuffer:
         """
         return self._changes.update_priorities(seqs, priorities, eps)
 
+    def count_uses(self, seqs: Any) -> NDArray[np.int64]:
+        """Count a use of each row, and return how often each was used, with this use.
+
+        It is for rows that were drawn or read without counting. `sample` counts itself in a buffer
+        with `max_use`, and rows that reach that limit here are not drawn any more.
+
+        Args:
+            seqs: Numbers of the rows, shape (b,). A number that occurs twice is used twice.
+
+        Returns:
+            An array of shape (b,).
+
+        Raises:
+            FieldError: A number of a row is not an integer; nothing is counted.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.extend({"state": [1, 2, 3]}).inserted
+            3
+            >>> buffer.count_uses([1, 3, 3]).tolist(), buffer.use_counts([1, 2, 3]).tolist()
+            ([1, 1, 2], [1, 0, 2])
+        """
+        found = self._store.uses.add(checked_seqs(seqs).tolist())
+        return np.array(found, np.int64)
+
+    def use_counts(self, seqs: Any) -> NDArray[np.int64]:
+        """Return how often rows were used; see `count_uses`.
+
+        Args:
+            seqs: Numbers of the rows, shape (b,).
+
+        Returns:
+            An array of shape (b,), with 0 for rows that were never used or have left.
+
+        Raises:
+            FieldError: A number of a row is not an integer.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.extend({"state": [1, 2]}).inserted
+            2
+            >>> buffer.count_uses([2]).tolist(), buffer.use_counts([1, 2]).tolist()
+            ([1], [0, 1])
+        """
+        return np.array(self._store.uses.of(checked_seqs(seqs).tolist()), np.int64)
+
     def quarantine(self, condition_or_seqs: Rows, *, reason: str | None = None) -> int:
         """Exclude the rows that match now from sampling; `v_quarantine` lists them.
 
@@ -1588,11 +1679,19 @@ class ReplayBuffer:
         """
         return self._changes.release(condition_or_seqs)
 
-    def delete(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
+    def delete(
+        self, condition: Condition | Rows = None, *, query_condition: Condition = None
+    ) -> int:
         """Delete the rows that match, and return their number.
+
+        Args:
+            condition: Condition that rows must match, or the numbers of rows (`seq`). Numbers of
+                rows that the buffer does not hold are skipped.
+            query_condition: Other name of `condition`.
 
         Raises:
             ConditionError: The condition is empty; `clear()` deletes everything.
+            FieldError: A number of a row is not an integer.
 
         Example:
             >>> from sqlbuffer import QueryBuilder
@@ -1601,7 +1700,11 @@ class ReplayBuffer:
             1
             >>> buffer.delete(QueryBuilder().eq("exp_meta.task_id", "t1"))
             1
+            >>> buffer.delete([1])
+            0
         """
+        if not is_condition(condition) and query_condition is None:
+            return self._store.retention.delete(checked_numbers(condition, "delete"))
         node = self._conditions.node(condition, query_condition)
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
@@ -1612,13 +1715,21 @@ class ReplayBuffer:
         """Small JSON documents that belong to the buffer, by key."""
         return Documents(self._store)
 
-    def transaction(self, work: "Callable[[Transaction], T]") -> T:
+    def transaction(
+        self,
+        work: "Callable[[Transaction], T]",
+        *,
+        wait_s: float | None = None,
+        durability: Durability | None = None,
+    ) -> T:
         """Call `work(tx)` in one transaction, and return its result.
 
         `tx` is a `Transaction`: it has `add`, `store`, `store_batch`, `extend`, `store_episode`,
-        `annotate`, `quarantine`, `release`, `delete` and `documents`, and reads with `size`,
-        `get_paginated`, `get_by_task_id` and `get_batch_by_task_ids`. All of them take effect, or
-        none, and that once. After a lost connection or a deadlock `work` is called again, so it
+        `annotate`, `update_priorities`, `count_uses`, `quarantine`, `release`, `delete`, `clear`,
+        `start_session`, `set_model_version`, `set_clock` and `documents`, and reads with `sample`,
+        `size`, `use_counts`, `get_paginated`, `get_by_ids`, `get_by_task_id` and
+        `get_batch_by_task_ids`. All of them take effect, or none, and that
+        once. After a lost connection or a deadlock `work` is called again, so it
         changes nothing else that could not be changed twice. An error undoes everything.
 
         Waiting steps are stored before. Rows and documents that `work` has changed are locked until
@@ -1626,9 +1737,14 @@ class ReplayBuffer:
 
         Args:
             work: The function. It writes with `tx` only, not with a buffer of this database.
+            wait_s: Seconds to wait for the writes of other processes; up to 30, the default.
+            durability: Failures that the transaction survives, as in `Connection`; None: the
+                setting of the opener.
 
         Raises:
-            ArgumentError: `work` is not a function, or it writes with a buffer.
+            ArgumentError: `work` is not a function, or it writes with a buffer; or `durability` is
+                unknown.
+            StorageBusyError: Other processes were busy for `wait_s`; nothing is written.
             SQLBufferError: The error of a call of `work`; nothing is written.
 
         Example:
@@ -1641,9 +1757,14 @@ class ReplayBuffer:
             (None, None, 2)
         """
         work = checked_callable(work, "work", "a function of the transaction")
+        wait_s = None if wait_s is None else checked_seconds(wait_s, "wait_s")
+        if durability is not None:
+            checked_choice(durability, "durability", get_args(Durability), more=", or None")
         self.flush()
-        result, n_stored = self._store.write(lambda c: Transaction(self, c).run(work))
-        self._store.clean(n_stored)
+        result, n_stored, n_updated = self._store.write(
+            lambda c: Transaction(self, c).run(work), durability, wait_s
+        )
+        self._store.clean(n_stored, n_updated)
         return result
 
     def copy_to(
@@ -2068,7 +2189,7 @@ class Transaction:
         self.buffer, self._connection = buffer, connection
         self.documents = Documents(buffer._store, self.joined)
         self._error: BaseException | None = None
-        self._is_open, self._n_stored = True, 0
+        self._is_open, self._n_stored, self._n_updated = True, 0, 0
 
     add = _joining(ReplayBuffer.add)
     store = _joining(ReplayBuffer.store)
@@ -2076,11 +2197,20 @@ class Transaction:
     extend = _joining(ReplayBuffer.extend)
     store_episode = _joining(ReplayBuffer.store_episode)
     annotate = _joining(ReplayBuffer.annotate)
+    update_priorities = _joining(ReplayBuffer.update_priorities)
+    count_uses = _joining(ReplayBuffer.count_uses)
     quarantine = _joining(ReplayBuffer.quarantine)
     release = _joining(ReplayBuffer.release)
     delete = _joining(ReplayBuffer.delete)
+    clear = _joining(ReplayBuffer.clear)
+    start_session = _joining(ReplayBuffer.start_session)
+    set_model_version = _joining(ReplayBuffer.set_model_version)
+    set_clock = _joining(ReplayBuffer.set_clock)
+    sample: Any = _joining(ReplayBuffer.sample)
+    use_counts = _joining(ReplayBuffer.use_counts)
     size = _joining(ReplayBuffer.size)
     get_paginated = _joining(ReplayBuffer.get_paginated)
+    get_by_ids = _joining(ReplayBuffer.get_by_ids)
     get_by_task_id = _joining(ReplayBuffer.get_by_task_id)
     get_batch_by_task_ids = _joining(ReplayBuffer.get_batch_by_task_ids)
 
@@ -2103,10 +2233,13 @@ class Transaction:
             raise
         if isinstance(result, StoreResult):
             self._n_stored += result.inserted
+        elif isinstance(result, PriorityUpdate):
+            self._n_updated += result.updated
         return result
 
-    def run(self, work: "Callable[[Transaction], T]") -> tuple[T, int]:
-        """Return the result of `work`, and how many steps it has stored.
+    def run(self, work: "Callable[[Transaction], T]") -> tuple[T, int, int]:
+        """Return the result of `work`, how many steps it has stored, and how many priorities it has
+        set.
 
         :meta private:
         """
@@ -2117,7 +2250,7 @@ class Transaction:
             self._is_open = False
         if self._error is not None:
             raise self._error
-        return result, self._n_stored
+        return result, self._n_stored, self._n_updated
 
 
 def checked_buffer(buffer: Any, name: str = "buffer") -> ReplayBuffer:

@@ -11,7 +11,16 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Annotated, Any, Concatenate, ParamSpec, SupportsFloat, SupportsIndex, TypedDict
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    SupportsFloat,
+    SupportsIndex,
+    TypedDict,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -905,3 +914,23 @@ def takes(
         return method
 
     return give
+
+
+class EncodedRow(NamedTuple):
+    """A row as it is stored.
+
+    Attributes:
+        seq: Its number.
+        id: Its id.
+        model_version: Version of the model that acted.
+        state: JSON of its state.
+        extra: JSON of its extra keys.
+        arrays: Bytes of the arrays of its payloads.
+    """
+
+    seq: int
+    id: str
+    model_version: int | None
+    state: str | None
+    extra: str | None
+    arrays: bytes | memoryview | None

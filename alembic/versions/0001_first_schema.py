@@ -34,7 +34,7 @@ VIEWS = (
     "v_queue_v1",
     "v_labels_v1",
     "v_slots_v1",
-    "v_item_groups_v1",
+    "v_documents_v1",
 )
 # In the order of their creation.
 OBJECTS = {

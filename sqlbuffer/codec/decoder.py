@@ -7,8 +7,9 @@ import uuid
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from keyword import iskeyword
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -40,8 +41,92 @@ def decode(text: str | None, blob: Blob | None) -> Any:
     """Return the value that `Encoder.json` made `text` and `blob` from."""
     if text is None:
         return None
+    if '"$' not in text:
+        return orjson.loads(text)
+    plan = _plan_of(text) if len(text) <= _LONGEST_PLANNED and isinstance(blob, bytes) else None
+    if plan is None:
+        return untag(orjson.loads(text), blob or b"")
+    value = dict(plan.plain)
+    for key, dtype, shape, start, end, tensor in plan.arrays:
+        # A separate copy: writable.
+        array = np.frombuffer(bytearray(blob[start:end]), dtype).reshape(shape)  # type: ignore[index]
+        value[key] = array if tensor is None else tensor(array)
+    return value
+
+
+class _Plan(NamedTuple):
+    """How a dict of arrays and plain values is decoded: at less than half of the time.
+
+    Attributes:
+        plain: Every key, in order, with the values that are not arrays.
+        arrays: Key, dtype, shape, start and end of the bytes, and the function that makes a tensor
+            of it.
+    """
+
+    plain: dict[str, Any]
+    arrays: list[tuple[str, Any, tuple[int, ...], int, int, Any]]
+
+
+_LONGEST_PLANNED, _MOST_PLANS = 2_000, 1_024
+# Steps are alike, so most texts occur again and again. A plan is made when a text occurs again;
+# before, its value is None.
+_plans: dict[str, "_Plan | None"] = {}
+
+
+def _plan_of(text: str) -> _Plan | None:
+    """Return how the values of a text are read; None where nothing is gained."""
+    if text not in _plans:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[text] = None
+        return None
+    plan = _plans[text]
+    if plan is None:
+        plan = _plans[text] = _made_plan(text)
+    return plan if plan.plain else None
+
+
+_NO_PLAN = _Plan({}, [])
+
+
+def _made_plan(text: str) -> _Plan:
     tree = orjson.loads(text)
-    return untag(tree, blob or b"") if '"$' in text else tree
+    if not isinstance(tree, dict) or tag_of(tree) is not None:
+        return _NO_PLAN
+    plain, arrays = {}, []
+    for stored, value in tree.items():
+        key = unescape_key(stored)
+        plain[key] = value
+        if not isinstance(value, (dict, list)):
+            continue
+        tensor, content = _array_of(value)
+        if content is None or not isinstance(content[0], str) or not content[3]:
+            return _NO_PLAN
+        dtype, shape, start, size = content
+        arrays.append((key, np.dtype(dtype), tuple(shape), start, start + size, tensor))
+    return _Plan(plain, arrays)
+
+
+def _array_of(value: Any) -> tuple[Any, Any]:
+    """Return what makes a tensor of an array, and where the array is; None where it is none."""
+    tag = tag_of(value)
+    if tag == "$array":
+        return None, value[tag]
+    if tag == "$tensor":
+        name, array = value[tag]
+        return _tensor_maker(name), array["$array"]
+    return None, None
+
+
+def _tensor_maker(name: str) -> Callable[[Any], Any]:
+    torch = load_torch()
+    dtype = getattr(torch, name)
+
+    def make(array: Any) -> Any:
+        tensor = torch.from_numpy(array)
+        return tensor if tensor.dtype is dtype else tensor.view(dtype)
+
+    return make
 
 
 def tag_of(tree: Any) -> str | None:
@@ -96,11 +181,8 @@ def _untag_scalar(content: Any, blob: Blob) -> Any:
 
 
 def _untag_tensor(content: Any, blob: Blob) -> Any:
-    torch = load_torch()
     name, array = content
-    found = torch.from_numpy(_untag_array(array["$array"], blob))
-    dtype = getattr(torch, name)
-    return found if found.dtype is dtype else found.view(dtype)
+    return _tensor_maker(name)(_untag_array(array["$array"], blob))
 
 
 def namedtuple_class(module: str, name: str, fields: Sequence[str]) -> Any:
@@ -119,16 +201,24 @@ def namedtuple_class(module: str, name: str, fields: Sequence[str]) -> Any:
     return found if list(getattr(found, "_fields", ())) == list(fields) else None
 
 
+# The classes made for named tuples whose own class is not found, with the name of that.
+MADE_CLASSES: dict[type, str] = {}
+
+
 @lru_cache(maxsize=256)
-def _plain_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
+def _plain_namedtuple(module: str, name: str, fields: tuple[str, ...]) -> Any:
+    own = name.rpartition(".")[2]
+    is_name = own.isidentifier() and not iskeyword(own)
+    made = namedtuple(own if is_name else "Unnamed", fields, rename=True)  # type: ignore[misc]
+    MADE_CLASSES[made] = f"{module}.{name}"
+    return made
 
 
 def _untag_namedtuple(content: Any, blob: Blob) -> Any:
     module, name, fields, values = content
     kind = namedtuple_class(module, name, fields)
     if kind is None:
-        kind = _plain_namedtuple(name.rpartition(".")[2], tuple(fields))
+        kind = _plain_namedtuple(module, name, tuple(fields))
     # Not kind(..): a class may have a constructor of its own.
     return tuple.__new__(kind, (untag(value, blob) for value in values))
 

@@ -39,6 +39,26 @@ class UntaggableError(Exception):
     """Carries the path of a value that cannot be stored and the reason."""
 
 
+class Encoded:
+    """A value that was encoded before, in place of the value of the state of a step.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> from sqlbuffer.codec.exact_encoder import ExactEncoder
+        >>> encoder = ExactEncoder()
+        >>> text = encoder.json({"x": np.float32(0.5)}, "item")
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> _ = buffer.add(state=Encoded(text, encoder.blob))
+        >>> [row.exp_data.state for row in buffer]
+        [{'x': np.float32(0.5)}]
+    """
+
+    __slots__ = ("blob", "text")
+
+    def __init__(self, text: str | None, blob: bytes | bytearray) -> None:
+        self.text, self.blob = text, blob
+
+
 class Encoder:
     """Encodes the payload values of one row. It appends the bytes of their arrays to `blob`."""
 
@@ -60,6 +80,11 @@ class Encoder:
         """
         if value is None:
             return None
+        if type(value) is Encoded:
+            if self.blob:
+                raise FieldError(f"{path}: only a state can be given encoded")
+            self.blob += value.blob
+            return value.text
         try:
             if is_plain(value):
                 text = orjson.dumps(value, option=DUMP_OPTIONS)

@@ -17,6 +17,18 @@ def is_url(place: Any) -> TypeGuard[str]:
     return isinstance(place, str) and "://" in place
 
 
+def is_memory_url(url: str) -> bool:
+    """Return True for the URL of a SQLite database that exists in this process only.
+
+    Example:
+        >>> is_memory_url("sqlite://"), is_memory_url("sqlite:///replay.sqlite")
+        (True, False)
+    """
+    scheme, _, rest = url.partition("://")
+    is_sqlite = scheme.partition("+")[0] == "sqlite"
+    return is_sqlite and rest.partition("?")[0] in ("", "/", "/:memory:")
+
+
 def full_path(path: str | Path) -> Path:
     """Return a path in full, so that it is the same for every process that receives it."""
     return Path(path).expanduser().absolute()

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sqlbuffer.arguments import (
+    MAX_TASKS,
     Condition,
     Rows,
     checked_numbers,
@@ -13,9 +14,9 @@ from sqlbuffer.arguments import (
     is_condition,
     one_condition,
 )
-from sqlbuffer.checks import MAX_INTEGER, checked_count, refused
+from sqlbuffer.checks import MAX_INTEGER, checked_count, checked_items, refused
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.records import Decoder, Rebuild
+from sqlbuffer.encoding.records import Decoder, Rebuild, encode_key
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.query.tree import EVERYTHING, Node, check
@@ -25,6 +26,8 @@ from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.strict_models import library_error
+
+_MOST_KEPT = 64
 
 
 class Conditions:
@@ -75,11 +78,22 @@ class RowDecoding:
         self._rebuild_state, self._rebuild_action = state_type, action_type
         layout = source.buffer.layout
         self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
+        self._of: dict[tuple[str, ...], tuple[Payloads, Decoder]] = {}
 
     def of(self, fields: Sequence[str] | None) -> tuple[Payloads, Decoder]:
         """Return what reads rows with these fields, and what rebuilds them; None: all fields."""
         if fields is None:
             return self._source.whole_rows, self.whole
+        # To make them again for each batch took as long as to read the batch.
+        names = tuple(fields) if isinstance(fields, list) and _are_texts(fields) else None
+        known = None if names is None else self._of.get(names)
+        if known is None:
+            known = self._made(fields)
+            if names is not None and len(self._of) < _MOST_KEPT:
+                self._of[names] = known
+        return known
+
+    def _made(self, fields: Sequence[str]) -> tuple[Payloads, Decoder]:
         layout = self._source.buffer.layout
         wanted = SelectedFields.parse(fields, layout.specs)
         # A type takes a whole value.
@@ -87,6 +101,10 @@ class RowDecoding:
         action = self._rebuild_action if wanted.is_whole("actions") else None
         payloads = self._source.payloads(wanted)
         return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
+
+
+def _are_texts(names: list[Any]) -> bool:
+    return all(type(name) is str for name in names)
 
 
 def rebuilder(type_: Any, name: str) -> Rebuild | None:
@@ -159,3 +177,14 @@ class RowReader:
         payloads, decoder = self._decoding.of(fields)
         found = self._queries.tasks(list(keys.values()), payloads)
         return {task_id: decoder.rows(found[key]) for task_id, key in keys.items()}
+
+    def by_ids(self, ids: Iterable[str], fields: Sequence[str] | None) -> dict[str, DataRow]:
+        """Return rows by their ids."""
+        listed = checked_items(ids, "ids", "a list of ids such as ['a', 'b']", MAX_TASKS)
+        keys = list(dict.fromkeys(encode_key(id_, "each of ids") for id_ in listed))
+        payloads, decoder = self._decoding.of(fields)
+        if not keys:
+            return {}
+        is_given = check({"field": "id", "op": "in", "value": keys}, {})
+        found = self._queries.by_ids(keys, is_given, payloads)
+        return dict(zip(found, decoder.rows(list(found.values())), strict=True))

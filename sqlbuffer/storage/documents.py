@@ -1,40 +1,80 @@
 """Small documents of a buffer: JSON values by key, which several processes change safely."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    BigInteger,
     Connection,
+    Integer,
     Text,
+    bindparam,
     cast,
     delete,
-    func,
-    literal,
     select,
     text,
     update,
 )
 
-from sqlbuffer.checks import checked_flag, checked_integer
+from sqlbuffer.checks import checked_flag, checked_instance, checked_integer, checked_items
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
 from sqlbuffer.sizes import shown_size
+from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import documents
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects.connections import at_once
+from sqlbuffer.storage.schema.column_types import KeyList
+from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.metadata import json_parameter
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 T = TypeVar("T")
 MAX_BYTES = 2**20
+MAX_KEYS = 2**20  # in one call
 
 _D = documents.c
 _ADD = text(
     "INSERT INTO documents (buffer_id, key, version, value) "
     "VALUES (:buffer_id, :key, :version, :value) ON CONFLICT (buffer_id, key) DO NOTHING"
 )
+_PUT_ANY = text(
+    "INSERT INTO documents (buffer_id, key, version, value) "
+    "VALUES (:buffer_id, :key, 1, :value) ON CONFLICT (buffer_id, key) DO UPDATE SET "
+    "version = documents.version + 1, value = excluded.value, changed_at = excluded.changed_at "
+    "RETURNING version"
+)
+# Made once: to make one takes longer than to run it.
+_OF_BUFFER = _D.buffer_id == bindparam("of_buffer", type_=Integer())
+_OWN = (_OF_BUFFER, _D.key == bindparam("own_key", type_=Text()))
+_HAS_VERSION = _D.version == bindparam("before", type_=BigInteger())
+_GET = select(cast(_D.value, Text), _D.version).where(*_OWN)
+_GET_LOCKED = _GET.with_for_update()
+_VERSION = select(_D.version).where(*_OWN)
+_PUT_VERSION = (
+    update(documents)
+    .where(*_OWN, _HAS_VERSION)
+    .values(value=json_parameter("new"), version=_D.version + 1, changed_at=utc_now())
+    .returning(_D.version)
+)
+_DELETE = delete(documents).where(*_OWN)
+_DELETE_VERSION = _DELETE.where(_HAS_VERSION)
+_AMONG = (_OF_BUFFER, is_one_of(_D.key, bindparam("own_keys", type_=KeyList())))
+# In the order of the keys, so that no two processes that lock several wait for each other.
+_GET_MANY = select(_D.key, cast(_D.value, Text), _D.version).where(*_AMONG).order_by(_D.key)
+_GET_MANY_LOCKED = _GET_MANY.with_for_update()
+_DELETE_MANY = delete(documents).where(*_AMONG)
+_KEYS = select(_D.key).where(_OF_BUFFER, _D.key >= bindparam("first", type_=Text()))
+_KEYS_UP_TO = _KEYS.where(_D.key < bindparam("behind", type_=Text()))
+_HIGHEST, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
+
+put_documents = by_database(sqlite=sqlite.put_documents, postgresql=postgresql.put_documents)
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,18 @@ class Documents:
         result: T = self._calling(call)
         return result
 
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of a read of one statement."""
+        buffer = self._buffer
+
+        def look() -> T:
+            if is_joined():
+                return buffer.read(work)
+            with translated(buffer.url), at_once(buffer.engine) as connection:
+                return work(connection)
+
+        return buffer.with_retries(look)
+
     def get(self, key: str, *, lock: bool = False) -> Document | None:
         """Return a document; None if there is none.
 
@@ -110,13 +162,37 @@ class Documents:
         """
 
         def read(connection: Connection) -> Document | None:
-            own = select(_D.key, cast(_D.value, Text), _D.version).where(*self._is(key))
-            if checked_flag(lock, "lock"):
-                own = own.with_for_update()
-            row = connection.execute(own).one_or_none()
-            return None if row is None else Document(row[0], decode(row[1], None), row[2])
+            own = _GET_LOCKED if checked_flag(lock, "lock") else _GET
+            row = connection.execute(own, self._of(key)).one_or_none()
+            return None if row is None else Document(key, decode(row[0], None), row[1])
 
-        return self._call(lambda: self._buffer.read(read))
+        return self._call(lambda: self._read(read))
+
+    def get_many(self, keys: Iterable[str], *, lock: bool = False) -> dict[str, Document]:
+        """Return several documents by their names, in one statement.
+
+        Args:
+            keys: Their names. Names without a document are left out of the result.
+            lock: See `get`.
+
+        Raises:
+            ArgumentError: `keys` is not a list, or `lock` is not True or False.
+            FieldError: A key is not text that a database can store.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> documents = ReplayBuffer("sqlite://").documents
+            >>> documents.put_many({"a": 1, "b": [2]})
+            >>> [document.value for document in documents.get_many(["b", "c"]).values()]
+            [[2]]
+        """
+
+        def read(connection: Connection) -> dict[str, Document]:
+            own = _GET_MANY_LOCKED if checked_flag(lock, "lock") else _GET_MANY
+            rows = connection.execute(own, self._among(keys))
+            return {key: Document(key, decode(json, None), n) for key, json, n in rows}
+
+        return self._call(lambda: self._read(read))
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the names of the documents that begin with a prefix, in order.
@@ -126,12 +202,15 @@ class Documents:
         """
 
         def read(connection: Connection) -> list[str]:
-            starts = func.substr(_D.key, 1, len(encode_key(prefix, "prefix"))) == prefix
-            own = _D.buffer_id == self._buffer.info.id
-            keys = select(_D.key).where(own, starts).order_by(_D.key)
-            return list(connection.execute(keys).scalars())
+            first = encode_key(prefix, "prefix")
+            own = {"of_buffer": self._buffer.info.id, "first": first}
+            behind = _behind(first)
+            if behind is None:
+                return list(connection.execute(_KEYS.order_by(_D.key), own).scalars())
+            keys = _KEYS_UP_TO.order_by(_D.key)
+            return list(connection.execute(keys, {**own, "behind": behind}).scalars())
 
-        return self._call(lambda: self._buffer.read(read))
+        return self._call(lambda: self._read(read))
 
     def put(self, key: str, value: Any, *, version: int | None = None) -> int:
         """Write a document, and return its new version.
@@ -153,21 +232,49 @@ class Documents:
         return self._call(lambda: self._buffer.write(work))
 
     def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
-        json = _json(encode_key(key, "key"), value)
-        if not before:
-            given = {"key": key, "version": 1, "value": json, "buffer_id": self._buffer.info.id}
-            if connection.execute(_ADD, given).rowcount == 1:
+        json = _json(f"value of document {encode_key(key, 'key')!r}", value)
+        given = {"key": key, "value": json, "buffer_id": self._buffer.info.id}
+        if before is None:
+            return int(connection.execute(_PUT_ANY, given).scalar_one())
+        if before == 0:
+            if connection.execute(_ADD, {**given, "version": 1}).rowcount == 1:
                 return 1
-            if before == 0:
-                raise self._changed(connection, key, before)
-        new = {"value": cast(literal(json), JSON), "version": _D.version + 1}
-        own = update(documents).where(*self._is(key)).values(**new, changed_at=utc_now())
-        if before is not None:
-            own = own.where(_D.version == before)
-        written: int | None = connection.execute(own.returning(_D.version)).scalar_one_or_none()
+            raise self._changed(connection, key, before)
+        found = connection.execute(_PUT_VERSION, {**self._of(key, before), "new": json})
+        written: int | None = found.scalar_one_or_none()
         if written is None:
             raise self._changed(connection, key, before)
         return written
+
+    def put_many(self, by_key: Mapping[str, Any]) -> None:
+        """Write several documents in one statement, whatever their versions are.
+
+        Args:
+            by_key: The values by name; see `put`.
+
+        Raises:
+            ArgumentError: `by_key` is not a mapping.
+            FieldError: A key is not text, or a value is not JSON, or too large; nothing is written.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> documents = ReplayBuffer("sqlite://").documents
+            >>> documents.put_many({"left": 1, "right": 2})
+            >>> documents.put_many({"left": 3})
+            >>> documents.get("left")
+            Document(key='left', value=3, version=2)
+        """
+        given = checked_instance(by_key, "by_key", Mapping, "a mapping such as {'a': 1}")
+        jsons = sorted(
+            (encode_key(key, "key in by_key"), _json(f"by_key: value of document {key!r}", value))
+            for key, value in given.items()
+        )
+
+        def work(connection: Connection) -> None:
+            put_documents(connection, self._buffer.info.id, jsons)
+
+        if jsons:
+            self._call(lambda: self._buffer.write(work))
 
     def delete(self, key: str, *, version: int | None = None) -> bool:
         """Delete a document; return True if there was one.
@@ -184,23 +291,56 @@ class Documents:
 
         def work(connection: Connection) -> bool:
             before = _checked(version)
-            own = delete(documents).where(*self._is(key))
-            if before is None:
-                return connection.execute(own).rowcount == 1
-            if connection.execute(own.where(_D.version == before)).rowcount != 1:
+            own = _DELETE if before is None else _DELETE_VERSION
+            if connection.execute(own, self._of(key, before)).rowcount == 1:
+                return True
+            if before is not None:
                 raise self._changed(connection, key, before)
-            return True
+            return False
 
         return self._call(lambda: self._buffer.write(work))
 
-    def _is(self, key: str) -> tuple[Any, Any]:
-        return _D.buffer_id == self._buffer.info.id, _D.key == encode_key(key, "key")
+    def delete_many(self, keys: Iterable[str]) -> int:
+        """Delete several documents in one statement; return how many there were.
+
+        Args:
+            keys: Their names.
+
+        Raises:
+            ArgumentError: `keys` is not a list.
+            FieldError: A key is not text that a database can store.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer
+            >>> documents = ReplayBuffer("sqlite://").documents
+            >>> documents.put_many({"a": 1, "b": 2})
+            >>> documents.delete_many(["a", "b", "c"])
+            2
+        """
+
+        def work(connection: Connection) -> int:
+            return connection.execute(_DELETE_MANY, self._among(keys)).rowcount
+
+        return self._call(lambda: self._buffer.write(work))
+
+    def _among(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the parameters that say which documents."""
+        what = "a list of names such as ['a', 'b']"
+        listed = [
+            encode_key(key, "each of keys") for key in checked_items(keys, "keys", what, MAX_KEYS)
+        ]
+        return {"of_buffer": self._buffer.info.id, "own_keys": listed}
+
+    def _of(self, key: str, before: int | None = None) -> dict[str, Any]:
+        """Return the parameters that say which document, and which version of it."""
+        own = {"of_buffer": self._buffer.info.id, "own_key": encode_key(key, "key")}
+        return own if before is None else {**own, "before": before}
 
     def _changed(
         self, connection: Connection, key: str, before: int | None
     ) -> DocumentChangedError:
         """Return the error for a document that has another version."""
-        now = connection.execute(select(_D.version).where(*self._is(key))).scalar_one_or_none()
+        now = connection.execute(_VERSION, self._of(key)).scalar_one_or_none()
         has = "there is no such document" if now is None else f"it has version {now}"
         wanted = "none was expected" if before == 0 else f"version {before} was expected"
         return DocumentChangedError(
@@ -227,21 +367,30 @@ def add_documents(
         connection.execute(_ADD, rows)
 
 
-def _json(key: str, value: Any) -> str:
+def _json(what: str, value: Any) -> str:
     encoder = Encoder()
-    json = encoder.json(value, f"value of document {key!r}")
+    json = encoder.json(value, what)
     if encoder.blob:
-        raise FieldError(
-            f"value of document {key!r}: arrays and bytes are not kept; give JSON values"
-        )
+        raise FieldError(f"{what}: arrays and bytes are not kept; give JSON values")
     json = "null" if json is None else json
     n_bytes = len(json.encode())
     if n_bytes > MAX_BYTES:
         raise FieldError(
-            f"value of document {key!r}: it has {shown_size(n_bytes)}, and documents have up to "
+            f"{what}: it has {shown_size(n_bytes)}, and documents have up to "
             f"{shown_size(MAX_BYTES)}; store larger values as steps"
         )
     return json
+
+
+def _behind(prefix: str) -> str | None:
+    """Return the first key after all that begin with a prefix; None: there is none."""
+    while prefix:
+        before, last = prefix[:-1], ord(prefix[-1])
+        if last < _HIGHEST:
+            following = last + 1
+            return before + chr(following if following not in _SURROGATES else _SURROGATES.stop)
+        prefix = before
+    return None
 
 
 def _checked(version: Any) -> int | None:

@@ -245,6 +245,7 @@ _REMOVE = (
     .where(_IS_ONE)
     .values(length=_own.length - bindparam("n", type_=BigInteger()))
 )
+_REMOVE_ALL = _REMOVE.values({"return": _CHANGED})
 _LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
 # Sums over the held steps; steps of earlier rollouts that have left are unknown here.
 _ADD_UP = text("""
@@ -288,13 +289,17 @@ def remove_steps(
     """
     given = sorted(removed.items())
     if given:
-        change_returns(
-            connection,
-            buffer_id,
-            {rollout: [-total] for rollout, (_, total) in given if total is not None},
-        )
-        lengths = [{**_of(buffer_id, rollout), "n": n} for rollout, (n, _) in given]
-        connection.execute(_REMOVE, lengths)
+        with_rewards = [
+            {**_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
+            for rollout, (n, total) in given
+            if total is not None
+        ]
+        without = [
+            {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in given if total is None
+        ]
+        for statement, rows in ((_REMOVE_ALL, with_rewards), (_REMOVE, without)):
+            if rows:
+                connection.execute(statement, rows)
         connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in given])
 
 

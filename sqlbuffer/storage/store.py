@@ -117,9 +117,11 @@ class BufferStore(OpenBuffer):
         """Let reads and draws bring the steps of this process up to date in another way."""
         self.own_writes = self.rows.own_writes = self.draws.own_writes = own_writes
 
-    def clean(self, n_stored: int) -> None:
-        """Clean after a transaction that has stored steps."""
-        clean_after_write(self.engine, n_stored, 0, self.watermark if n_stored else None)
+    def clean(self, n_stored: int, n_updated: int = 0) -> None:
+        """Clean after a transaction that has stored steps, or set priorities."""
+        watermark = self.watermark if n_stored else None
+        clean_after_write(self.engine, n_stored + n_updated, 0, watermark)
+        self.priorities.clean()
 
     def close(self) -> None:
         """Publish sampled rows that are not counted yet, then close idle connections."""

@@ -217,10 +217,12 @@ class Housekeeping:
 
     Attributes:
         cleaned_to: Number up to which no use counts are left.
+        counted_to: Newest row whose uses were counted when that was looked at last.
         samples_cleaned_at: Time of the last clean-up of the sample log, on the monotonic clock.
     """
 
     cleaned_to: int = 0
+    counted_to: int = 0
     samples_cleaned_at: float | None = None
 
 
@@ -244,6 +246,44 @@ class UseCounting:
         """True if sampling writes to the database."""
         sampling = self.buffer.info.config.sampling
         return sampling.max_use is not None or sampling.track_samples
+
+    def add(self, seqs: Sequence[int]) -> list[int]:
+        """Count a use of each row; return how often each was used, with this use."""
+        counts, buffer_id = Counter(seqs), self.buffer.info.id
+
+        def work(connection: Connection) -> dict[int, int]:
+            total = add_uses(connection, buffer_id, counts) if counts else {}
+            self._clean(connection, max(counts, default=0))
+            return total
+
+        total = self.buffer.write(work)
+        uses = {seq: total[seq] - n for seq, n in counts.items()}
+        found = []
+        for seq in seqs:
+            uses[seq] += 1
+            found.append(uses[seq])
+        return found
+
+    def _clean(self, connection: Connection, newest: int) -> None:
+        """Delete the counts of rows that have left the window, from time to time."""
+        keep = self.housekeeping
+        if not is_cleaning_due(keep.counted_to, newest):
+            return
+        keep.counted_to = newest
+        low, buffer_id = self.buffer.window_in(connection).low, self.buffer.info.id
+        held = held_low(connection, buffer_id)
+        end = low if held is None else min(low, held)
+        if is_cleaning_due(keep.cleaned_to, end):
+            keep.cleaned_to = clean_uses(connection, buffer_id, min(keep.cleaned_to, end), end)
+
+    def of(self, seqs: Sequence[int]) -> list[int]:
+        """Return how often each row was used."""
+
+        def look(connection: Connection) -> dict[int, int]:
+            return uses_of(connection, self.buffer.info.id, list(dict.fromkeys(seqs)))
+
+        counts = self.buffer.read(look) if seqs else {}
+        return [counts.get(seq, 0) for seq in seqs]
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Return the result of work in a transaction that sampling needs.

@@ -53,7 +53,8 @@ def test_coming_from_memmap_names_what_the_package_has_and_has_not():
 def test_coming_from_minestudio(read):
     page = read("docs/coming-from/minestudio.md")
     assert page.names["part"].next_obs is None
-    assert scalar(SQLITE_URL, "SELECT count(*) FROM v_item_groups WHERE ready") == 4
+    chunks = "SELECT count(*) FROM v_documents WHERE key LIKE 'minestudio/chunk/%'"
+    assert scalar(SQLITE_URL, chunks) == 4
 
 
 def test_coming_from_minestudio_names_what_the_package_has_and_has_not():
@@ -78,7 +79,7 @@ def test_coming_from_di_engine(read):
 
 def test_coming_from_di_engine_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import ding
-    from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
+    from sqlbuffer.compat.ding.errors import ALTERNATIVES
 
     text = text_of("docs/coming-from/di-engine.md")
     classes = {name for name in [*ALTERNATIVES, *ding.__all__] if "Buffer" in name}

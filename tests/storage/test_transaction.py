@@ -16,6 +16,7 @@ from sqlbuffer.errors import (
     DocumentChangedError,
     FieldError,
     FlowControlError,
+    StorageBusyError,
     StorageError,
 )
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
@@ -263,6 +264,96 @@ def test_the_rate_limiter_refuses_at_once(buffer_url):
         assert buffer.size() == 0
 
 
+def test_rows_are_read_by_their_ids_whole_or_in_part(buffer_url):
+    for settings in ({}, LAYOUTS["typed"]):
+        with ReplayBuffer(buffer_url, f"n{len(settings)}", **settings) as buffer:
+            keys = {"id": ["a", "ä", "c"], "task_id": "t"}
+            stored = buffer.extend(columns(buffer, [5, 6, 7]), **keys)
+            buffer.annotate(stored.seqs[:1], reward=9.0)
+            buffer.delete({"field": "id", "op": "eq", "value": "c"})
+            for source in (buffer, None):
+
+                def read(ids, source=source, buffer=buffer, **options):
+                    if source is not None:
+                        return source.get_by_ids(ids, **options)
+                    return buffer.transaction(lambda tx: tx.get_by_ids(ids, **options))
+
+                found = read(["ä", "c", "a", "missing", "ä"])
+                assert list(found) == ["ä", "a"]
+                assert [row.exp_data.reward_t for row in found.values()] == [6.0, 9.0]
+                assert read([]) == {}
+                part = read(["a"], fields=["reward_t"])["a"]
+                assert (part.exp_data.reward_t, part.exp_data.state) == (9.0, None)
+            for ids, error in (("a", ArgumentError), (3, ArgumentError), ([3], FieldError)):
+                with pytest.raises(error, match="ids"):
+                    buffer.get_by_ids(ids)
+
+
+def test_the_bytes_of_payloads_are_added_up(buffer_url):
+    with (
+        ReplayBuffer(buffer_url) as rows,
+        ReplayBuffer(buffer_url, "t", fields={"x": "f4"}) as typed,
+    ):
+        assert rows.size_bytes() == typed.size_bytes() == 0
+        rows.add(state={"image": np.zeros(1000)}, extra={"a": 1})
+        assert 8_000 < rows.size_bytes() < 8_200
+        rows.add(state={"image": np.random.default_rng(0).random(2**18)})
+        assert 2**21 < rows.size_bytes() < 2**21 + 9_000
+        typed.extend({"x": range(1_000)}, task_id="t")
+        assert 4_000 <= typed.size_bytes() < 4_200
+        rows.delete({"field": "step", "op": "eq", "value": 0})
+        assert rows.size_bytes() == 0
+
+
+def test_a_transaction_waits_as_long_as_it_may(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer, ReplayBuffer(buffer_url) as other:
+        buffer.documents.put("a", 1)
+
+        def work(tx):
+            tx.documents.get("a", lock=True)
+            tx.documents.put("a", 2)
+            errors = []
+
+            def change():
+                try:
+                    other.transaction(lambda tx: tx.documents.put("a", 3), wait_s=0.05)
+                except StorageBusyError as error:
+                    errors.append(error)
+
+            run_threads(lambda _: change(), [0])
+            return errors
+
+        assert len(buffer.transaction(work)) == 1
+        assert buffer.documents.get("a").value == 2
+        assert other.transaction(lambda tx: tx.documents.put("a", 4), wait_s=0.05) == 3
+        for odd in (-1, math.nan, "1"):
+            with pytest.raises(ArgumentError, match="wait_s"):
+                buffer.transaction(work, wait_s=odd)
+        assert other.transaction(lambda tx: tx.size(), durability="full") == 0
+        with pytest.raises(ArgumentError, match="durability is one of relaxed, full"):
+            buffer.transaction(work, durability="none")
+
+
+def test_sessions_and_clear_take_part(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.add(state=1, task_id="t")
+
+        def work(tx, is_last):
+            tx.start_session("s")
+            tx.set_model_version(4, "s")
+            assert tx.clear() == 1
+            if not is_last:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            buffer.transaction(lambda tx: work(tx, False))
+        assert (buffer.session_id, buffer.clock, buffer.size()) == (None, None, 1)
+        buffer.transaction(lambda tx: work(tx, True))
+        assert (buffer.session_id, buffer.clock, buffer.size()) == ("s", 4, 0)
+        buffer.transaction(lambda tx: tx.set_clock(7))
+        assert buffer.clock == 7
+
+
 def test_documents_keep_every_json_value(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         documents = buffer.documents
@@ -297,6 +388,47 @@ def test_bad_documents_are_named(buffer_url):
         with pytest.raises(ArgumentError, match="version"):
             documents.put("a", 1, version=-1)
         assert documents.keys() == []
+
+
+def test_several_documents_are_read_written_and_deleted_in_one_statement(buffer_url):
+    with ReplayBuffer(buffer_url) as buffer:
+        documents = buffer.documents
+        values = {f"k{n:03}": {"n": n, "text": "ä'\"\\"} for n in range(300)} | {"none": None}
+        documents.put_many(values)
+        documents.put("k007", 7)
+        found = documents.get_many([*reversed(values), "missing"])
+        assert list(found) == sorted(values)
+        assert {key: found[key].value for key in values} == {**values, "k007": 7}
+        assert {found[key].version for key in values if key != "k007"} == {1}
+        documents.put_many({"k007": 8, "new": 1})
+        found = documents.get_many({"k007", "new"})
+        assert {key: (one.value, one.version) for key, one in found.items()} == {
+            "k007": (8, 3), "new": (1, 1),
+        }  # fmt: skip
+        assert documents.keys("k00") == [f"k{n:03}" for n in range(10)]
+        assert documents.delete_many([*values, "missing"]) == len(values)
+        assert documents.keys() == ["new"]
+        documents.put_many({})
+        assert documents.get_many([]) == {}
+        assert documents.delete_many([]) == 0
+        with pytest.raises(FieldError, match="value of document 'b'"):
+            documents.put_many({"a": 1, "b": object()})
+        for call in (documents.get_many, documents.delete_many):
+            with pytest.raises(ArgumentError, match="a list of names"):
+                call("new")
+        with pytest.raises(ArgumentError, match="a mapping"):
+            documents.put_many([("a", 1)])
+        assert documents.keys() == ["new"]
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "\ud7ff", "\U0010ffff", "a\U0010ffff"])
+def test_keys_are_found_by_any_beginning(buffer_url, prefix):
+    with ReplayBuffer(buffer_url) as buffer:
+        ends = ["", "a", "\x7f", "\ud7ff", "\ue000", "\U0010ffff"]
+        keys = {prefix + end for end in ends} | {"", "b", "\ue000b"}
+        buffer.documents.put_many(dict.fromkeys(keys, 0))
+        found = buffer.documents.keys(prefix)
+        assert found == sorted(key for key in keys if key.startswith(prefix))
 
 
 def test_a_change_names_the_version_that_it_replaces(buffer_url):

@@ -7,13 +7,16 @@ in DI-engine. With a `url` it is stored, and every process with the same `url` s
 
 from typing import Any
 
-from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
-from sqlbuffer.compat.ding.buffers.advanced import AdvancedReplayBuffer
-from sqlbuffer.compat.ding.buffers.elastic import ElasticReplayBuffer
-from sqlbuffer.compat.ding.buffers.episode import EpisodeReplayBuffer
-from sqlbuffer.compat.ding.buffers.naive import NaiveReplayBuffer
-from sqlbuffer.compat.ding.buffers.sequence import SequenceReplayBuffer
+from sqlbuffer.compat.ding.advanced_buffer import AdvancedReplayBuffer
+from sqlbuffer.compat.ding.base_buffer import (
+    IBuffer,
+    create_buffer,
+    get_buffer_cls,
+    register_buffer,
+)
+from sqlbuffer.compat.ding.episode_buffer import EpisodeReplayBuffer
 from sqlbuffer.compat.ding.errors import (
+    ALTERNATIVES,
     ItemError,
     MissingListError,
     PriorityError,
@@ -21,8 +24,11 @@ from sqlbuffer.compat.ding.errors import (
     ReplayError,
     UnknownBufferError,
 )
-from sqlbuffer.compat.ding.interface import IBuffer
-from sqlbuffer.compat.ding.registry import create_buffer, get_buffer_cls, register_buffer
+from sqlbuffer.compat.ding.naive_buffer import (
+    ElasticReplayBuffer,
+    NaiveReplayBuffer,
+    SequenceReplayBuffer,
+)
 from sqlbuffer.compat.ding.utils import (
     PeriodicThruputMonitor,
     SampledDataAttrMonitor,

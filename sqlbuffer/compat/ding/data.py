@@ -1,5 +1,5 @@
 """Placeholder for DI-engine's `ding.data`: names the alternative to its `buffer`."""
 
-from sqlbuffer.compat.ding.alternatives import ALTERNATIVES
+from sqlbuffer.compat.ding.errors import ALTERNATIVES
 
 raise ALTERNATIVES.error("buffer")

@@ -3,7 +3,7 @@
 from sqlbuffer.compat.alternatives import Alternatives
 
 _RECORDS = (
-    "the database keeps chunks in the table item_groups and prepared lists in participants; "
+    "chunks and prepared lists are documents of the buffer, which v_documents shows; "
     "ReplayBufferInterface.stats() returns their numbers"
 )
 _INSTEAD = {

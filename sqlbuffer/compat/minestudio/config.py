@@ -1,17 +1,26 @@
-"""The configuration of a buffer: `rollout_config.replay_buffer_config` of MineStudio."""
+"""The configuration of a buffer, `rollout_config.replay_buffer_config` of MineStudio, and where the
+buffer is.
+"""
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.compat.database_files import FILE, file_url, full_path
 from sqlbuffer.compat.minestudio.errors import FragmentError, FragmentTypeError
-from sqlbuffer.storage.extensions.fragments.pool import Rules
+from sqlbuffer.config import BufferConfig
+from sqlbuffer.encoding.records import encode_key
+from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.strict_models import CheckedModel
 
+NAME = "replay_buffer"
+# Settings that a buffer of fragments must not have: its chunks decide what leaves.
+_PLAIN = BufferConfig().replace({"max_capacity": None, "fields": {}, "evict_by": "row"})
 _HELP = {
     "max_chunks": "how many chunks may be fetched at most, such as 4800",
     "max_staleness": "by how many model versions a fragment may be behind; 0: only the current one",
@@ -38,6 +47,38 @@ class ConfigModel(CheckedModel):
         """Return the error to raise for one of pydantic."""
         lines = "\n  ".join(_line(each) for each in error.errors())
         return FragmentError(f"the config of the replay buffer:\n  {lines}")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of a buffer, set when it was made; see `Config`.
+
+    Attributes:
+        max_chunks: Maximum number of chunks that may be fetched; the oldest leave first.
+        max_staleness: Largest distance of a fragment's version behind the model's.
+        max_reuse: Maximum number of fetches of a chunk.
+        fragments_per_chunk: Number of consecutive fragments of one worker in a chunk.
+        max_bytes: Maximum size of the payloads of the chunks that may be fetched, in bytes; None
+            for no limit.
+        fragments_per_report: Number of fragments after which the state is reported; it has no other
+            effect. None for no reports.
+    """
+
+    max_chunks: int
+    max_staleness: int
+    max_reuse: int
+    fragments_per_chunk: int
+    max_bytes: int | None = None
+    fragments_per_report: int | None = None
+
+    def differences(self, stored: "Rules") -> list[str]:
+        """Return the rules about fragments that are stored differently, one line each."""
+        return [
+            f"{each.name}: stored {getattr(stored, each.name)} vs passed {getattr(self, each.name)}"
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(stored, each.name)
+            and each.name != "fragments_per_report"
+        ]
 
 
 class DatabaseConfig(ConfigModel):
@@ -128,6 +169,40 @@ def location(path: Any, url: Any) -> str | None:
     except OSError as error:
         raise FragmentError(f"path {str(path)!r} cannot be made a folder: {error}") from None
     return file_url(folder / FILE)
+
+
+def checked_key(value: Any, name: str) -> str:
+    """Return a text that can be a key."""
+    if not isinstance(value, str):
+        raise FragmentTypeError(f"{name} is a text, got {value!r}")
+    try:
+        return encode_key(value, name)
+    except FieldError as error:
+        raise FragmentError(str(error)) from None
+
+
+def open_buffer(url: Any, name: Any, *, create: bool | None = None) -> ReplayBuffer:
+    """Return a buffer, made if missing unless `create` is False; it may have no chunks yet.
+
+    Raises:
+        FragmentError: It was made for something else, or resized.
+    """
+    if not checked_key(name, "name"):
+        raise FragmentTypeError(f"name is a text, got {name!r}")
+    if create is False:
+        return ReplayBuffer(url, name, create=False)
+    try:
+        return ReplayBuffer(url, name, config=_PLAIN)
+    except (BufferConfigError, FieldError) as error:
+        raise not_for_fragments(name, str(error)) from None
+
+
+def not_for_fragments(name: str, reason: str) -> FragmentError:
+    """Return the error for a buffer of something else."""
+    return FragmentError(
+        f"buffer {name!r} was made by another part of this package, or resized by it ({reason}); "
+        f"choose another name=..., or undo that with resize(None)"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -91,6 +91,7 @@ class WriteOnce(Generic[T]):
         work: Callable[[Connection], T],
         *,
         notes: bool = False,
+        wait_s: float | None = None,
     ) -> T:
         """Run `work` in one transaction and return its result, once for all attempts.
 
@@ -101,6 +102,7 @@ class WriteOnce(Generic[T]):
             durability: See `Begin`.
             work: Function to run in the transaction.
             notes: `work` stores `note` itself, together with other data.
+            wait_s: See `Begin`.
 
         Raises:
             ConnectionLost: It is not known if the write was committed; run again.
@@ -116,7 +118,7 @@ class WriteOnce(Generic[T]):
             query = self._query(engine, notes)
             with (
                 translated(self._url),
-                writing(engine, durability, query) as connection,
+                writing(engine, durability, query, wait_s) as connection,
             ):
                 if query is not None and not answer(connection)[0][0]:
                     return self._in_doubt[0]

@@ -1,7 +1,6 @@
 """Count the rows of a buffer exactly, without scanning it."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
@@ -44,7 +43,6 @@ class LiveCount:
         self._mutex = ForkLock()
         self._state: tuple[int, ...] = ()
         self._blocks: dict[int, int] = {}
-        self._latest: dict[int, int] = {}
 
     def count(
         self,
@@ -84,31 +82,7 @@ class LiveCount:
                     **known,
                     **{block: counted.get(block, 0) for block in whole if block not in known},
                 }
-            self._latest = {**known, **counted}
         return sum(known.values()) + sum(counted.values())
-
-    def removed(self, before: tuple[int, ...], after: tuple[int, ...], seqs: Sequence[int]) -> None:
-        """Note rows that were deleted inside the window by the holder of its lock.
-
-        The counts of blocks stay known.
-
-        Args:
-            before: State before the deletion.
-            after: State after the deletion.
-            seqs: The rows, all of which existed.
-        """
-        with self._mutex:
-            if self._state != before:
-                return
-            self._state = after
-            for block, n in Counter(seq // BLOCK for seq in seqs).items():
-                if block in self._blocks:
-                    self._blocks[block] -= n
-
-    def known(self) -> dict[int, int]:
-        """Return how many rows each block held at its last count."""
-        with self._mutex:
-            return dict(self._latest)
 
     def _count_unknown(
         self,

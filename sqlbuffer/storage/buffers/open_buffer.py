@@ -207,20 +207,27 @@ class OpenBuffer:
         try:
             return retried(work, self.options.retry_s, self.forget_connections)
         except StorageFullError:
-            if not reuse_log(self.engine):
+            # The log is busy with the transaction around, which is tried again as a whole.
+            if is_joined() or not reuse_log(self.engine):
                 raise
         return retried(work, self.options.retry_s, self.forget_connections)
 
-    def write(self, work: Callable[[Connection], T], durability: str | None = None) -> T:
+    def write(
+        self,
+        work: Callable[[Connection], T],
+        durability: str | None = None,
+        wait_s: float | None = None,
+    ) -> T:
         """Run `work` in one transaction that takes effect once, also after lost connections.
 
         Args:
             work: Function to run. It is called again if the transaction was not committed.
             durability: Durability for this write, instead of the opener's.
+            wait_s: See `Begin`.
         """
         once: WriteOnce[T] = self.once()
         durability = durability or self.options.durability
-        return self.with_retries(lambda: once.run(self.engine, durability, work))
+        return self.with_retries(lambda: once.run(self.engine, durability, work, wait_s=wait_s))
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` on a connection that reads, also after lost connections."""

@@ -1,6 +1,7 @@
 """Finds the settled rows of a buffer on PostgreSQL, and counts them block by block."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import psycopg
@@ -28,6 +29,12 @@ _WRITERS = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' "
     f"AND granted AND classid = {WRITERS_LOCK} AND objid = {{}} AND objsubid = 2 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+_PUT_DOCUMENTS = (
+    "INSERT INTO documents (buffer_id, key, version, value) "
+    "SELECT %s, d.key, 1, d.json::jsonb FROM unnest(%s::text[], %s::text[]) AS d(key, json) "
+    "ON CONFLICT (buffer_id, key) DO UPDATE SET version = documents.version + 1, "
+    "value = excluded.value, changed_at = excluded.changed_at"
 )
 SETTLING_PAUSE_S = 0.001
 
@@ -125,3 +132,11 @@ def note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> 
 def lock_as_writer(connection: Connection, buffer_id: int) -> None:
     """Lock the row of a buffer until the transaction ends, with the rights of any writer."""
     driver_of(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))
+
+
+def put_documents(
+    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
+) -> None:
+    """Write documents, given by key and JSON."""
+    keys, values = [key for key, _ in documents], [json for _, json in documents]
+    connection.exec_driver_sql(_PUT_DOCUMENTS, (buffer_id, keys, values))

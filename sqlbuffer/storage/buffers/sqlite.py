@@ -34,6 +34,12 @@ SELECT :id, j.value, (
 FROM json_each(:blocks) j
 """
 
+_PUT_DOCUMENT = (
+    "INSERT INTO documents (buffer_id, key, version, value) VALUES (?, ?, 1, ?) "
+    "ON CONFLICT (buffer_id, key) DO UPDATE SET version = documents.version + 1, "
+    "value = excluded.value, changed_at = excluded.changed_at"
+)
+
 
 def settled_seq(engine: Engine, watermark: Watermark, wait_s: float = 0.0) -> int | None:
     """Return None: only one writer runs at a time, so every existing row is settled."""
@@ -68,3 +74,11 @@ def count_full_blocks(connection: Connection, buffer_id: int, seqs: Sequence[int
 
 def lock_as_writer(connection: Connection, buffer_id: int) -> None:
     """Do nothing: no other transaction writes at the same time."""
+
+
+def put_documents(
+    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
+) -> None:
+    """Write documents, given by key and JSON."""
+    rows = [(buffer_id, key, json) for key, json in documents]
+    connection.exec_driver_sql(_PUT_DOCUMENT, rows)

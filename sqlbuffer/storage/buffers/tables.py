@@ -289,5 +289,5 @@ documents = Table(
         server_default=utc_now(),
         comment="when it was written last",
     ),
-    info={"writer_may": _RIGHTS, "learner_may": _RIGHTS},
+    info={"writer_may": _RIGHTS, "learner_may": _RIGHTS, "is_vacuumed": True},
 )

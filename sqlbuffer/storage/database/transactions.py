@@ -28,6 +28,7 @@ _ANSWER = "sqlbuffer_answer"
 
 # A statement waits for a lock of another one no longer than a writer of SQLite for the file.
 LOCK_TIMEOUT_S = 30
+SHORTEST_WAIT_MS = 20  # 0 would be without end
 # Only a filter that no index serves on a very large table takes nearly as long.
 STATEMENT_TIMEOUT_S = 600
 # No transaction of the library stays open between two calls: a process that is idle in one hangs.
@@ -62,6 +63,8 @@ class Begin:
         patient: Statements have no time limit.
         in_order: PostgreSQL reads rows in the requested order by an index, and sorts only the
             result. Without statistics it would sort the steps of all chunks.
+        wait_s: How long a statement waits for the lock of another transaction; None: as long as a
+            writer of SQLite waits for the file.
         query: A select without parameters that is sent with the begin, to a server in the same
             message. `answer` returns its rows.
     """
@@ -72,6 +75,7 @@ class Begin:
     patient: bool = False
     in_order: bool = False
     query: str | None = None
+    wait_s: float | None = None
 
 
 READ = Begin()
@@ -334,7 +338,7 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     mode = f"ISOLATION LEVEL {level}{', READ ONLY' if read_only else ''}"
     commands = [
         f"SET TRANSACTION {mode}" if inside else f"BEGIN {mode}",
-        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'",
+        f"SET LOCAL lock_timeout = '{_lock_timeout_ms(begin)}ms'",
         f"SET LOCAL statement_timeout = '{0 if begin.patient else STATEMENT_TIMEOUT_S}s'",
         f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'",
         _NO_JIT,
@@ -346,6 +350,12 @@ def postgresql_statement(begin: Begin, *, inside: bool = False, read_only: bool 
     if begin.query is not None:
         commands.append(begin.query)
     return "; ".join(commands)
+
+
+def _lock_timeout_ms(begin: Begin) -> int:
+    if begin.wait_s is None:
+        return LOCK_TIMEOUT_S * 1000
+    return max(SHORTEST_WAIT_MS, min(int(begin.wait_s * 1000), LOCK_TIMEOUT_S * 1000))
 
 
 def driver_of(connection: Connection) -> Any:

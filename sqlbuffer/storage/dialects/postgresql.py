@@ -21,14 +21,17 @@ _IN_ORDER = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("bitmapscan", 
 
 @contextmanager
 def writing(
-    engine: Engine, durability: str | None = None, query: str | None = None
+    engine: Engine,
+    durability: str | None = None,
+    query: str | None = None,
+    wait_s: float | None = None,
 ) -> Iterator[Connection]:
-    """Begin a transaction that writes.
+    """Begin a transaction that writes; see `Begin`.
 
     It is committed at the end of the block, and rolled back on an exception.
     """
     check_not_held(engine)
-    options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
+    options = {BEGIN: Begin(writes=True, durability=durability, query=query, wait_s=wait_s)}
     with (
         engine.connect().execution_options(**options) as connection,
         connection.begin(),
@@ -50,9 +53,7 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]:
 
     It waits `wait_s` for other writers, at least 20 ms, and does not wait for the disk.
     """
-    with writing(engine, "relaxed") as connection:
-        timeout_ms = max(20, int(wait_s * 1000))
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")
+    with writing(engine, "relaxed", wait_s=wait_s) as connection:
         yield connection
 
 

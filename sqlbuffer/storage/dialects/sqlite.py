@@ -29,7 +29,10 @@ _SPARE_BYTES = 2**18
 
 @contextmanager
 def writing(
-    engine: Engine, durability: str | None = None, query: str | None = None
+    engine: Engine,
+    durability: str | None = None,
+    query: str | None = None,
+    wait_s: float | None = None,
 ) -> Iterator[Connection]:
     """Begin a transaction that writes; no other transaction writes at the same time.
 
@@ -39,7 +42,7 @@ def writing(
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
     with (
-        writer_lock(path, BUSY_TIMEOUT_S),
+        writer_lock(path, BUSY_TIMEOUT_S if wait_s is None else wait_s),
         engine.connect().execution_options(**options) as connection,
         connection.begin(),
     ):

@@ -4,10 +4,8 @@
 process may open such a buffer with the core API alone.
 """
 
-from sqlbuffer.storage.buffers.catalog import BufferLayout, register_layout
+from sqlbuffer.storage.buffers.catalog import register_layout
 from sqlbuffer.storage.extensions.slots.slot_layout import SlotLayout
-from sqlbuffer.storage.extensions.tables import FRAGMENTS, RING, SLOTS
+from sqlbuffer.storage.extensions.tables import SLOTS
 
 register_layout(SLOTS, SlotLayout())
-register_layout(RING, BufferLayout())
-register_layout(FRAGMENTS, BufferLayout())

@@ -7,15 +7,14 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text, text
 
-from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SEQS, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, buffer_key, metadata
 from sqlbuffer.storage.schema.overlays import overlay_table
 from sqlbuffer.storage.schema.server_clock import utc_now
 
-# The layouts by their names in `buffers.layout`: of compat.memmap, compat.ding and
-# compat.minestudio.
-SLOTS, RING, FRAGMENTS = "slots", "ring", "fragments"
-# Roles of participants: they write to slots, make fragments, or fetch them.
-WRITER, WORKER, CONSUMER = "writer", "worker", "consumer"
+# The layout by its name in `buffers.layout`: of compat.memmap.
+SLOTS = "slots"
+# The role of participants that write to slots.
+WRITER = "writer"
 
 
 def _counter(name: str, comment: str) -> Column[int]:
@@ -64,71 +63,6 @@ Index(
     participants.c.oldest_version,
     sqlite_where=participants.c.oldest_version.is_not(None),
     postgresql_where=participants.c.oldest_version.is_not(None),
-)
-
-# Consecutive items of one task, which leave together.
-item_groups = _layout_table(
-    "item_groups",
-    Column(
-        "number",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="number in the order of insertion",
-    ),
-    Column("place", Integer, comment="place among those that may be fetched; null if it has left"),
-    Column("task_id", KEY, nullable=False, comment="task of its items"),
-    Column("first_step", BigInteger, nullable=False, comment="step of its first item"),
-    Column("session", KEY, nullable=False, comment="session of its first item"),
-    Column("model_version", BigInteger, nullable=False, comment="version of its first item"),
-    Column("oldest_version", BigInteger, nullable=False, comment="no item of it is older"),
-    Column("n_bytes", BigInteger, nullable=False, comment="bytes of its payloads"),
-    Column(
-        "use_count",
-        Integer,
-        nullable=False,
-        server_default=text("0"),
-        comment="number of times that it was fetched",
-    ),
-    Column(
-        "n_pins",
-        Integer,
-        nullable=False,
-        server_default=text("0"),
-        comment="prepared lists that hold it",
-    ),
-    Column("seqs", SEQS, nullable=False, comment="its items, in order"),
-    Column(
-        "inserted_at",
-        TIME,
-        nullable=False,
-        server_default=utc_now(),
-        comment="time when it was complete",
-    ),
-    learner_may="INSERT, UPDATE, DELETE",
-    is_vacuumed=True,
-)
-Index(
-    "ix_item_groups_place",
-    item_groups.c.buffer_id,
-    item_groups.c.place,
-    sqlite_where=item_groups.c.place.is_not(None),
-    postgresql_where=item_groups.c.place.is_not(None),
-)
-Index(
-    "ix_item_groups_oldest_version",
-    item_groups.c.buffer_id,
-    item_groups.c.oldest_version,
-    sqlite_where=item_groups.c.place.is_not(None),
-    postgresql_where=item_groups.c.place.is_not(None),
-)
-# Groups that no process holds any more.
-Index(
-    "ix_item_groups_left",
-    item_groups.c.buffer_id,
-    item_groups.c.number,
-    sqlite_where=text("place IS NULL AND n_pins = 0"),
-    postgresql_where=text("place IS NULL AND n_pins = 0"),
 )
 
 # Numbered places that each show one episode.

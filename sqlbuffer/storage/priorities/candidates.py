@@ -440,6 +440,10 @@ class Priorities:
         weights[np.searchsorted(seqs, found)] = weights_of(priorities, self.alpha)
         return weights
 
+    def among(self, candidates: Candidates) -> "Priorities":
+        """Return the priorities of a part of the candidates."""
+        return Priorities(candidates, self._info, self.alpha, self._upkeep)
+
     def of(self, seqs: Sequence[int] | Integers) -> Reals:
         """Return the priorities of rows of the candidates."""
         wanted = np.asarray(seqs, np.int64)

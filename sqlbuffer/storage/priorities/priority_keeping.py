@@ -1,6 +1,7 @@
 """Set the priorities of rows, and summarize them by block."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import count
 
 from sqlbuffer.errors import (
@@ -13,6 +14,7 @@ from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import is_joined, joined_connection
 from sqlbuffer.storage.dialects.connections import writing
 from sqlbuffer.storage.priorities.blocks import Blocks
 from sqlbuffer.storage.priorities.candidates import Priorities
@@ -35,7 +37,7 @@ class PriorityKeeping:
     def __init__(self, buffer: OpenBuffer) -> None:
         self.buffer = buffer
         self.upkeep = Upkeep()
-        self._updates = count(1)
+        self._updates, self._is_due = count(1), False
 
     def of(self, candidates: Candidates) -> Priorities:
         """Return the priorities of the candidates."""
@@ -64,16 +66,30 @@ class PriorityKeeping:
         """Count updated priorities, and clean up after them from time to time."""
         clean_after_write(self.buffer.engine, n_updated)
         if next(self._updates) % UPDATES_A_CLEANING == 0:
-            self.summarize(())  # draws without blocks leave rows behind as well
+            self._is_due = True  # draws without blocks leave rows behind as well
+        if not is_joined():
+            self._clean()
+
+    def _clean(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self.summarize(())
+
+    def clean(self) -> None:
+        """Do what a transaction left to be done afterwards: add up the blocks that its draws had to
+        read row by row, and delete priorities of rows that have left.
+        """
+        self._clean()
+        self.upkeep.run(self.summarize)
 
     @retry_on_disconnect
     def _update_priorities(
         self, seqs: Sequence[int], priorities: Sequence[float], origin: str
     ) -> int:
-        with (
-            translated(self.buffer.url),
-            writing(self.buffer.engine, self.buffer.options.durability) as connection,
-        ):
+        own, engine = joined_connection(self.buffer.engine), self.buffer.engine
+        # No write that must take effect once: the same priorities may be set again.
+        begun = writing(engine, self.buffer.options.durability) if own is None else nullcontext(own)
+        with translated(self.buffer.url), begun as connection:
             return update_priorities(connection, self.blocks, seqs, priorities, origin)
 
     def summarize(self, blocks: Sequence[int]) -> int:
@@ -103,6 +119,8 @@ class PriorityKeeping:
 
         Called before a draw by priority.
         """
+        if is_joined():
+            return
         if not self.upkeep.is_known and self.buffer.info.config.priorities.enabled:
             self._note_missing_summaries(source)
         self.upkeep.run(self.summarize)

@@ -3,19 +3,22 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select
 
 from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites, retry_on_disconnect
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import BufferWindow, settled_seq
 from sqlbuffer.storage.chunks.relations import n_steps
+from sqlbuffer.storage.chunks.tables import chunk_data
 from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import is_joined, snapshot
+from sqlbuffer.storage.database.transactions import answer, is_joined, snapshot
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
@@ -37,6 +40,27 @@ PAGE_BYTES = 8 * 2**20
 # Seconds that a stream waits at its start for writers under way, before it lists their existing
 # rows instead.
 SETTLING_S = 0.05
+ID = 1 + Record._fields.index("id")
+
+
+def _length(column: Any) -> Any:
+    return func.coalesce(func.length(column), 0)
+
+
+def _total(table: Any, n_bytes: Any) -> Any:
+    of_buffer = table.c.buffer_id == bindparam("of_buffer", type_=Integer())
+    return func.coalesce(select(func.sum(n_bytes)).where(of_buffer).scalar_subquery(), 0)
+
+
+_E, _C = experiences.c, chunk_data.c
+_SIZE_BYTES = select(
+    _total(
+        experiences,
+        func.coalesce(_E.payload_bytes, func.length(_E.arrays), 0)
+        + sum(_length(cast(_E[name], Text)) for name in ("state", "actions", "messages", "extra")),
+    )
+    + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
+)
 
 
 class RowQueries:
@@ -238,6 +262,42 @@ class RowQueries:
         for of_task in found.values():
             of_task.sort(key=task_order)
         return found
+
+    def by_ids(
+        self, ids: Sequence[str], node: Node, payloads: Payloads | None = None
+    ) -> dict[str, Row]:
+        """Return the live rows of some ids.
+
+        Args:
+            ids: The ids.
+            node: The condition that a row has one of them.
+            payloads: Parts of the rows to read.
+        """
+        self.own_writes.store()
+        return self._by_ids(ids, node, payloads or self._source.whole_rows)
+
+    @retry_on_disconnect
+    def _by_ids(self, ids: Sequence[str], node: Node, payloads: Payloads) -> dict[str, Row]:
+        source, steps = self._source, self._steps
+        with (
+            translated(self.buffer.url),
+            snapshot(self.buffer.engine, source.window_query) as connection,
+        ):
+            window = source.window_answered(answer(connection))
+            where = statements.in_window(self.buffer.info.id, window.low, node, steps)
+            found, _ = payloads.matching(
+                connection, select(steps.c.seq).where(where), steps,
+                has_labels=bool(window.has_labels),
+            )  # fmt: skip
+            rows = {row[ID]: row for row in payloads.complete(connection, found)}
+            return {id_: rows[id_] for id_ in ids if id_ in rows}
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all stored payloads."""
+        self.own_writes.store()
+        given = {"of_buffer": self.buffer.info.id}
+        found = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, given).scalar_one())
+        return int(found)
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""

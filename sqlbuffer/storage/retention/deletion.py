@@ -1,12 +1,13 @@
 """Delete rows, shrink a buffer, drop it, and evict rows that exceed its limits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, delete, func, select
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.query.tree import Node
+from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.catalog import change_config, layout_of, not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
@@ -23,12 +24,13 @@ from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.migrations.migrate import with_schema
+from sqlbuffer.storage.priorities.kept_sums import add_sums, weightless_sums
 from sqlbuffer.storage.retention import postgresql, quarantine, sqlite
 from sqlbuffer.storage.retention.quarantine import Rows
 from sqlbuffer.storage.rollout_stats import Rollout, forget, remove_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.removal import remove_where
+from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_rows, remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 
 evict = by_database(sqlite=sqlite.evict, postgresql=postgresql.evict)
@@ -70,6 +72,17 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         dropped.append(found)
 
 
+def _sums(rows: Sequence[Any]) -> dict[Rollout, tuple[int, float | None]]:
+    """Return for each rollout how many of the rows it has, and the sum of their rewards."""
+    sums: dict[Rollout, tuple[int, float | None]] = {}
+    for _, task, episode, reward in rows:
+        n, total = sums.get((task or "", episode or 0), (0, None))
+        if reward is not None:
+            total = reward if total is None else total + reward
+        sums[task or "", episode or 0] = n + 1, total
+    return sums
+
+
 class Retention:
     """Deletes rows of a buffer, and excludes rows from sampling.
 
@@ -80,9 +93,12 @@ class Retention:
     def __init__(self, buffer: OpenBuffer) -> None:
         self.buffer = buffer
 
-    def delete(self, node: Node) -> int:
-        """Delete the rows that match; return how many."""
+    def delete(self, rows: Rows) -> int:
+        """Delete the rows that match, or those of some numbers; return how many."""
         layout = layout_of(self.buffer.info)
+        if not isinstance(rows, (Leaf, Group)):
+            return self._delete(lambda connection: self._delete_numbers(connection, rows))
+        node = rows
 
         def work(connection: Connection) -> int:
             layout.lock(connection, self.buffer.info.id)
@@ -94,16 +110,24 @@ class Retention:
                 self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
             )
             seq = statements.seq_for(node, steps)
-            removed = self._rollouts(connection, matching & (seq <= window.high), window)
-            n_removed = remove_where(
-                connection,
-                self.buffer.info.id,
-                matching,
-                seq <= window.high,
-                steps=steps,
-                node=node,
-                origin=self.buffer.origin,
-            )
+            matching &= seq <= window.high
+            # Few rows are read once, and counted here.
+            few = self._steps_of(connection, matching, window, node)
+            if few is not None:
+                removed = _sums(few)
+                n_removed = remove_rows(
+                    connection, self.buffer.info.id, [row[0] for row in few], self.buffer.origin
+                )
+            else:
+                removed = self._rollouts(connection, matching, window)
+                n_removed = remove_where(
+                    connection,
+                    self.buffer.info.id,
+                    matching,
+                    steps=steps,
+                    node=node,
+                    origin=self.buffer.origin,
+                )
             if n_removed:
                 layout.after_delete(connection, self.buffer.info.id)
                 remove_steps(connection, self.buffer.info.id, removed)
@@ -111,11 +135,48 @@ class Retention:
 
         return self._delete(work)
 
+    def _steps_of(
+        self, connection: Connection, matching: Any, window: BufferWindow, node: Node
+    ) -> list[Any] | None:
+        """Return number, task, episode and reward of the rows that match, in order; None if there
+        are many, or may be.
+        """
+        if not statements.names_few_rows(node):
+            return None
+        steps = steps_of(self.buffer.info)
+        of = steps.c
+        rows = select(of.seq, of.task_id, of.episode_id, of.reward_t).where(matching)
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        in_order = rows.order_by(*statements.in_order(node, steps)).limit(ROWS_AT_ONCE)
+        found = list(connection.execute(in_order).all())
+        return found if len(found) < ROWS_AT_ONCE else None
+
+    def _delete_numbers(self, connection: Connection, numbers: Sequence[int]) -> int:
+        """Delete rows by their numbers; return how many there were."""
+        info, origin = self.buffer.info, self.buffer.origin
+        layout = layout_of(info)
+        layout.lock(connection, info.id)
+        window = self.buffer.note_deletion(connection)
+        inside = [seq for seq in numbers if window.low < seq <= window.high]
+        steps, are_these = quarantine.these(info, window.low, inside)
+        removed = self._rollouts(connection, are_these, window, steps)
+        sums = weightless_sums(connection, info, inside, origin)
+        n_removed = remove_rows(connection, info.id, inside, origin)
+        add_sums(connection, sums, n_removed, len(inside))
+        if n_removed:
+            layout.after_delete(connection, info.id)
+            remove_steps(connection, info.id, removed)
+        return n_removed
+
     def _rollouts(
-        self, connection: Connection, matching: ColumnElement[bool], window: BufferWindow
+        self,
+        connection: Connection,
+        matching: ColumnElement[bool],
+        window: BufferWindow,
+        steps: Any = None,
     ) -> dict[Rollout, tuple[int, float | None]]:
         """Return for each rollout how many rows match, and the sum of their rewards."""
-        steps = steps_of(self.buffer.info)
+        steps = steps_of(self.buffer.info) if steps is None else steps
         of = steps.c
         rows = select(of.task_id, of.episode_id, of.reward_t).where(matching)
         rows = with_labels(rows, steps) if window.has_labels else rows

@@ -51,7 +51,7 @@ def put(
     """
     buffer_id = info.id
     _forget(connection, buffer_id, low)
-    steps, are_these = _these(info, low, rows)
+    steps, are_these = these(info, low, rows)
     is_new = ~is_in_quarantine(steps.c.buffer_id, steps.c.seq)
     chosen = select(steps.c.buffer_id, steps.c.seq, literal(reason, Text()).label("reason")).where(
         are_these, is_new
@@ -68,7 +68,7 @@ def release(connection: Connection, info: BufferInfo, low: int, rows: Rows, orig
     """Take rows out of quarantine; return how many were in it. The arguments are those of `put`."""
     buffer_id = info.id
     _forget(connection, buffer_id, low)
-    steps, are_these = _these(info, low, rows)
+    steps, are_these = these(info, low, rows)
     named = select(steps.c.seq).where(are_these)
     own = (quarantine.c.buffer_id == buffer_id) & quarantine.c.seq.in_(named)
     found = connection.execute(delete(quarantine).where(own).returning(quarantine.c.seq))
@@ -79,7 +79,7 @@ def release(connection: Connection, info: BufferInfo, low: int, rows: Rows, orig
     return len(released)
 
 
-def _these(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
+def these(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
     """Return a table of steps, and the condition for rows of a buffer above `low`."""
     if isinstance(rows, (Leaf, Group)):
         steps = steps_of(info)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from orjson import loads
-from sqlalchemy import Connection, Select, null
+from sqlalchemy import Connection, Select, case, func, null
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
@@ -43,6 +43,8 @@ PART_BYTES = 2**20
 GROUP_PIECES = 1_000
 # Arrays with at most this distance are read together: TOAST has chunks of 2 kB.
 NEAR_BYTES = 4_096
+# Arrays up to this size are read with their row, where all of a payload is wanted.
+SMALL_BYTES = 8_192
 # Neither database holds more than this in one column.
 MAX_INLINE_BYTES = 900_000_000
 # Steps of chunks are read in growing numbers while their size is not known.
@@ -53,7 +55,8 @@ keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_pa
 insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
 read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
 
-_ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
+_ARRAYS, _SIZE, _EXTRA = PLACES["arrays"], PLACES["payload_bytes"], PLACES["extra"]
+_PAYLOAD_PLACES = tuple(PLACES[name] for name in PAYLOADS)
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
 
 
@@ -195,12 +198,16 @@ class Payloads:
         has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
         self._has_fields = has_fields and self._step_parts is None
         self._names = frozenset(self._wanted_names())
+        # Of whole payloads small arrays are read at once, also those that others refer to: each
+        # statement for a part takes longer.
+        self._takes_whole = (
+            wanted is not None
+            and not self._read
+            and all(wanted.is_whole(name) for name in wanted.fields)
+        )
         self.columns = (
             statements.ROW_COLUMNS[0],
-            *(
-                column if column.name in self._names else null().label(column.name)
-                for column in statements.ROW_COLUMNS[1:]
-            ),
+            *(self._column(column) for column in statements.ROW_COLUMNS[1:]),
         )
         self.reading = RowSelection(
             self.columns,
@@ -208,6 +215,14 @@ class Payloads:
             complete=self.complete,
             read=self._read_steps if self._read else None,
         )
+
+    def _column(self, column: Any) -> ColumnElement[Any]:
+        if column.name in self._names:
+            return cast("ColumnElement[Any]", column)
+        if column.name == "arrays" and self._takes_whole and self._names & set(PAYLOADS):
+            small = case((func.length(column) <= SMALL_BYTES, column))
+            return small.label(column.name)
+        return null().label(column.name)
 
     def _wanted_names(self) -> set[str]:
         """Return the columns of a `Record` that are read."""
@@ -374,6 +389,8 @@ class Payloads:
         for row in rows:
             if self._wanted is None:
                 plan = _whole(row)
+            elif self._takes_whole and _is_ready(row, self._wanted):
+                plan, total = ReadPlan(row), total + len(row[_ARRAYS] or b"")
             elif self._read:
                 plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
             else:
@@ -450,6 +467,18 @@ def _groups(targets: Iterable[_Target]) -> Iterator[list[_Target]]:
 def _whole(row: Row) -> ReadPlan:
     size = row[_SIZE]
     return ReadPlan(row) if size is None else ReadPlan(row, [PieceRun(0, size, 0)], size)
+
+
+def _is_ready(row: Row, wanted: SelectedFields) -> bool:
+    """Return True if a row that was read has all that is wanted, which are whole fields."""
+    extra = row[_EXTRA]
+    if extra is not None and ("extra" not in wanted.fields or '"$reals"' in extra):
+        return False
+    if row[_SIZE] is not None:
+        return False
+    return row[_ARRAYS] is not None or not any(
+        row[place] is not None and '"$' in row[place] for place in _PAYLOAD_PLACES
+    )
 
 
 def _part(row: Row, wanted: SelectedFields) -> ReadPlan:

@@ -114,9 +114,12 @@ def remove_where(
         .limit(ROWS_AT_ONCE)
     )
     while seqs := list(connection.execute(matching).scalars()):
-        if len(seqs) == ROWS_AT_ONCE:
+        is_last = len(seqs) < ROWS_AT_ONCE
+        if not is_last:
             seqs = _whole_chunks(connection, buffer_id, seqs)
         removed += remove_rows(connection, buffer_id, seqs, origin)
+        if is_last:
+            break
     return removed
 
 

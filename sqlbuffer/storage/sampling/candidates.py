@@ -1,5 +1,6 @@
 """The candidates of a sampler: the keys of the matching rows, without their payloads."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -21,6 +22,7 @@ from sqlbuffer.checks import (
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.steps import EncodedRow
 from sqlbuffer.storage.chunks.slices import (
     Keys,
     Reach,
@@ -44,6 +46,7 @@ from sqlbuffer.storage.rows.row_selection import (
     RowSelection,
     matching_numbers,
 )
+from sqlbuffer.storage.rows.stored_rows import PLACES
 from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
 from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.weighted_sampling import Weights
@@ -78,6 +81,9 @@ class RowPriorities(Protocol):
     def note_missing_summaries(self) -> None:
         """Record the blocks that are worth adding up, without reading rows."""
 
+    def among(self, candidates: Any) -> "RowPriorities":
+        """Return the priorities of a part of the candidates."""
+
     def of(self, seqs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the priorities of rows of the candidates."""
 
@@ -92,6 +98,9 @@ _SEQ_OF = itemgetter(0)
 _EPISODE_ID = Slice._fields.index("episode_id")
 FEW_HOLES, MOST_PROBED = 8, 65_536
 MAX_SEQS = 2**20  # in one call
+
+
+_OF_ENCODED = itemgetter(0, *(PLACES[name] for name in ("id", "model_version", "state", "extra")))
 
 
 class Candidates:
@@ -115,13 +124,16 @@ class Candidates:
         ...         print(c.keys(), c.oldest(1), c.page(1, 2), c.probe([2, 9]))
         ...         print(c.tasks(), c.random_tasks(1), c.first_of_tasks([1, 2]))
         ...         print(len(c.random(2)), c.pick(rng, 1, replace=True), c.select().is_select)
+        ...         print(c.model_versions(3), c.between(1, 3).keys(), len(c.encoded([1, 2])))
         ...         return c.newest(batch_size)
         >>> with ReplayBuffer("sqlite://", fields={"obs": np.float32}) as buffer:
-        ...     _ = buffer.extend({"task_id": "t", "agent_id": "a", "obs": np.arange(5.0)})
+        ...     keys = {"task_id": "t", "agent_id": "a", "model_version": 7}
+        ...     _ = buffer.extend({**keys, "obs": np.arange(5.0)})
         ...     buffer.sample_arrays(2, sampler=Newest())["obs"].tolist()
         [1 2 3 4 5] [1] [2, 3] {2}
         ['t'] ['t'] {1: 't'}
         2 None True
+        (array([4, 5]), array([7, 7])) [2 3] 2
         [4.0, 3.0]
     """
 
@@ -139,6 +151,7 @@ class Candidates:
     ) -> None:
         self.low, self.high, self.limits = max(low, min(eligible_low, high)), high, limits
         self.window_low = low
+        self._is_part = False  # newer rows match as well
         self.has_read_keys = False  # every key
         self.clock: int | None = None  # if limits or the sample log need it
         self.has_labels = False  # rows may have annotated values
@@ -241,7 +254,8 @@ class Candidates:
     @property
     def in_window(self) -> ColumnElement[bool]:
         """The expression for rows that match."""
-        return self._matching & (self._seq > self.low)
+        matching = self._matching & (self._seq > self.low)
+        return matching & (self._seq <= self.high) if self._is_part else matching
 
     @cached_property
     def step_without_episode(self) -> int | None:
@@ -397,6 +411,34 @@ class Candidates:
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
         self._payloads.update((row[0], row) for row in rows)
 
+    def model_versions(self, after: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the matching seq above a number that have a model version, and these versions.
+
+        Raises:
+            ArgumentError: The number is not an integer.
+        """
+        low, table = max(checked_integer(after, "after"), self.low), self.table_of_steps.c
+        new = self._matching & (self._seq > low) & (self._seq <= self.high)
+        versions = select(table.seq, table.model_version).where(
+            new, table.model_version.is_not(None)
+        )
+        found = np.array(fetch(self.connection, versions), np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    def between(self, low: int, high: int) -> "Candidates":
+        """Return the candidates with `low < seq <= high`, with their priorities.
+
+        Raises:
+            ArgumentError: One of the two is not an integer.
+        """
+        part = copy.copy(self)
+        part.low = max(checked_integer(low, "low"), self.low)
+        part.high = max(part.low, min(checked_integer(high, "high"), self.high))
+        part._is_part, part._payloads, part._probed = True, {}, set()
+        if self._priorities is not None:
+            part._priorities = self._priorities.among(part)
+        return part
+
     def random(self, n: int) -> list[int]:
         """Return up to n matching seq in uniform random order; reads all keys.
 
@@ -447,14 +489,19 @@ class Candidates:
         hits = self.probe(numbers)
         return [seq for seq in numbers if seq in hits][:n] if len(hits) >= n else None
 
-    def page(self, offset: int, limit: int) -> list[int]:
+    def page(self, offset: int, limit: int, *, newest: bool = False) -> list[int]:
         """Return up to `limit` matching seq, oldest first, after the first `offset`.
 
+        Args:
+            offset: Number of seq to leave out.
+            limit: Largest number of seq to return.
+            newest: Count and return them from the newest on.
+
         Raises:
-            ArgumentError: One of the two is not an integer from 0 on.
+            ArgumentError: An argument has another type, or one of the two is negative.
         """
         offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
-        return self._from_one_end(limit, offset)
+        return self._from_one_end(limit, offset, newest=checked_flag(newest, "newest"))
 
     def _from_one_end(self, n: int, offset: int = 0, *, newest: bool = False) -> list[int]:
         """Search a narrow range of numbers at one end, then wider ranges.
@@ -530,6 +577,26 @@ class Candidates:
         rows: Any = self.table_of_steps.alias("of_task")
         ineligible = self.limits.is_ineligible(rows)
         return statements.has_no_row(self.buffer_id, self.window_low, task_id, rows, ineligible)
+
+    def encoded(self, seqs: Sequence[int]) -> list[EncodedRow]:
+        """Return rows as they are stored, in the given order, without those that do not match.
+
+        `decode` of `sqlbuffer.codec.decoder` reads their payloads. A sampler that reads its rows
+        itself returns no seq.
+
+        Raises:
+            ArgumentError: They are not a list of integers.
+        """
+        arrays, in_parts = PLACES["arrays"], PLACES["payload_bytes"]
+        return [
+            EncodedRow._make(
+                (
+                    *_OF_ENCODED(row),
+                    row[arrays] if row[in_parts] is None else memoryview(row[arrays]),
+                )
+            )
+            for row in self.rows(_checked_seqs(seqs))
+        ]
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the given order, without rows evicted since.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
-from sqlbuffer.checks import checked_count
+from sqlbuffer.checks import checked_count, checked_flag
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility import Eligibility
@@ -144,10 +144,11 @@ class EpisodePopulation(Candidates):
         """Return up to n keys, oldest first."""
         return sorted(self._pick(_oldest, checked_count(n, "n")))
 
-    def page(self, offset: int, limit: int) -> list[int]:
+    def page(self, offset: int, limit: int, *, newest: bool = False) -> list[int]:
         """Return up to `limit` keys, oldest first, after the first `offset`; reads all keys."""
         offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
-        found: list[int] = self.keys()[offset : offset + limit].tolist()
+        keys = self.keys()[::-1] if checked_flag(newest, "newest") else self.keys()
+        found: list[int] = keys[offset : offset + limit].tolist()
         return found
 
     def _pick(

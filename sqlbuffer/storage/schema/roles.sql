@@ -32,7 +32,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_item_groups, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_quarantine, v_labels, v_slots, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_ranges_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -63,7 +63,7 @@ GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
     n_partial, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
--- When items of compat.ding leave, their weight is subtracted from the sums.
+-- When a few rows are deleted, their weight is subtracted from the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
 GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
 {grants}

@@ -256,23 +256,14 @@ VIEWS = {
             "current": ("boolean", "it is the current session of the buffer"),
         },
     ),
-    "v_item_groups": View(
-        "One row per group of items that are evicted together: a chunk of fragments of "
-        "`compat.minestudio`.",
+    "v_documents": View(
+        "One row per document of a buffer: a JSON value by key.",
         {
             "buffer": _BUFFER,
-            "number": ("integer", "number in the order of insertion"),
-            "task_id": ("text", "the task of its items: the worker that made them"),
-            "first_step": ("integer", "`step` of its first item: its `fid_in_worker`"),
-            "items": ("integer", "number of items"),
-            "session_id": ("text", "the training session of the first"),
-            "model_version": ("integer", "version of the model that made the first"),
-            "staleness": ("integer", "how far the oldest item is behind the current model"),
-            "use_count": ("integer", "how often it was fetched"),
-            "ready": ("boolean", "it may be fetched"),
-            "prepared": ("boolean", "a prepared list holds it"),
-            "size_bytes": ("integer", "bytes of its payloads"),
-            "inserted_at": ("time", "when it was complete"),
+            "key": ("text", "name of the document"),
+            "value": ("JSON", "its value"),
+            "version": ("integer", "1, and one more with each change"),
+            "changed_at": ("time", "when it was written last"),
         },
     ),
     "v_quarantine": View(

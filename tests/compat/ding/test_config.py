@@ -227,9 +227,9 @@ def test_a_url_of_another_database_is_refused():
 
 
 def test_a_subclass_of_the_user_is_made_by_its_type(monkeypatch):
-    from sqlbuffer.compat.ding import registry
+    from sqlbuffer.compat.ding import base_buffer
 
-    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    monkeypatch.setattr(base_buffer, "_classes", dict(base_buffer._classes))
 
     @ding.register_buffer("twice")
     class Twice(NaiveReplayBuffer):

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.minestudio import (
     FragmentIndex,
     FragmentMetadata,
@@ -51,6 +52,38 @@ def send_all(
     """Add fragments of a worker."""
     for fid in fids:
         send(buffer, worker, fid, version, session)
+
+
+def chunks_of(url: str, name: str = "replay_buffer") -> dict[int, dict[str, Any]]:
+    """Return the stored chunks by number."""
+    begin = "minestudio/chunk/"
+    with ReplayBuffer(url, name) as buffer:
+        found = buffer.documents.get_many(buffer.documents.keys(begin))
+    return {int(key.removeprefix(begin)): found[key].value for key in found}
+
+
+def live_in_pool(url: str, name: str = "replay_buffer") -> list[int]:
+    """Return the numbers of the chunks that may be fetched."""
+    with ReplayBuffer(url, name) as buffer:
+        pool = buffer.documents.get("minestudio/pool")
+        assert pool is not None
+        found: list[int] = []
+        for block, n, _ in pool.value["live"]:
+            bits = buffer.documents.get(f"minestudio/live/{block}")
+            assert bits is not None
+            flags = np.unpackbits(np.frombuffer(bytes.fromhex(bits.value), np.uint8))
+            assert flags.sum() == n
+            found += [1_024 * block + int(place) for place in np.flatnonzero(flags)]
+        assert len(found) == pool.value["n_chunks"]
+        return found
+
+
+def change_document(url: str, key: str, **values: Any) -> None:
+    """Change some values of a document."""
+    with ReplayBuffer(url, "replay_buffer") as buffer:
+        found = buffer.documents.get(f"minestudio/{key}")
+        assert found is not None
+        buffer.documents.put(found.key, {**found.value, **values})
 
 
 def indices(fetched: list[tuple[FragmentIndex, str]]) -> list[tuple[str, int]]:

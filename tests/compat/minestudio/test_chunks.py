@@ -1,5 +1,6 @@
 """The rules of chunks, as MineStudio's actor had them."""
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -14,9 +15,15 @@ from sqlbuffer.compat.minestudio import (
 )
 from sqlbuffer.errors import BufferNotFoundError
 from tests.compat.minestudio.conftest import CONFIG, Make
-from tests.compat.minestudio.fragments import indices, send, send_all
+from tests.compat.minestudio.fragments import (
+    change_document,
+    chunks_of,
+    indices,
+    send,
+    send_all,
+)
 from tests.support.fragments import lost_parts, parts_of
-from tests.support.sql import is_sqlite, run, scalar
+from tests.support.sql import run, scalar
 
 
 def test_hands_out_whole_chunks_of_one_worker_in_order(make: Make) -> None:
@@ -153,7 +160,7 @@ def test_dropping_the_buffer_leaves_nothing_behind(make: Make, buffer_url: str) 
     send_all(buffer, "w", range(5))
     buffer.fetch_fragments(2, timeout=0)
     ReplayBuffer.drop(buffer_url, "replay_buffer")
-    for table in ("buffer_layouts", "item_groups", "participants", "experiences"):
+    for table in ("documents", "experiences"):
         assert scalar(buffer_url, f"SELECT count(*) FROM {table}") == 0
     for call in (
         lambda: buffer.fetch_fragments(2, timeout=0),
@@ -176,8 +183,9 @@ def test_a_consumer_that_holds_nothing_leaves_nothing_behind(make: Make, buffer_
     ):
         buffer.fetch_fragments(1, timeout=0, consumer="a")
         end()
-        assert scalar(buffer_url, "SELECT count(*) FROM participants WHERE role = 'consumer'") == 0
-        assert scalar(buffer_url, "SELECT sum(n_pins) FROM item_groups") == 0
+        with ReplayBuffer(buffer_url, "replay_buffer") as rows:
+            assert rows.documents.keys("minestudio/consumer/") == []
+        assert [chunk["held_by"] for chunk in chunks_of(buffer_url).values()] == [0, 0]
 
 
 def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(
@@ -188,10 +196,11 @@ def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(
         send(buffer, name, 0)
     for consumer in ("gone", "here"):
         buffer.fetch_fragments(1, timeout=0, consumer=consumer)
-    old = "datetime('now', '-31 days')" if is_sqlite(buffer_url) else "now() - interval '31 days'"
-    run(buffer_url, f"UPDATE participants SET seen_at = {old} WHERE name = 'gone'")
+    for key in ("worker/gone", "consumer/gone"):
+        change_document(buffer_url, key, seen=time.time() - 31 * 86_400)
     (_, held) = buffer.prepared_fragments("here")[0]
     buffer.update_model_version("s", 1)
-    left = run(buffer_url, "SELECT role, name FROM participants ORDER BY role")
-    assert left == [("consumer", "here"), ("worker", "here")]
+    with ReplayBuffer(buffer_url, "replay_buffer") as rows:
+        for role in ("worker", "consumer"):
+            assert rows.documents.keys(f"minestudio/{role}/") == [f"minestudio/{role}/here"]
     assert run(buffer_url, "SELECT id FROM experiences") == [(held,)]

@@ -13,7 +13,7 @@ from sqlbuffer.compat.minestudio import (
     interface,
 )
 from tests.compat.minestudio.conftest import CONFIG
-from tests.compat.minestudio.fragments import indices, send
+from tests.compat.minestudio.fragments import chunks_of, indices, live_in_pool, send
 from tests.conftest import MakeDatabaseUrl
 from tests.support.processes import run_at_once
 from tests.support.sql import run, scalar
@@ -76,11 +76,11 @@ def test_the_rules_hold_with_many_processes_at_once(buffer_url: str) -> None:
     assert stats["chunks"] * PER_CHUNK + stats["dropped"] == 3 * N_FRAGMENTS
     left = sum(stats[cause] for cause in ("used_up", "evicted", "stale", "other_session"))
     assert left + stats["replay_buffer_size (chunk)"] == stats["chunks"]
-    held = "FROM item_groups WHERE place IS NOT NULL"
-    places = run(buffer_url, f"SELECT place {held} ORDER BY place")
-    assert [place for (place,) in places] == list(range(len(places)))
-    n_held = scalar(buffer_url, f"SELECT count(*) {held} OR n_pins > 0")
-    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == n_held * PER_CHUNK
+    kept = chunks_of(buffer_url)
+    live = [number for number, chunk in kept.items() if chunk["left"] is None]
+    assert live == live_in_pool(buffer_url)
+    assert all(kept[number]["held_by"] for number in kept.keys() - set(live))
+    assert scalar(buffer_url, "SELECT count(*) FROM experiences") == len(kept) * PER_CHUNK
 
 
 def test_two_fetches_at_once_never_hand_out_more_than_there_is(buffer_url: str) -> None:
@@ -116,7 +116,10 @@ def test_two_that_send_as_one_worker_lose_nothing_unnoticed(
         def overtake(*args: Any) -> Any:
             if not overtaken:
                 overtaken.append(True)
-                send(other, "w", fids[1])
+                # As another process: this thread is in a transaction.
+                thread = threading.Thread(target=send, args=(other, "w", fids[1]))
+                thread.start()
+                thread.join()
             return add(*args)
 
         monkeypatch.setattr(interface, "add", overtake)

@@ -20,7 +20,14 @@ from sqlbuffer.compat.minestudio import (
     ReplayBufferInterface,
 )
 from tests.compat.minestudio.conftest import Make
-from tests.compat.minestudio.fragments import indices, make_fragment, send, send_all
+from tests.compat.minestudio.fragments import (
+    change_document,
+    chunks_of,
+    indices,
+    make_fragment,
+    send,
+    send_all,
+)
 from tests.support.sql import run, scalar
 
 
@@ -101,11 +108,7 @@ def test_w_staleness_every_fragment_of_a_chunk_counts(make: Make, buffer_url: st
     buffer.update_model_version("s", 1)
     send(buffer, "w", 0, 2, "s")
     send(buffer, "w", 1, 1, "s")  # older than the first
-    state = json.loads(scalar(buffer_url, "SELECT CAST(state AS text) FROM buffer_layouts"))
-    state = json.dumps({**state, "version": 3})
-    run(
-        buffer_url, "UPDATE buffer_layouts SET state = :state", state=state
-    )  # nothing was purged yet
+    change_document(buffer_url, "pool", version=3)  # nothing was purged yet
     with pytest.raises(FetchTimeoutError, match=r"version 2 or later"):
         buffer.fetch_fragments(2, timeout=0)
     assert buffer.stats()["replay_buffer/stale"] == 1
@@ -136,12 +139,12 @@ def test_w_waiting_is_logged_and_can_be_interrupted(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = make()
-    monkeypatch.setattr("sqlbuffer.compat.minestudio.chunk_wait.FIRST_LOG_S", 0.0)
+    monkeypatch.setattr("sqlbuffer.compat.minestudio.interface.FIRST_LOG_S", 0.0)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sqlbuffer.compat.minestudio.chunk_wait.time.sleep", interrupt)
+    monkeypatch.setattr("sqlbuffer.compat.minestudio.interface.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         buffer.fetch_fragments(1)
     assert "have 0 of 1 chunks" in caplog.text
@@ -227,11 +230,13 @@ def test_w_querying_finds_fragments_by_worker_version_session_and_episode(
     assert found == {
         "worker": ["a"], "version": ["b"], "session": ["a", "b"], "x": ["a"], "y": ["a", "b"],
     }  # fmt: skip
-    shown = run(buffer_url, "SELECT task_id, staleness, ready FROM v_item_groups ORDER BY number")
-    assert [(worker, staleness, bool(ready)) for worker, staleness, ready in shown] == [
-        ("a", 1, True),
-        ("b", 0, True),
-    ]
+    shown = run(
+        buffer_url,
+        "SELECT value ->> 'worker', CAST(value ->> 'oldest_version' AS integer), value ->> 'left' "
+        "FROM v_documents WHERE buffer = 'replay_buffer' AND key LIKE 'minestudio/chunk/%' "
+        "ORDER BY key",
+    )
+    assert shown == [("a", 0, None), ("b", 1, None)]
 
 
 def test_w_sampling_repeats_by_its_seed(make: Make) -> None:
@@ -367,7 +372,8 @@ def test_w_validation_takes_the_extremes_of_versions_and_sessions(
     send(buffer, "w", 1, -most, "s\u00e9ance \U0001f600")
     assert indices(buffer.fetch_fragments(1, timeout=0)) == [("w", 0)]
     buffer.update_model_version("s\u00e9ance \U0001f600", -most)
-    assert scalar(buffer_url, "SELECT staleness FROM v_item_groups") == -2 * most
+    (chunk,) = chunks_of(buffer_url).values()
+    assert chunk["oldest_version"] == most
     buffer.update_model_version("", 1)
     send(buffer, "w", 2, 1, "")
     assert indices(buffer.fetch_fragments(1, timeout=0)) == [("w", 2)]

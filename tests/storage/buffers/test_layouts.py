@@ -20,7 +20,7 @@ from tests.support.statements import tables_used
 from tests.support.stepped_rows import make_row, step_is
 
 ROOT = Path(sqlbuffer.__file__).parent
-COMPAT_TABLES = {"buffer_layouts", "participants", "item_groups", "slots", "payload_changes"}
+COMPAT_TABLES = {"buffer_layouts", "participants", "slots", "payload_changes"}
 CALLS = {
     "delete": lambda buffer: buffer.delete(step_is(1)),
     "clear": lambda buffer: buffer.clear(),

@@ -655,39 +655,6 @@ COMMENT ON COLUMN participants.state IS 'state of the participant, or the list p
 COMMENT ON COLUMN participants.oldest_version IS 'oldest waiting version; null if nothing waits';
 COMMENT ON COLUMN participants.seen_at IS 'time of the last activity';
 
-CREATE TABLE item_groups (
-    buffer_id INTEGER NOT NULL,
-    number BIGINT NOT NULL,
-    place INTEGER,
-    task_id TEXT COLLATE "C" NOT NULL,
-    first_step BIGINT NOT NULL,
-    session TEXT COLLATE "C" NOT NULL,
-    model_version BIGINT NOT NULL,
-    oldest_version BIGINT NOT NULL,
-    n_bytes BIGINT NOT NULL,
-    use_count INTEGER DEFAULT 0 NOT NULL,
-    n_pins INTEGER DEFAULT 0 NOT NULL,
-    seqs BIGINT[] NOT NULL,
-    inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_item_groups PRIMARY KEY (buffer_id, number)
-);
-CREATE INDEX ix_item_groups_left ON item_groups (buffer_id, number) WHERE place IS NULL AND n_pins = 0;
-CREATE INDEX ix_item_groups_oldest_version ON item_groups (buffer_id, oldest_version) WHERE place IS NOT NULL;
-CREATE INDEX ix_item_groups_place ON item_groups (buffer_id, place) WHERE place IS NOT NULL;
-COMMENT ON COLUMN item_groups.buffer_id IS 'the buffer';
-COMMENT ON COLUMN item_groups.number IS 'number in the order of insertion';
-COMMENT ON COLUMN item_groups.place IS 'place among those that may be fetched; null if it has left';
-COMMENT ON COLUMN item_groups.task_id IS 'task of its items';
-COMMENT ON COLUMN item_groups.first_step IS 'step of its first item';
-COMMENT ON COLUMN item_groups.session IS 'session of its first item';
-COMMENT ON COLUMN item_groups.model_version IS 'version of its first item';
-COMMENT ON COLUMN item_groups.oldest_version IS 'no item of it is older';
-COMMENT ON COLUMN item_groups.n_bytes IS 'bytes of its payloads';
-COMMENT ON COLUMN item_groups.use_count IS 'number of times that it was fetched';
-COMMENT ON COLUMN item_groups.n_pins IS 'prepared lists that hold it';
-COMMENT ON COLUMN item_groups.seqs IS 'its items, in order';
-COMMENT ON COLUMN item_groups.inserted_at IS 'time when it was complete';
-
 CREATE TABLE slots (
     buffer_id INTEGER NOT NULL,
     slot INTEGER NOT NULL,
@@ -982,7 +949,6 @@ ALTER TABLE payload_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE buffer_layouts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE slots ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE participants ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE item_groups ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -408,26 +408,6 @@ CREATE TABLE participants (
 );
 CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
 
-CREATE TABLE item_groups (
-    buffer_id INTEGER NOT NULL,
-    number BIGINT NOT NULL,
-    place INTEGER,
-    task_id TEXT NOT NULL,
-    first_step BIGINT NOT NULL,
-    session TEXT NOT NULL,
-    model_version BIGINT NOT NULL,
-    oldest_version BIGINT NOT NULL,
-    n_bytes BIGINT NOT NULL,
-    use_count INTEGER DEFAULT 0 NOT NULL,
-    n_pins INTEGER DEFAULT 0 NOT NULL,
-    seqs TEXT NOT NULL,
-    inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_item_groups PRIMARY KEY (buffer_id, number)
-);
-CREATE INDEX ix_item_groups_left ON item_groups (buffer_id, number) WHERE place IS NULL AND n_pins = 0;
-CREATE INDEX ix_item_groups_oldest_version ON item_groups (buffer_id, oldest_version) WHERE place IS NOT NULL;
-CREATE INDEX ix_item_groups_place ON item_groups (buffer_id, place) WHERE place IS NOT NULL;
-
 CREATE TABLE slots (
     buffer_id INTEGER NOT NULL,
     slot INTEGER NOT NULL,

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from sqlbuffer.compat.ding import ReplayConfigError, ReplayError, create_buffer
-from sqlbuffer.compat.ding.buffers.sequence import window_starts
+from sqlbuffer.compat.ding.naive_buffer import window_starts
 from tests.compat.ding.conftest import held
 
 

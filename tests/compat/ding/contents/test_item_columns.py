@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from sqlbuffer.compat.ding import ItemError
-from sqlbuffer.compat.ding.contents.item_codec import decoded_item
-from sqlbuffer.compat.ding.contents.item_columns import (
+from sqlbuffer.compat.ding.items import (
     EncodedItems,
     ItemColumns,
     alike_items,
     copied_items,
+    decoded_item,
 )
 from tests.compat.ding.contents.test_items import same
 

@@ -21,7 +21,7 @@ from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.exact_encoder import ExactEncoder
 from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.compat.ding import ItemError, create_buffer
-from sqlbuffer.compat.ding.contents.item_codec import decoded_item, encoded_item
+from sqlbuffer.compat.ding.items import decoded_item, encoded_item
 from tests.compat.ding.conftest import held
 
 torch = pytest.importorskip("torch")

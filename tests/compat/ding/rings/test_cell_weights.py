@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.compat.ding.rings.cell_weights import BLOCK, CellWeights
+from sqlbuffer.compat.ding.prioritized_ring import BLOCK, CellWeights
 from tests.support.priorities import assert_shares
 
 N_BLOCKS = 20

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sqlbuffer.compat.ding import create_buffer
-from sqlbuffer.compat.ding.rings import private_prioritized_ring
+from sqlbuffer.compat.ding import create_buffer, prioritized_ring
 from tests.compat.ding.conftest import held
 from tests.support.processes import TIMEOUT_S
 
@@ -36,7 +35,7 @@ def test_many_laps_leave_the_newest_items(kind):
 def test_memory_is_free_when_the_items_of_a_push_have_left(kind):
     buffer = private(kind, size=6)
     buffer.push([{"obs": np.zeros(2)} for _ in range(6)], 0)
-    ring = buffer._ring
+    ring = getattr(buffer._ring, "place", buffer._ring)
     first = weakref.ref(ring._copies[0])
     buffer.push([{"obs": np.zeros(2)} for _ in range(5)], 0)
     gc.collect()
@@ -50,7 +49,7 @@ def test_memory_is_free_when_the_items_of_a_push_have_left(kind):
 
 def test_the_rate_limit_decays_by_the_clock(monkeypatch):
     now = [1_000.5]
-    monkeypatch.setattr(private_prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
     limits = {"push_sample_rate_limit": {"min": 1}, "window_seconds": 30}
     buffer = private(size=100, thruput_controller=limits)
     buffer.push([{"obs": i} for i in range(30)], 0)

@@ -5,7 +5,7 @@ import pytest
 
 from sqlbuffer.compat.minestudio import FetchTimeoutError, ReplayBufferInterface
 from tests.compat.minestudio.conftest import Make
-from tests.compat.minestudio.fragments import indices, send
+from tests.compat.minestudio.fragments import chunks_of, indices, live_in_pool, send
 from tests.compat.minestudio.model import Model
 from tests.support.sql import run
 
@@ -65,13 +65,12 @@ class Run:
         assert indices(prepared) == model.prepared
         held = run(self.url, "SELECT task_id, step FROM experiences")
         assert {(worker, fid) for worker, fid in held} == model.held()
-        ready = run(
-            self.url, "SELECT first_step, use_count, place FROM item_groups ORDER BY number"
-        )
-        live = [(c.fragments[0][1], c.uses) for c in model.chunks]
-        assert [(fid, uses) for fid, uses, place in ready if place is not None] == live
-        places = sorted(place for _, _, place in ready if place is not None)
-        assert places == list(range(len(model.chunks)))
+        stored = chunks_of(self.url)
+        live = {number: chunk for number, chunk in stored.items() if chunk["left"] is None}
+        assert [(chunk["first_fid"], chunk["uses"]) for chunk in live.values()] == [
+            (chunk.fragments[0][1], chunk.uses) for chunk in model.chunks
+        ]
+        assert live_in_pool(self.url) == list(live)
         stats = buffer.stats()
         counted = {name: stats[f"replay_buffer/{name}"] for name in model.left}
         assert counted == model.left

@@ -1,1 +1,0 @@
-"""The classes of DI-engine's buffers."""

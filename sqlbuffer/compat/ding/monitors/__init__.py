@@ -1,1 +1,0 @@
-"""The logged figures of a buffer, and the limit of its throughput."""

@@ -1,1 +1,0 @@
-"""Fragments in groups for `compat.minestudio`: added, fetched at random, kept while prepared."""
