@@ -1,7 +1,8 @@
 """Steps, episodes and batches as users see them.
 
-PEP 728 has a `TypedDict` with `extra_items` for this, but mypy does not support it. A function's
-parameters work for every type checker and for `help`.
+The arguments of one step have fixed names and the fields that a buffer declares. PEP 728 has a
+`TypedDict` with `extra_items` for this, but mypy does not support it. A function's parameters work
+for every type checker and for `help`.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Pages of the rollouts of a buffer, filtered and ordered.
 
-Rows without a value in the first column come last.
+Pages go by two columns, of which the second is unique. Rows without a value in the first come last.
 """
 
 from collections.abc import Sequence

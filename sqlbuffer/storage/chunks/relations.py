@@ -1,6 +1,6 @@
 """The steps of chunks as tables with the columns of `experiences`, and lookups of chunks.
 
-The view shows ids and numbers that no index knows. An id is the user's own (`step_ids`), or
+The view of steps shows ids and numbers that no index knows. An id is the user's own (`step_ids`), or
 `<chunk>/<place>`.
 """
 

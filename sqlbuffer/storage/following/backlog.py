@@ -1,6 +1,6 @@
 """Changes of the file of a database, and steps that a follower has not read yet.
 
-`PRAGMA data_version` reports the same, but on a connection that is kept open, and a fork would wait
+Changes of the file show without a statement. `PRAGMA data_version` reports them too, but on a connection that is kept open, and a fork would wait
 for it.
 """
 
