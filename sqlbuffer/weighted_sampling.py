@@ -1,11 +1,11 @@
 """Draws whose chances follow weights.
 
-A weighted draw is an exponential race that looks at few of the rows. Each row has a Poisson
-process whose rate is its weight. In the order of their times, the arrivals
-are independent weighted draws; the first ones of each row are the weighted draw without replacement
-(Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). The arrivals after any
-time are a race of their own, independent of earlier ones. So a draw goes on in rounds, and may
-change its method between two rounds.
+A weighted draw is an exponential race that looks at few of the rows. Each row has a Poisson process
+whose rate is its weight. In the order of their times, the arrivals are independent weighted draws;
+the first ones of each row are the weighted draw without replacement (Efraimidis and Spirakis 2006,
+"Weighted random sampling with a reservoir"). The arrivals after any time are a race of their own,
+independent of earlier ones. So a draw goes on in rounds, and may change its method between two
+rounds.
 
 Rows are numbered, and known by blocks of consecutive numbers: the sum of the weights of a block,
 and a bound of each of them. A round is the race up to a time that about as many arrivals come

@@ -1,9 +1,10 @@
 """Chunks: steps of one episode, or of one task and agent, column by column.
 
-Payloads are a JSON object for each step, and bytes. The object has those of `state`, `actions`, `messages` and `extra` that the step has. Where these
-refer to bytes, `arrays: [start, n_bytes]` is the place of the step's bytes in the bytes of its
-chunk; references inside the JSON count from that start. Where the buffer compresses, the bytes of
-each step are compressed on their own, and `arrays` is the place of the result.
+Payloads are a JSON object for each step, and bytes. The object has those of `state`, `actions`,
+`messages` and `extra` that the step has. Where these refer to bytes, `arrays: [start, n_bytes]` is
+the place of the step's bytes in the bytes of its chunk; references inside the JSON count from that
+start. Where the buffer compresses, the bytes of each step are compressed on their own, and `arrays`
+is the place of the result.
 """
 
 from collections.abc import Callable, Collection, Sequence

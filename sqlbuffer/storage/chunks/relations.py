@@ -1,7 +1,7 @@
 """The steps of chunks as tables with the columns of `experiences`, and lookups of chunks.
 
-The view of steps shows ids and numbers that no index knows. An id is the user's own (`step_ids`), or
-`<chunk>/<place>`.
+The view of steps shows ids and numbers that no index knows. An id is the user's own (`step_ids`),
+or `<chunk>/<place>`.
 """
 
 import operator

@@ -1,7 +1,8 @@
 """Data that a copy passes from its source to its target.
 
-The databases have other forms of some values. SQLite stores lists as JSON, with null also for NaN and `9e999` for infinity; times as text; and
-truth values as numbers. JSON is text in both here: PostgreSQL returns its text.
+The databases have other forms of some values. SQLite stores lists as JSON, with null also for NaN
+and `9e999` for infinity; times as text; and truth values as numbers. JSON is text in both here:
+PostgreSQL returns its text.
 """
 
 import re

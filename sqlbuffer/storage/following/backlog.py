@@ -1,7 +1,7 @@
 """Changes of the file of a database, and steps that a follower has not read yet.
 
-Changes of the file show without a statement. `PRAGMA data_version` reports them too, but on a connection that is kept open, and a fork would wait
-for it.
+Changes of the file show without a statement. `PRAGMA data_version` reports them too, but on a
+connection that is kept open, and a fork would wait for it.
 """
 
 import os
