@@ -28,6 +28,9 @@ from sqlbuffer.steps import Batch, DataRow, takes, values_of_step
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.waits import begin_wait
 
+__all__ = ["AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncReplayBuffer"]
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -386,6 +389,3 @@ class AsyncReplayBuffer:
     async def drop(url: Database, name: str, *, retry_s: float = RETRY_S) -> None:
         """Delete a buffer with everything that belongs to it; see `sqlbuffer.ReplayBuffer.drop`."""
         await in_thread(ReplayBuffer.drop, url, name, retry_s=retry_s)
-
-
-__all__ = ["AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "AsyncReplayBuffer"]

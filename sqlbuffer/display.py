@@ -281,3 +281,12 @@ def _cut(text: str) -> str:
 def _array(value: Any) -> str:
 
     return described_array(value, lambda item: brief(item, 1))
+
+
+def shown_size(n_bytes: float) -> str:
+    """Return a number of bytes in the unit that fits it."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.3g} TB"

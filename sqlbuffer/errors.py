@@ -184,3 +184,16 @@ class MirrorBehindError(SQLBufferError, TimeoutError):
 
 class MissingExtraError(SQLBufferError, ImportError):
     """An optional library is not installed. The message names the extra."""
+
+
+UPGRADE = "`git pull && pip install .` in the checkout of sqlbuffer"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Example:
+        >>> install("torch")
+        "`pip install '.[torch]'` in the checkout of sqlbuffer"
+    """
+    return f"`pip install '.[{extra}]'` in the checkout of sqlbuffer"

@@ -10,8 +10,7 @@ from typing import Any
 from sqlbuffer.arguments import checked_window
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_flag, checked_integer, checked_path, checked_seconds
-from sqlbuffer.errors import ArgumentError, MissingExtraError, SQLBufferError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import ArgumentError, MissingExtraError, SQLBufferError, install
 from sqlbuffer.stats import Distribution, Stats
 
 __all__ = ["PrometheusCollector", "TensorBoardMonitor", "prometheus_text"]

@@ -71,6 +71,9 @@ from sqlbuffer.storage.database.transactions import BEGIN, Begin
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.rows.conditions import compile_condition
 
+__all__ = ["Buffer", "Episode", "Experience", "Task", "engine", "to_sqlalchemy"]
+
+
 # Tags of values whose bytes are kept outside the JSON.
 _BYTE_TAGS = frozenset({"$array", "$scalar", "$tensor", "$bytes"})
 
@@ -430,6 +433,3 @@ def engine(url: Database = None, *, writes: bool = False) -> Engine:
     resolved = resolve_url(url)
     found = own_engine(url, resolved) or engine_for(resolved)
     return found.execution_options(**{BEGIN: Begin(writes=True)}) if writes else found
-
-
-__all__ = ["Buffer", "Episode", "Experience", "Task", "engine", "to_sqlalchemy"]

@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates, RowPriorities, SelectOfSeqs
 
 
+__all__ = [
+    "FifoSampler",
+    "LatestSampler",
+    "PrioritizedSampler",
+    "RandomSampler",
+    "RandomTaskSample",
+    "Sampler",
+    "TaskSampler",
+]
+
+
 class Sampler(ABC):
     """Base class of samplers, which choose rows.
 
@@ -661,14 +672,3 @@ class _Annealing:
 def _listed(seqs: NDArray[np.int64]) -> list[int]:
     found: list[int] = seqs.tolist()
     return found
-
-
-__all__ = [
-    "FifoSampler",
-    "LatestSampler",
-    "PrioritizedSampler",
-    "RandomSampler",
-    "RandomTaskSample",
-    "Sampler",
-    "TaskSampler",
-]

@@ -35,8 +35,7 @@ from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.display import html_table, short, shown
-from sqlbuffer.errors import FieldError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import FieldError, MissingExtraError, install
 from sqlbuffer.strict_models import with_own_errors
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

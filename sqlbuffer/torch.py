@@ -10,8 +10,13 @@ import numpy as np
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import checked_names, refused
 from sqlbuffer.display import shown
-from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import (
+    ArgumentError,
+    FieldError,
+    InsufficientDataError,
+    MissingExtraError,
+    install,
+)
 from sqlbuffer.loading.loader import Loader, Output
 from sqlbuffer.loading.modes import Mode, check_drawn, options_of
 from sqlbuffer.loading.plans import LoaderRun, Progress

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sqlbuffer.demo import DemoPlan, Report
-    from sqlbuffer.demo.learner import Calls
+    from sqlbuffer.demo import Calls, DemoPlan, Report
 
 NEWEST_TASKS = f"""SELECT task_id, agents, steps, total_reward AS return, first_at
 FROM v_tasks WHERE buffer = '{BUFFER}' ORDER BY last_at DESC LIMIT 8"""

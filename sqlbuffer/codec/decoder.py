@@ -15,8 +15,7 @@ import numpy as np
 import orjson
 
 from sqlbuffer.codec.plain_values import LARGE_BYTES, unescape_key, unhex_text, untag_float
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 
 # A memoryview belongs to the one row that is made of it, and large arrays are views of it.
 Blob = bytes | bytearray | memoryview

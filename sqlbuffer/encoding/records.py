@@ -15,12 +15,11 @@ from sqlbuffer.codec.decoder import Blob, decode, untag
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, dumps, is_storable_text, tag_float
-from sqlbuffer.display import shown
+from sqlbuffer.display import shown, shown_size
 from sqlbuffer.encoding.blocks import fields_of_steps
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.errors import FieldError
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.steps import DataRow, Experience, ExpMeta, uuid7
 
 MAX_JSON_BYTES = 2**28 - 1  # JSONB holds no more in one value

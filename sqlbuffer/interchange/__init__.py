@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     )
     from sqlbuffer.interchange.jsonl import export_jsonl, insert_jsonl
     from sqlbuffer.interchange.minari import export_minari, import_minari
+    from sqlbuffer.interchange.output import ExportReport, ImportReport
     from sqlbuffer.interchange.parquet.exporting import export_parquet
     from sqlbuffer.interchange.parquet.importing import import_parquet
-    from sqlbuffer.interchange.reports import ExportReport, ImportReport
     from sqlbuffer.interchange.streams import BufferStream, StreamPiece
 
 _HOME = {
     **dict.fromkeys(("RolloutExport", "RolloutRows", "export_rollouts", "to_hf"), "hugging_face"),
     **dict.fromkeys(("export_jsonl", "insert_jsonl"), "jsonl"),
     **dict.fromkeys(("export_minari", "import_minari"), "minari"),
+    **dict.fromkeys(("ExportReport", "ImportReport"), "output"),
     "export_parquet": "parquet.exporting",
     "import_parquet": "parquet.importing",
-    **dict.fromkeys(("ExportReport", "ImportReport"), "reports"),
     **dict.fromkeys(("BufferStream", "StreamPiece"), "streams"),
 }
 

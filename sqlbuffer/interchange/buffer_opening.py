@@ -12,7 +12,7 @@ from sqlbuffer.errors import (
     SchemaMissingError,
     SQLBufferError,
 )
-from sqlbuffer.interchange.reports import ImportCounts
+from sqlbuffer.interchange.output import ImportCounts
 from sqlbuffer.storage.database.urls import Database
 
 

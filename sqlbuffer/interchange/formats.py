@@ -7,9 +7,7 @@ from typing import Any
 
 from sqlbuffer.buffer import ReplayBuffer
 from sqlbuffer.copying import OnProgress
-from sqlbuffer.errors import (
-    FieldError,
-)
+from sqlbuffer.errors import FieldError
 from sqlbuffer.interchange.hugging_face import ROLLOUT_FORMS
 
 EXPORT_FORMATS = ("parquet", "jsonl", "hf", "minari")

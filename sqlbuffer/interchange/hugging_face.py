@@ -20,12 +20,11 @@ from sqlbuffer.checks import (
 )
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.copying import OnProgress, checked_progress
-from sqlbuffer.errors import ArgumentError, MissingExtraError
-from sqlbuffer.extras import install
-from sqlbuffer.interchange.output import OutputFolder, rollouts_card
+from sqlbuffer.display import shown_size
+from sqlbuffer.errors import ArgumentError, MissingExtraError, install
+from sqlbuffer.interchange.output import OutputFolder, counted, rollouts_card
 from sqlbuffer.interchange.parquet.arrow import load_pyarrow
 from sqlbuffer.interchange.parquet.exporting import COMPRESSIONS
-from sqlbuffer.interchange.reports import counted
 from sqlbuffer.interchange.streams import (
     PAYLOAD_COLUMNS,
     BufferStream,
@@ -45,7 +44,6 @@ from sqlbuffer.llm import (
     messages_row,
     prompt_completion_row,
 )
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.copies.source import ScratchLists
 

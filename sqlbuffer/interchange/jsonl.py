@@ -33,8 +33,15 @@ from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileIm
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.writing import Batch
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
-from sqlbuffer.interchange.output import WorkPlace, is_full, make_parents, named_damage
-from sqlbuffer.interchange.reports import ExportReport, ImportCounts, ImportReport
+from sqlbuffer.interchange.output import (
+    ExportReport,
+    ImportCounts,
+    ImportReport,
+    WorkPlace,
+    is_full,
+    make_parents,
+    named_damage,
+)
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
 from sqlbuffer.steps import ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
 from sqlbuffer.storage.database.engine import resolve_url

@@ -30,13 +30,15 @@ from sqlbuffer.errors import (
     FileImportError,
     InsufficientDataError,
     MissingExtraError,
+    install,
 )
-from sqlbuffer.extras import install
 from sqlbuffer.fields import FieldSpec, fields_from_env, parts_of, paths_of, spaces_of
 from sqlbuffer.front.writing import Batch
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     AGAIN,
+    ImportCounts,
+    ImportReport,
     WorkPlace,
     is_ended,
     named_damage,
@@ -45,7 +47,6 @@ from sqlbuffer.interchange.output import (
     verified_manifest,
     write_manifest,
 )
-from sqlbuffer.interchange.reports import ImportCounts, ImportReport
 from sqlbuffer.interchange.streams import Arrays, BufferStream, WholeEpisodes
 from sqlbuffer.storage.database.urls import Database
 

@@ -8,12 +8,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from sqlbuffer.arguments import (
-    Condition,
-    check_n_step,
-    checked_batch_size,
-    checked_sampler,
-)
+from sqlbuffer.arguments import Condition, check_n_step, checked_batch_size, checked_sampler
 from sqlbuffer.batches.forms import Form, StepForm, TrajectoryForm, TransitionForm, WindowForm
 from sqlbuffer.checks import checked_choice, checked_flag, checked_integer
 from sqlbuffer.display import shown

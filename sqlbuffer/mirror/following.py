@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.step_table import NONE
+from sqlbuffer.display import shown_size
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
     BufferConfigError,
@@ -33,8 +34,7 @@ from sqlbuffer.mirror.memory.step_memory import LIMIT_BYTES, StepChanges, StepMe
 from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
 from sqlbuffer.mirror.sharing.publishing import Publisher
-from sqlbuffer.sizes import shown_size
-from sqlbuffer.storage.buffers.applied_writes import commits_of
+from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.retrying import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.eligibility import oldest_version

@@ -30,7 +30,7 @@ from sqlbuffer.mirror.sharing.publishing import (
 from sqlbuffer.mirror.sharing.segment import (
     Counter,
 )
-from sqlbuffer.storage.buffers.applied_writes import commits_of
+from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import ConnectionLost
 from sqlbuffer.storage.following.feed import state_of
 from sqlbuffer.storage.store import BufferStore

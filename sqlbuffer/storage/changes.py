@@ -31,7 +31,6 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.metadata import (
     SEQS,
     SERIAL,
@@ -43,6 +42,7 @@ from sqlbuffer.storage.schema.metadata import (
     transaction_id,
 )
 from sqlbuffer.storage.schema.overlays import flag_column
+from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 change_log = Table(

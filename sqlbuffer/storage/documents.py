@@ -20,9 +20,9 @@ from sqlalchemy import (
 from sqlbuffer.checks import checked_flag, checked_instance, checked_integer, checked_items
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.encoder import Encoder
+from sqlbuffer.display import shown_size
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import documents
@@ -30,9 +30,8 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import at_once
-from sqlbuffer.storage.schema.column_types import KeyList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import json_parameter
+from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 T = TypeVar("T")

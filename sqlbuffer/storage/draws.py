@@ -17,7 +17,7 @@ from sqlbuffer.storage.buffers.window import SampledWindow, settled_seq
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
-from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.rows.payload_parts import Payloads

@@ -9,10 +9,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.schema.compiled_clauses import processed
-from sqlbuffer.storage.schema.list_parameters import pg_array
 from sqlbuffer.storage.schema.metadata import TIME
 from sqlbuffer.storage.schema.overlays import overlay_table
+from sqlbuffer.storage.schema.parameters import pg_array, processed
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 uses = overlay_table(

@@ -31,10 +31,9 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.schema.column_types import KeyList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
-from sqlbuffer.storage.schema.list_parameters import one_of as listed
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
+from sqlbuffer.storage.schema.parameters import one_of as listed
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 episodes = Table(

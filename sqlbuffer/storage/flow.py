@@ -54,18 +54,17 @@ from sqlbuffer.rate_limits import (
     Waiting,
     rate_limiter_of,
 )
-from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import change_config, flow_column
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import NO_BUFFER, translated
 from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import is_joined, reading
 from sqlbuffer.storage.dialects.connections import hurried, writing
-from sqlbuffer.storage.schema.column_types import IntegerList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
+from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
 from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.watermarks import is_standby, last_number
 from sqlbuffer.waits import pause

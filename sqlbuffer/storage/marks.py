@@ -19,8 +19,8 @@ from sqlbuffer.storage.dialects.arrays import (
     number_list,
     run_list,
 )
-from sqlbuffer.storage.schema.column_types import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+from sqlbuffer.storage.schema.parameters import listed
 
 Integers = NDArray[np.int64]
 

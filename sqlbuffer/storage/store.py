@@ -27,7 +27,7 @@ from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
 from sqlbuffer.storage.leases.leases import LeaseKeeping
 from sqlbuffer.storage.migrations.migrate import ensure_schema
-from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.reading.standby_reads import StandbyReads
 from sqlbuffer.storage.retention.deletion import Retention

@@ -32,8 +32,8 @@ from sqlalchemy import (
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
+from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.eligibility import uses

@@ -4,8 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlbuffer.checks import checked_names, checked_text
-from sqlbuffer.errors import ArgumentError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import ArgumentError, MissingExtraError, install
 from sqlbuffer.storage.database.urls import Database
 
 __all__ = ["app"]

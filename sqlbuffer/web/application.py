@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from sqlbuffer.errors import BufferNotFoundError, SQLBufferError
 from sqlbuffer.storage.database.engine import resolve_url
-from sqlbuffer.storage.database.sqlite_files import refuse_memory
+from sqlbuffer.storage.database.sqlite import refuse_memory
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.access import UNRUN, Access
 from sqlbuffer.web.pages import (

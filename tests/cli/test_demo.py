@@ -6,13 +6,10 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import ReplayBuffer, demo
 from sqlbuffer.cli import output
 from sqlbuffer.cli.demo_report import QUESTIONS
-from sqlbuffer.demo import DemoPlan, Report, cartpole
-from sqlbuffer.demo.learner import _check_whole
-from sqlbuffer.demo.run import _check
-from sqlbuffer.demo.writer import Writers
+from sqlbuffer.demo import DemoPlan, Report, Writers, _check, _check_whole
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from tests.cli.conftest import start
 from tests.support.array_rows import make_array_row
@@ -86,7 +83,7 @@ def test_the_demo_leaves_other_buffers_alone(run, sqlite_url):
 
 
 def test_the_demo_without_gymnasium_names_the_extra(run, monkeypatch):
-    monkeypatch.setattr(cartpole, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
     result = run("demo", *SHORT)
     assert result.exit_code == 1
     assert "pip install '.[demo]'` in the checkout" in result.stderr
@@ -144,9 +141,9 @@ def test_a_task_with_a_hole_or_without_an_end_is_an_error():
 
 
 def test_the_same_seed_plays_the_same_episode():
-    environment = cartpole.make_environment()
+    environment = demo.make_environment()
     names = {"task_id": "t", "agent_id": "a", "model_version": 2}
-    first, second, other = (cartpole.play(environment, **names, seed=seed) for seed in (1, 1, 2))
+    first, second, other = (demo.play(environment, **names, seed=seed) for seed in (1, 1, 2))
     assert [row.exp_data for row in first] == [row.exp_data for row in second]
     assert [row.exp_data for row in first] != [row.exp_data for row in other]
     assert first[-1].exp_data.terminated

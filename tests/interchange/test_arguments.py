@@ -8,13 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.aio import AsyncReplayBuffer
-from sqlbuffer.errors import (
-    ArgumentError,
-    ConditionError,
-    ExportError,
-    FieldError,
-    FileImportError,
-)
+from sqlbuffer.errors import ArgumentError, ConditionError, ExportError, FieldError, FileImportError
 from sqlbuffer.interchange import (
     BufferStream,
     RolloutRows,

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from sqlbuffer import QueryBuilder, RandomSampler, ReplayBuffer
-from sqlbuffer.errors import (
-    ConditionError,
-    FieldError,
-    InsufficientDataError,
-    MirrorFullError,
-)
+from sqlbuffer.errors import ConditionError, FieldError, InsufficientDataError, MirrorFullError
 from tests.support.episodes import EPISODES, FIELDS, empty, store
 from tests.support.mirrors import LATE_CHUNK, drawn_rows, every_row, rows_of
 from tests.support.sql import connected, delete_steps

@@ -8,7 +8,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.labels.labelling import Labelling
-from sqlbuffer.storage.priorities.priority_keeping import PriorityKeeping
+from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.retention.deletion import Retention
 from sqlbuffer.storage.retention.expiry import Expiry

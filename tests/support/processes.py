@@ -13,7 +13,7 @@ TIMEOUT_S = 60.0
 # need: a spawned one takes 0.7 s of a processor more.
 FRESH = "forkserver"
 multiprocessing.get_context(FRESH).set_forkserver_preload(
-    ["gymnasium", "hypothesis", "psycopg", "pytest", "sqlbuffer.buffer", "sqlbuffer.demo.writer"]
+    ["gymnasium", "hypothesis", "psycopg", "pytest", "sqlbuffer.buffer", "sqlbuffer.demo"]
 )
 
 

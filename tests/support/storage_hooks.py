@@ -17,7 +17,7 @@ from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.storage.database import engine
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
-from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
+from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES

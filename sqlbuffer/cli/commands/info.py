@@ -59,7 +59,7 @@ def info(
     if buffer is not None:
         raise UsageError("--buffer goes with --config; `sqlbuffer info URL` shows all buffers")
     from sqlbuffer.cli.output import console, shown_url
-    from sqlbuffer.sizes import shown_size
+    from sqlbuffer.display import shown_size
     from sqlbuffer.storage.inspect import listings
     from sqlbuffer.storage.migrations import status
 

@@ -142,7 +142,7 @@ def _play(plan: "DemoPlan") -> None:
 def _prepare(plan: "DemoPlan") -> None:
     """Make the buffer: the page shows a database that is there."""
     from sqlbuffer import ReplayBuffer
-    from sqlbuffer.demo.plan import BUFFER
+    from sqlbuffer.demo import BUFFER
 
     ReplayBuffer(plan.url, name=BUFFER, evict_by="row", create=True).close()
 

@@ -13,8 +13,7 @@ import typer
 
 from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import Url, database, example
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 
 EPILOG = example(
     "sqlbuffer ui sqlite:///replay.db",

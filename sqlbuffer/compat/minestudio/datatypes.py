@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 
 logger = logging.getLogger("sqlbuffer")
 

@@ -1,7 +1,6 @@
 """Read a buffer with Ray Data; see `docs/how-to/read-with-ray.md`."""
 
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 
 try:
     import ray.data  # noqa: F401

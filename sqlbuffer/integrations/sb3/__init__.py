@@ -3,8 +3,7 @@
 See `docs/how-to/train-with-stable-baselines3.md`.
 """
 
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 
 try:
     from stable_baselines3.common.buffers import NStepReplayBuffer  # noqa: F401

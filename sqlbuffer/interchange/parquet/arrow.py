@@ -14,8 +14,7 @@ from orjson import loads
 
 from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import FieldError, FileImportError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import FieldError, FileImportError, MissingExtraError, install
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.steps import ColumnBatch, RaggedValues, StepIds

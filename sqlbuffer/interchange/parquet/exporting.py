@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sqlbuffer.buffer import checked_buffer
 from sqlbuffer.checks import checked_choice, checked_flag, checked_path
 from sqlbuffer.copying import OnProgress, checked_progress
-from sqlbuffer.interchange.output import OutputFolder, steps_card
+from sqlbuffer.interchange.output import ExportReport, OutputFolder, steps_card
 from sqlbuffer.interchange.parquet.arrow import (
     FORMAT_VERSION,
     StepSchema,
@@ -24,7 +24,6 @@ from sqlbuffer.interchange.parquet.arrow import (
     load_pyarrow,
     step_table,
 )
-from sqlbuffer.interchange.reports import ExportReport
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
 from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.copies.source import ScratchLists

@@ -32,7 +32,7 @@ from sqlbuffer.errors import (
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.writing import Batch, StepWriter
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
-from sqlbuffer.interchange.output import named_damage
+from sqlbuffer.interchange.output import ImportCounts, ImportReport, named_damage
 from sqlbuffer.interchange.parquet.arrow import (
     StepSchema,
     built_in_types,
@@ -47,7 +47,6 @@ from sqlbuffer.interchange.parquet.arrow import (
     whole,
 )
 from sqlbuffer.interchange.parquet.files import ParquetFiles, StepRuns
-from sqlbuffer.interchange.reports import ImportCounts, ImportReport
 from sqlbuffer.steps import DataRow, Experience, ExpMeta, is_uuid
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceIdentity, SourceState, time_text
 from sqlbuffer.storage.copies.target import ImportTarget, RestoredSteps, check_may_restore

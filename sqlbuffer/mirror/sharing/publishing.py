@@ -31,7 +31,7 @@ from sqlbuffer.mirror.sharing.segment import (
     packed,
     unpacked,
 )
-from sqlbuffer.storage.database.sqlite_files import close_own, open_own
+from sqlbuffer.storage.database.sqlite import close_own, open_own
 from sqlbuffer.storage.database.urls import is_memory, shown_url
 from sqlbuffer.storage.store import BufferStore
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlbuffer.display import shown_size
 from sqlbuffer.errors import MirrorFullError
 from sqlbuffer.mirror.memory.records import Shapes
-from sqlbuffer.sizes import shown_size
 
 _HEAD = struct.Struct("<qqqqqqdd")
 _ALIGN = 8

@@ -21,8 +21,7 @@ from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.storage.rollout_stats import group_changes, group_stats, rollout_stats
-from sqlbuffer.storage.schema.column_types import IntegerList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
 from sqlbuffer.storage.schema.server_clock import age_s
 
 WINDOW_S = 60.0

@@ -22,9 +22,8 @@ from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
 from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
 from sqlbuffer.storage.rollout_stats import rollout_stats
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
 from sqlbuffer.storage.schema.number_keys import has_number
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
 from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
 from sqlbuffer.storage.use_counts import samples
 

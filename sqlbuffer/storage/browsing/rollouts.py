@@ -37,8 +37,7 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of, numbers_in
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
 from sqlbuffer.storage.schema.planner import unindexed
 
 

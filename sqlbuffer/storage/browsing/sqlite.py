@@ -5,8 +5,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from sqlbuffer.storage.database.sqlite import wal_path
 from sqlbuffer.storage.database.urls import sqlite_path
-from sqlbuffer.storage.database.wal import wal_path
 
 
 def size_bytes(connection: Connection) -> int:

@@ -36,9 +36,7 @@ from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.schema.column_types import SeqList, listed
-from sqlbuffer.storage.schema.compiled_clauses import processed
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, listed, processed
 from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.use_counts import samples
 

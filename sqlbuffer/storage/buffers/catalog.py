@@ -16,12 +16,12 @@ from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.config import BufferConfig, check_reached, check_same
 from sqlbuffer.errors import (
+    UPGRADE,
     BufferConfigError,
     BufferNotFoundError,
     SchemaTooNewError,
     SQLBufferError,
 )
-from sqlbuffer.extras import UPGRADE
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.tables import buffers

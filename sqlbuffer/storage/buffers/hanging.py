@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
+from sqlbuffer.storage.database.sqlite import lock_path
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.database.writer_lock import lock_path
 
 # A transaction of a writer takes milliseconds. After this time something is wrong with it.
 HANGING_S = 5.0

@@ -17,8 +17,7 @@ from sqlalchemy import (
 
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import numbers_in
+from sqlbuffer.storage.schema.parameters import SeqList, numbers_in
 
 BLOCK = 4096
 

@@ -13,10 +13,10 @@ from sqlbuffer.config import DEFAULT_CONNECTION, BufferConfig
 from sqlbuffer.config import Connection as ConnectionOptions
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferNotFoundError, StorageFullError
-from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import BufferInfo, lock_buffer, read_config
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import BufferWindow, select_window, settled_seq
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.engine import begin_epoch, close_idle, engine_for
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried

@@ -49,7 +49,7 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
-from sqlbuffer.storage.schema.column_types import listed
+from sqlbuffer.storage.schema.parameters import listed
 from sqlbuffer.storage.watermarks import is_standby, last_number
 
 # A batch has at most this many rows or chunks, and ends behind the one that reaches this size.

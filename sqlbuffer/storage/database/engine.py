@@ -18,8 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from sqlbuffer.errors import StorageReadOnlyError, URLError
 from sqlbuffer.settings import Settings
-from sqlbuffer.storage.database.sqlite_connections import listen_to_connections, prepare
-from sqlbuffer.storage.database.sqlite_files import warn_of_network
+from sqlbuffer.storage.database.sqlite import listen_to_connections, prepare, warn_of_network
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
 from sqlbuffer.storage.database.urls import (
     URL_FORMS,

@@ -25,8 +25,7 @@ from sqlbuffer.storage.database.guarding.statement_process import (
     StatementProcess,
     Stream,
 )
-from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.sqlite import existing_file, opened_file
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import Database, is_immutable
 

@@ -8,11 +8,18 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
+from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
-from sqlbuffer.storage.database.sqlite_connections import opened_file
+from sqlbuffer.storage.database.sqlite import (
+    READERS_WAIT_S,
+    lock_path,
+    opened_file,
+    spare_writer,
+    wal_path,
+    writer_lock,
+)
 from sqlbuffer.storage.database.transactions import (
     BEGIN,
     Begin,
@@ -20,8 +27,6 @@ from sqlbuffer.storage.database.transactions import (
     driver_of,
 )
 from sqlbuffer.storage.database.urls import sqlite_path
-from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
-from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 
 # Extra space for a deletion on a full disk: blocks of the file system, a few pages.
 _SPARE_BYTES = 2**18

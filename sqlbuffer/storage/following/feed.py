@@ -39,7 +39,7 @@ from sqlbuffer.storage.priorities.candidates import UPDATED, arrays
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import StepLayout, layout_of
 from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
-from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.parameters import SeqList
 
 # Maximum number of steps that one statement looks up.
 _AT_ONCE = 10_000

@@ -39,8 +39,7 @@ from sqlbuffer.storage.flow import flow_history
 from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.tables import priorities
 from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.schema.column_types import IntegerList, SeqList
-from sqlbuffer.storage.schema.list_parameters import is_one_of, numbers_in
+from sqlbuffer.storage.schema.parameters import IntegerList, SeqList, is_one_of, numbers_in
 from sqlbuffer.storage.schema.server_clock import age_s, unix_now
 from sqlbuffer.storage.watermarks import Watermark, last_number
 

@@ -39,8 +39,7 @@ from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.column_types import IntegerList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,8 @@ from sqlbuffer.storage.labels.tables import (
     labelled_extra,
 )
 from sqlbuffer.storage.rollout_stats import Rollout, change_returns
-from sqlbuffer.storage.schema.column_types import SeqList
 from sqlbuffer.storage.schema.json_values import json_kind
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of
 from sqlbuffer.storage.schema.planner import unindexed
 
 _REALS = ("reward_t", "adv_t", "v_t")

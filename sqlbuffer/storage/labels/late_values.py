@@ -11,9 +11,9 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.query.tree import Group, Node
 from sqlbuffer.storage.labels.tables import labels
-from sqlbuffer.storage.schema.compiled_clauses import processed
 from sqlbuffer.storage.schema.metadata import JSON
 from sqlbuffer.storage.schema.number_keys import is_numbered
+from sqlbuffer.storage.schema.parameters import processed
 
 LATE = ("reward_t", "adv_t", "v_t", "extra", "fields")
 

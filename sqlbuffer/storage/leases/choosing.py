@@ -38,8 +38,7 @@ from sqlbuffer.storage.leases.tables import queue_items as items
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
-from sqlbuffer.storage.schema.column_types import KeyList, SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of, is_one_of
+from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_number_of, is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
 from sqlbuffer.storage.schema.server_clock import age_s, is_past
 

@@ -67,9 +67,8 @@ from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
 from sqlbuffer.storage.rows.stored_rows import Row, task_order
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema.column_types import KeyList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
 from sqlbuffer.storage.schema.metadata import KEY
+from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
 from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
 from sqlbuffer.storage.use_counts import LogEntry, SamplingSession, SamplingSessions
 

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import (
+    UPGRADE,
     BufferNotFoundError,
     NamesTakenError,
     SchemaMissingError,
     SchemaOutdatedError,
     SchemaTooNewError,
 )
-from sqlbuffer.extras import UPGRADE
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.database.engine import (
     SQLITE_FILE_PRAGMAS,
@@ -30,9 +30,9 @@ from sqlbuffer.storage.database.engine import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.sqlite import lock_path, writer_lock
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, reading
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
-from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 from sqlbuffer.storage.migrations import required_features
 from sqlbuffer.storage.migrations.required_features import check_postgresql
 from sqlbuffer.storage.schema.tables import schema_info

@@ -7,7 +7,7 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.sqlite_files import existing_file, refuse_memory
+from sqlbuffer.storage.database.sqlite import existing_file, refuse_memory
 from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.migrations import migrate

@@ -8,10 +8,9 @@ from sqlalchemy import Connection, Integer, bindparam, insert, select
 
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.priorities.blocks import Blocks
+from sqlbuffer.storage.priorities.keeping import update_priorities
 from sqlbuffer.storage.priorities.tables import priority_blocks
-from sqlbuffer.storage.priorities.updates import update_priorities
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of
 
 Sums = list[dict[str, Any]]
 

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, text
 
 from sqlbuffer.errors import BufferConfigError, StorageBusyError
 from sqlbuffer.processes import ForkLock
-from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites, WaitingSteps
+from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.migrations.required_features import check_first_opening
 
 # Seconds between two looks at the lag, and between two looks during a wait.

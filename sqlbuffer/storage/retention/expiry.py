@@ -33,8 +33,7 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.column_types import IntegerList
-from sqlbuffer.storage.schema.list_parameters import is_one_of
+from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
 
 # Interval at which a process removes rows on its own, and the maximum duration: a hundredth of its

@@ -24,7 +24,7 @@ from sqlbuffer.storage.eligibility import is_in_quarantine, quarantine
 from sqlbuffer.storage.labels.late_values import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import layout_of, steps_of
-from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.storage.schema.planner import unindexed
 
 # A checked condition, or numbers of rows.

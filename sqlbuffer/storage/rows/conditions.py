@@ -31,7 +31,6 @@ from sqlbuffer.query.tree import Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels import late_values
-from sqlbuffer.storage.schema.column_types import IntegerList, KeyList, Number, NumberList, Real
 from sqlbuffer.storage.schema.json_values import (
     json_has_element,
     json_has_key,
@@ -44,8 +43,15 @@ from sqlbuffer.storage.schema.json_values import (
     position_of,
     user_extra,
 )
-from sqlbuffer.storage.schema.list_parameters import one_of
 from sqlbuffer.storage.schema.metadata import KEY
+from sqlbuffer.storage.schema.parameters import (
+    IntegerList,
+    KeyList,
+    Number,
+    NumberList,
+    Real,
+    one_of,
+)
 
 Table = Any  # experiences, steps of chunks, the view v_experiences, or an alias of one
 # Columns that the view shows under another name.

@@ -19,7 +19,7 @@ from sqlbuffer.storage.eligibility import (
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
-from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.parameters import SeqList
 
 # Returns the condition for a step of a table of steps to be a key of a form.
 IsKey = Callable[[Any], ColumnElement[bool]]

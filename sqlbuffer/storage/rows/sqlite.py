@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.sqlite import remove_steps
+from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.rows.pieces import RECORDS, Piece
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 

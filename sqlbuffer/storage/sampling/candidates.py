@@ -48,7 +48,7 @@ from sqlbuffer.storage.rows.row_selection import (
 )
 from sqlbuffer.storage.rows.stored_rows import PLACES
 from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
-from sqlbuffer.storage.schema.column_types import SeqList
+from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.weighted_sampling import Weights
 
 

@@ -19,8 +19,7 @@ from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
 from sqlbuffer.storage.rows.statements import remembered
 from sqlbuffer.storage.sampling.candidates import Candidates, check_pick
 from sqlbuffer.storage.sampling.slice_table import SliceReading
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import n_seqs, numbers_in, seq_at, seqs_of
+from sqlbuffer.storage.schema.parameters import SeqList, n_seqs, numbers_in, seq_at, seqs_of
 
 # If a window has at most this many numbers, ranking the keys of its episodes costs less than a
 # second probe.

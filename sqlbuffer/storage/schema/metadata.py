@@ -18,13 +18,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from sqlbuffer.storage.schema.column_types import (
+from sqlbuffer.storage.schema.parameters import (
     BooleanList,
     IntegerList,
     RealList,
     TransactionId,
+    current_transaction_id,
 )
-from sqlbuffer.storage.schema.current_transaction import current_transaction_id
 
 # The `info` of a table names the rights that the script of roles grants in addition to reading:
 # `writer_may` and `learner_may`. It also marks tables whose rows die often: `is_vacuumed`.

@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.schema.compiled_clauses import processed
+from sqlbuffer.storage.schema.parameters import processed
 
 
 class utc_now(FunctionElement[Any]):

@@ -18,11 +18,11 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
 from sqlbuffer.steps import StoreResult, is_uuid, uuid7
-from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import clean_after_write, select_window
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk

@@ -9,11 +9,11 @@ from sqlalchemy import Connection, select
 
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps import StoreResult
-from sqlbuffer.storage.buffers.applied_writes import WriteOnce
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import select_window
+from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects.by_database import by_database

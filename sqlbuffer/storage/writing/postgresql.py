@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
-from sqlbuffer.storage.buffers.applied_writes import WriteId
+from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.transactions import driver_of, savepoint
 from sqlbuffer.storage.dialects.arrays import (

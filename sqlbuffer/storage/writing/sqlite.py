@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
-from sqlbuffer.storage.buffers.applied_writes import WriteId
 from sqlbuffer.storage.buffers.sqlite import count_full_blocks
+from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.errors import NO_BUFFER
 from sqlbuffer.storage.database.transactions import driver_of

@@ -5,12 +5,7 @@ import json
 import pytest
 
 from sqlbuffer import BufferConfig, Connection, RateLimiter, RatioWindow, ReplayBuffer
-from sqlbuffer.errors import (
-    BufferConfigError,
-    BufferNotFoundError,
-    FieldError,
-    SchemaTooNewError,
-)
+from sqlbuffer.errors import BufferConfigError, BufferNotFoundError, FieldError, SchemaTooNewError
 from sqlbuffer.storage.buffers.catalog import HOT_COLUMNS, disagreements
 from tests.support.processes import run_at_once
 from tests.support.sql import connected, run, scalar

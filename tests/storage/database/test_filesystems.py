@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.database import sqlite_files
-from sqlbuffer.storage.database.sqlite_files import NetworkFileSystemWarning, filesystem_of
+from sqlbuffer.storage.database import sqlite
+from sqlbuffer.storage.database.sqlite import NetworkFileSystemWarning, filesystem_of
 
 LINE = "36 35 98:0 / {point} rw,noatime master:1 - {kind} server:/export rw,vers=4"
 
@@ -17,7 +17,7 @@ LINE = "36 35 98:0 / {point} rw,noatime master:1 - {kind} server:/export rw,vers
 def mounts(tmp_path, monkeypatch):
     """Return a function that has the kernel's table say what is mounted where."""
     table = tmp_path / "mountinfo"
-    monkeypatch.setattr(sqlite_files, "MOUNTS", table)
+    monkeypatch.setattr(sqlite, "MOUNTS", table)
 
     def mount(*mounted):
         lines = [LINE.format(point=str(p).replace(" ", "\\040"), kind=k) for p, k in mounted]
@@ -74,12 +74,10 @@ def test_links_are_followed(mounts, tmp_path):
 
 
 def test_nothing_is_said_where_nothing_is_known(monkeypatch, tmp_path):
-    monkeypatch.setattr(sqlite_files, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(sqlite, "MOUNTS", tmp_path / "none")
     assert filesystem_of(tmp_path) is None
 
 
-@pytest.mark.skipif(
-    not sqlite_files.MOUNTS.exists(), reason="allowed: only Linux says what is mounted"
-)
+@pytest.mark.skipif(not sqlite.MOUNTS.exists(), reason="allowed: only Linux says what is mounted")
 def test_the_kernel_knows_where_the_tests_run(tmp_path):
     assert filesystem_of(tmp_path)

@@ -14,7 +14,7 @@ from sqlbuffer import (
     ReplayBuffer,
 )
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
-from sqlbuffer.storage.buffers import applied_writes
+from sqlbuffer.storage.buffers import writes
 from sqlbuffer.storage.database import retrying
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.support.proxy import assert_one_line_each, losing_each_message, proxied
@@ -220,7 +220,7 @@ def test_rows_that_were_annotated_and_deleted_meanwhile_are_counted(url, proxy):
 
 
 def test_what_can_no_longer_be_known_is_not_guessed(proxy, monkeypatch):
-    monkeypatch.setattr(applied_writes, "KEPT_LONGER_S", 0.0)
+    monkeypatch.setattr(writes, "KEPT_LONGER_S", 0.0)
     with ReplayBuffer(proxy.url, retry_s=1) as buffer:
         proxy.cuts = ["after"]
         with pytest.raises(StorageUnreachableError, match="no longer known if"):

@@ -12,8 +12,8 @@ from sqlalchemy import make_url
 from sqlbuffer import RateLimiter, ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
 from sqlbuffer.storage.buffers import hanging as hanging_postgresql
-from sqlbuffer.storage.database import sqlite_files
-from sqlbuffer.storage.database.writer_lock import writer_lock
+from sqlbuffer.storage.database import sqlite as sqlite_database
+from sqlbuffer.storage.database.sqlite import writer_lock
 from sqlbuffer.storage.dialects import sqlite
 from sqlbuffer.storage.inspect import doctor
 from tests.conftest import close_pool
@@ -286,7 +286,7 @@ def test_a_network_file_system_is_a_warning(make_database_url, monkeypatch, tmp_
     url = make_database_url("sqlite", schema=True)
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"36 35 98:0 / / rw - {kind} server:/export rw\n")
-    monkeypatch.setattr(sqlite_files, "MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_database, "MOUNTS", mounts)
     found = findings(url)["file system"]
     assert found.status == "WARN"
     assert kind in found.detail

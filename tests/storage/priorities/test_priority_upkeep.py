@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer.storage.buffers.catalog import block_size
-from sqlbuffer.storage.priorities.upkeep import FEW_BLOCKS, FEW_ROWS, Upkeep
+from sqlbuffer.storage.priorities.blocks import FEW_BLOCKS, FEW_ROWS, Upkeep
 
 NONE = np.empty(0, np.int64)
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from sqlbuffer.compat.memmap.datasets.argument_checks import UnknownNameError
 from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 from sqlbuffer.loading.loader import made_tuple
 from sqlbuffer.steps import as_tensor
 

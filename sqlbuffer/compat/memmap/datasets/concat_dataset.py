@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.errors import InsufficientDataError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import InsufficientDataError, MissingExtraError, install
 
 try:
     import torch

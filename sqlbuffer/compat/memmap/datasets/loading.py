@@ -16,8 +16,7 @@ from sqlbuffer.compat.memmap.datasets.argument_checks import (
 )
 from sqlbuffer.compat.memmap.datasets.readable import Readable
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
-from sqlbuffer.errors import MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import MissingExtraError, install
 from sqlbuffer.steps import as_tensor, check_device
 
 # The public classes, and their modules in this folder.

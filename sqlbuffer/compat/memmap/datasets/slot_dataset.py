@@ -32,8 +32,7 @@ from sqlbuffer.compat.memmap.datasets.readable import (
     as_readable,
     user_meta,
 )
-from sqlbuffer.errors import InsufficientDataError, MissingExtraError
-from sqlbuffer.extras import install
+from sqlbuffer.errors import InsufficientDataError, MissingExtraError, install
 
 try:
     import torch

@@ -17,7 +17,7 @@ from sqlbuffer.storage.database.guarding.postgresql import (
 )
 from sqlbuffer.storage.database.guarding.read_limits import TIME_S
 from sqlbuffer.storage.database.guarding.sqlite import GuardedConnection
-from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.sqlite import existing_file
 from sqlbuffer.storage.database.transactions import BEGIN, READ, Begin, driver_of, keep_answer
 from sqlbuffer.storage.database.urls import with_options_of_sqlite
 

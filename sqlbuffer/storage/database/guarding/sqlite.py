@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlbuffer.storage.database.guarding.read_limits import MAX_GROWTH_BYTES
 from sqlbuffer.storage.database.guarding.statement_worker import Guard
-from sqlbuffer.storage.database.sqlite_connections import FileConnection
+from sqlbuffer.storage.database.sqlite import FileConnection
 
 # PRAGMAs that the library runs when it opens a buffer, and to read large payloads with few pages in
 # memory. They change no data.

@@ -22,8 +22,7 @@ from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, refuse_unread_log
 from sqlbuffer.storage.database.guarding import statement_worker
 from sqlbuffer.storage.database.guarding.read_limits import memory_passed, time_passed
 from sqlbuffer.storage.database.guarding.statement_worker import LENGTH, message_of, read_exactly
-from sqlbuffer.storage.database.sqlite_connections import CONNECTION_PRAGMAS
-from sqlbuffer.storage.database.sqlite_files import existing_file
+from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS, existing_file
 from sqlbuffer.storage.database.urls import is_immutable, shown_url
 
 # SQLite looks at the limit itself, and says why it ended the statement. Some functions never let it

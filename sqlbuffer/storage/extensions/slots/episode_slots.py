@@ -23,8 +23,7 @@ from sqlbuffer.storage.extensions.slots.slot_layout import (
     note_change,
 )
 from sqlbuffer.storage.extensions.tables import buffer_layouts, slots
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.

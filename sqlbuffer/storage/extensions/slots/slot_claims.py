@@ -35,8 +35,7 @@ from sqlbuffer.storage.extensions.slots.episode_slots import (
 from sqlbuffer.storage.extensions.slots.slot_lookups import remove_episode
 from sqlbuffer.storage.extensions.slots.slot_writers import living
 from sqlbuffer.storage.extensions.tables import WRITER, slots
-from sqlbuffer.storage.schema.column_types import SeqList
-from sqlbuffer.storage.schema.list_parameters import is_number_of
+from sqlbuffer.storage.schema.parameters import SeqList, is_number_of
 from sqlbuffer.storage.store import BufferStore
 
 # Made once: building them again takes several times as long as running them.

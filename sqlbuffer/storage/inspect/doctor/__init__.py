@@ -12,7 +12,7 @@ from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.sqlite_files import NetworkFileSystemWarning, existing_file
+from sqlbuffer.storage.database.sqlite import NetworkFileSystemWarning, existing_file
 from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.holds import holds

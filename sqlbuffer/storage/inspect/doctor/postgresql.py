@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
+from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageError
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.hanging import postgresql_hanging_writers
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 from sqlbuffer.storage.migrations.required_features import check_advisory_locks

@@ -11,14 +11,18 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
+from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageError
-from sqlbuffer.sizes import shown_size
 from sqlbuffer.storage.buffers.hanging import HANGING_S, sqlite_lock_holder
-from sqlbuffer.storage.database.sqlite_connections import opened_file
-from sqlbuffer.storage.database.sqlite_files import existing_file, filesystem_of, warn_of_network
-from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
-from sqlbuffer.storage.database.wal import wal_path
-from sqlbuffer.storage.database.writer_lock import lock_path
+from sqlbuffer.storage.database.sqlite import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
+from sqlbuffer.storage.database.sqlite import (
+    existing_file,
+    filesystem_of,
+    lock_path,
+    opened_file,
+    wal_path,
+    warn_of_network,
+)
 from sqlbuffer.storage.inspect.doctor.finding import Checks, Finding, fetch_all, fetch_one
 
 try:

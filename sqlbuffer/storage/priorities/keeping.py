@@ -4,24 +4,26 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import count
 
-from sqlbuffer.errors import (
-    StorageBusyError,
-    StorageFullError,
-    StorageReadOnlyError,
-)
+from sqlbuffer.errors import StorageBusyError, StorageFullError, StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING
-from sqlbuffer.storage.buffers.applied_writes import commits_of
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.window import clean_after_write
+from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined, joined_connection
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import writing
-from sqlbuffer.storage.priorities.blocks import Blocks
+from sqlbuffer.storage.priorities import postgresql, sqlite
+from sqlbuffer.storage.priorities.blocks import Blocks, Upkeep
 from sqlbuffer.storage.priorities.candidates import Priorities
-from sqlbuffer.storage.priorities.updates import summarize, update_priorities
-from sqlbuffer.storage.priorities.upkeep import Upkeep
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
+
+update_priorities = by_database(
+    sqlite=sqlite.update_priorities, postgresql=postgresql.update_priorities
+)
+summarize = by_database(sqlite=sqlite.summarize, postgresql=postgresql.summarize)
+
 
 # Number of updates of priorities after which rows below the window are cleaned.
 UPDATES_A_CLEANING = 64

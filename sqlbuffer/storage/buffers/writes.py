@@ -1,8 +1,4 @@
-"""Proof that a write was applied, for a call that lost its connection at the commit.
-
-Each write has a random id, and its transaction stores that id. A repeated call looks the id up. The
-id of a transaction would not do: after a crash the server may give it to another transaction.
-"""
+"""Writes that take effect once, also over lost connections, and steps that wait to be written."""
 
 import time
 from collections import defaultdict
