@@ -8,12 +8,12 @@ from sqlalchemy import event
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.compat.minestudio import ReplayBufferInterface, chunks
 from sqlbuffer.errors import StorageFullError
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.compat.minestudio.conftest import CONFIG, Make
 from tests.compat.minestudio.fragments import chunks_of, indices, send, send_all
 from tests.conftest import MakeDatabaseUrl
 from tests.support.proxy import proxied
 from tests.support.sql import scalar
+from tests.support.storage_hooks import engine_of
 
 
 def test_payload_and_metadata_are_stored_together_or_not_at_all(
@@ -52,7 +52,7 @@ def test_a_fetch_whose_answer_was_lost_counts_once(
         assert used == set(indices(fetched))
         assert sum(chunk["uses"] for chunk in chunks_of(url).values()) == 2
         assert buffer.stats()["replay_buffer/fetched"] == 2
-        engine_for(resolve_url(proxy.url)).dispose()
+        engine_of(proxy.url).dispose()
 
 
 def test_a_full_disk_is_named_and_nothing_is_stored(
@@ -60,7 +60,7 @@ def test_a_full_disk_is_named_and_nothing_is_stored(
 ) -> None:
     with ReplayBufferInterface(CONFIG, url=sqlite_url) as buffer:
         send(buffer, "w", 0)
-        engine = engine_for(resolve_url(sqlite_url))
+        engine = engine_of(sqlite_url)
         n_pages = scalar(sqlite_url, "PRAGMA page_count")
 
         def keep_small(connection: Any, _: Any) -> None:
