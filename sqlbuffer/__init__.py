@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlbuffer.buffer import ReplayBuffer, Transaction
+    from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
     from sqlbuffer.config import BufferConfig, Connection
     from sqlbuffer.copying import CopyReport
     from sqlbuffer.episode_writer import EpisodeWriter
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
-    **dict.fromkeys(("ReplayBuffer", "Transaction"), "buffer"),
+    **dict.fromkeys(("ReplayBuffer", "Snapshot", "Transaction"), "buffer"),
     **dict.fromkeys(("BufferConfig", "Connection"), "config"),
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
@@ -124,6 +124,7 @@ __all__ = [
     "ReplayBuffer",
     "RowList",
     "Sampler",
+    "Snapshot",
     "StoreResult",
     "TaskSampler",
     "Transaction",

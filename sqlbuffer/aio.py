@@ -290,6 +290,8 @@ class AsyncReplayBuffer:
 
     annotate = as_coroutine(ReplayBuffer.annotate)
     update_priorities = as_coroutine(ReplayBuffer.update_priorities)
+    count_uses = as_coroutine(ReplayBuffer.count_uses)
+    use_counts = as_coroutine(ReplayBuffer.use_counts)
     quarantine = as_coroutine(ReplayBuffer.quarantine)
     release = as_coroutine(ReplayBuffer.release)
     delete = as_coroutine(ReplayBuffer.delete)
@@ -301,6 +303,10 @@ class AsyncReplayBuffer:
         return await in_thread(self.sync.copy_to, sync, *args, **kwargs)
 
     transaction = as_coroutine(ReplayBuffer.transaction)
+    snapshot = as_coroutine(ReplayBuffer.snapshot)
+    end_episodes = as_coroutine(ReplayBuffer.end_episodes)
+    annotate_episodes = as_coroutine(ReplayBuffer.annotate_episodes)
+    delete_episodes = as_coroutine(ReplayBuffer.delete_episodes)
     resize = as_coroutine(ReplayBuffer.resize)
     expire = as_coroutine(ReplayBuffer.expire)
 

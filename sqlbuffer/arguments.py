@@ -337,3 +337,28 @@ def check_n_step(n_step: Any, gamma: Any) -> None:
     """
     checked_integer(n_step, "n_step", 1, MOST_STEPS)
     checked_number(gamma, "gamma", 0, 1)
+
+
+def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, str]]:
+    """Return the ids of episodes and their tasks, each episode once.
+
+    Args:
+        episode_ids: The ids.
+        task_ids: Their tasks; None: those of the same names.
+
+    Raises:
+        ArgumentError: They are not lists of one length.
+        FieldError: A key is not text that a database can store.
+    """
+    for name, given in (("episode_ids", episode_ids), ("task_ids", task_ids)):
+        if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, type(None))):
+            raise ArgumentError(f"{name} is a list of ids such as ['e1'], got {shown(given)}")
+    if episode_ids is None:
+        raise ArgumentError("episode_ids is a list of ids such as ['e1'], got None")
+    tasks = episode_ids if task_ids is None else task_ids
+    if len(tasks) != len(episode_ids):
+        raise ArgumentError(
+            f"task_ids has {len(tasks)} values for {len(episode_ids)} episodes; give one for each"
+        )
+    pairs = zip(episode_ids, tasks, strict=True)
+    return [(encode_key(key, "episode_id"), encode_key(task, "task_id")) for key, task in pairs]

@@ -17,6 +17,7 @@ from sqlbuffer.arguments import (
     check_n_step,
     checked_buffer_name,
     checked_clock,
+    checked_episodes,
     checked_numbers,
     checked_rows,
     checked_session,
@@ -47,7 +48,9 @@ from sqlbuffer.config import (
     with_settings,
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
+from sqlbuffer.display import shown
 from sqlbuffer.encoding.columns import decode_step
+from sqlbuffer.encoding.episode_records import encode_meta
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
@@ -87,7 +90,13 @@ from sqlbuffer.steps import (
 from sqlbuffer.storage.buffers import catalog
 from sqlbuffer.storage.database.transactions import held, joined
 from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.documents import Documents
+from sqlbuffer.storage.documents import (
+    Document,
+    Documents,
+    checked_keys,
+    locked_documents,
+    read_at_once,
+)
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
@@ -1710,6 +1719,105 @@ class ReplayBuffer:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.retention.delete(node)
 
+    def end_episodes(
+        self,
+        episode_ids: Sequence[str],
+        *,
+        task_ids: Sequence[str] | None = None,
+        metas: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """End open episodes whose steps are stored, and return how many there were.
+
+        It is for steps that `extend` has appended to an episode. The episode is complete, and
+        `v_episodes` shows its length and the sum of its rewards.
+
+        Args:
+            episode_ids: Their ids.
+            task_ids: Their tasks; None: the task of each has the id of the episode.
+            metas: Values that are stored with each; see `store_episode`.
+
+        Raises:
+            ArgumentError: The arguments are not lists, or have different lengths.
+            FieldError: A key is not text, or meta cannot be stored as JSON; nothing is written.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> for obs in (0.0, 1.0):
+            ...     buffer.extend({"obs": [obs]}, episode_id="e1", task_id="e1").inserted
+            1
+            1
+            >>> buffer.end_episodes(["e1"], metas=[{"level": 3}])
+            1
+        """
+        episodes = checked_episodes(episode_ids, task_ids)
+        texts = self._metas_of(episodes, [{}] * len(episodes) if metas is None else metas)
+        return self._store.retention.end_episodes(episodes, texts)
+
+    def annotate_episodes(
+        self,
+        episode_ids: Sequence[str],
+        metas: Sequence[Mapping[str, Any]],
+        *,
+        task_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Replace the values stored with episodes, and return how many the buffer has of them.
+
+        Args:
+            episode_ids: Their ids.
+            metas: The values of each; see `store_episode`.
+            task_ids: Their tasks; None: the task of each has the id of the episode.
+
+        Raises:
+            ArgumentError: The arguments are not lists, or have different lengths.
+            FieldError: A key is not text, or meta cannot be stored as JSON; nothing is written.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.store_episode({"obs": [0, 1]}, episode_id="e1", level=1).inserted
+            2
+            >>> buffer.annotate_episodes(["e1"], [{"level": 2, "score": 0.5}])
+            1
+        """
+        episodes = checked_episodes(episode_ids, task_ids)
+        texts = self._metas_of(episodes, metas)
+        return self._store.retention.annotate_episodes(episodes, texts)
+
+    def _metas_of(
+        self, episodes: Sequence[Any], metas: Sequence[Mapping[str, Any]]
+    ) -> list[str | None]:
+        """Return the JSON of values that are stored with episodes."""
+        if isinstance(metas, (str, Mapping)) or len(metas) != len(episodes):
+            raise ArgumentError(
+                f"metas is a list of dicts, one for each of {len(episodes)} episodes, got "
+                f"{shown(metas)}"
+            )
+        specs = self._store.info.config.fields.meta
+        return [encode_meta(meta, specs, "same_kind") for meta in metas]
+
+    def delete_episodes(
+        self, episode_ids: Sequence[str], *, task_ids: Sequence[str] | None = None
+    ) -> int:
+        """Delete episodes with all their steps, and return how many the buffer had.
+
+        It is faster than `delete` with a condition. `v_episodes` still lists those that had ended.
+
+        Args:
+            episode_ids: Their ids.
+            task_ids: Their tasks; None: the task of each has the id of the episode.
+
+        Raises:
+            ArgumentError: The arguments are not lists, or have different lengths.
+            FieldError: A key is not text that a database can store.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.store_episode({"obs": [0, 1]}, episode_id="e1").inserted
+            2
+            >>> buffer.delete_episodes(["e1", "e2"]), len(buffer)
+            (1, 0)
+        """
+        return self._store.retention.delete_episodes(checked_episodes(episode_ids, task_ids))
+
     @property
     def documents(self) -> Documents:
         """Small JSON documents that belong to the buffer, by key."""
@@ -1725,11 +1833,12 @@ class ReplayBuffer:
         """Call `work(tx)` in one transaction, and return its result.
 
         `tx` is a `Transaction`: it has `add`, `store`, `store_batch`, `extend`, `store_episode`,
-        `annotate`, `update_priorities`, `count_uses`, `quarantine`, `release`, `delete`, `clear`,
-        `start_session`, `set_model_version`, `set_clock` and `documents`, and reads with `sample`,
-        `size`, `use_counts`, `get_paginated`, `get_by_ids`, `get_by_task_id` and
-        `get_batch_by_task_ids`. All of them take effect, or none, and that
-        once. After a lost connection or a deadlock `work` is called again, so it
+        `end_episodes`, `annotate_episodes`, `annotate`, `update_priorities`, `count_uses`,
+        `quarantine`, `release`, `delete`, `delete_episodes`, `clear`, `start_session`,
+        `set_model_version`, `set_clock` and `documents`, and reads with `sample`, `size`,
+        `use_counts`, `get_paginated`, `get_by_ids`, `get_by_task_id` and `get_batch_by_task_ids`.
+        All of them take effect, or none, and that once. After a lost connection or a deadlock
+        `work` is called again, so it
         changes nothing else that could not be changed twice. An error undoes everything.
 
         Waiting steps are stored before. Rows and documents that `work` has changed are locked until
@@ -1766,6 +1875,38 @@ class ReplayBuffer:
         )
         self._store.clean(n_stored, n_updated)
         return result
+
+    def snapshot(self, work: "Callable[[Snapshot], T]", *, documents: Sequence[str] = ()) -> T:
+        """Call `work(view)` on one state of the buffer, and return its result.
+
+        `view` is a `Snapshot`: it reads with `get_paginated`, `get_by_task_id`,
+        `get_batch_by_task_ids` and `documents`. What other processes store or delete meanwhile is
+        not seen. After a lost connection `work` is called again.
+
+        Args:
+            work: The function. It reads with `view`.
+            documents: Names of documents that are read together with the begin of the transaction,
+                without another message to the server.
+
+        Raises:
+            ArgumentError: `work` is not a function, or `documents` not a list of names.
+            SQLBufferError: The error of a call of `work`.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.documents.put("cursor", 7)
+            1
+            >>> buffer.snapshot(lambda view: view.prefetched["cursor"].value, documents=["cursor"])
+            7
+        """
+        work = checked_callable(work, "work", "a function of the snapshot")
+        keys = checked_keys(documents)
+        self.flush()
+        return read_at_once(
+            self._store,
+            keys,
+            lambda connection, found, n: work(Snapshot(self, connection, found, n)),
+        )
 
     def copy_to(
         self,
@@ -2152,11 +2293,11 @@ def _rebuilders(state_type: Any, action_type: Any) -> Rebuilders:
 
 def _joining(
     method: Callable[Concatenate[ReplayBuffer, P], T],
-) -> "Callable[Concatenate[Transaction, P], T]":
+) -> "Callable[Concatenate[Transaction | Snapshot, P], T]":
     """Return a method of a buffer that takes part in a transaction."""
 
     @wraps(method)
-    def call(self: "Transaction", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: "Transaction | Snapshot", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.joined(lambda: method(self.buffer, *args, **kwargs))
 
     return call
@@ -2208,11 +2349,38 @@ class Transaction:
     set_clock = _joining(ReplayBuffer.set_clock)
     sample: Any = _joining(ReplayBuffer.sample)
     use_counts = _joining(ReplayBuffer.use_counts)
+    end_episodes = _joining(ReplayBuffer.end_episodes)
+    annotate_episodes = _joining(ReplayBuffer.annotate_episodes)
+    delete_episodes = _joining(ReplayBuffer.delete_episodes)
     size = _joining(ReplayBuffer.size)
     get_paginated = _joining(ReplayBuffer.get_paginated)
     get_by_ids = _joining(ReplayBuffer.get_by_ids)
     get_by_task_id = _joining(ReplayBuffer.get_by_task_id)
     get_batch_by_task_ids = _joining(ReplayBuffer.get_batch_by_task_ids)
+
+    def locked(self, documents: Sequence[str]) -> tuple[dict[str, Document], int]:
+        """Return documents, and how often steps of the buffer were deleted, in one statement.
+
+        Until the end of the transaction no other process changes these documents or deletes steps.
+        A cache that depends on the steps is valid while the number stays; see `Snapshot`.
+
+        Args:
+            documents: Names of documents; those that do not exist are left out.
+
+        Raises:
+            ArgumentError: `documents` is not a list of names.
+            FieldError: A name is not text that a database can store.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.documents.put("cursor", 7)
+            1
+            >>> found, n_deletions = buffer.transaction(lambda tx: tx.locked(["cursor"]))
+            >>> found["cursor"].value, n_deletions
+            (7, 0)
+        """
+        keys, store = checked_keys(documents), self.buffer._store
+        return self.joined(lambda: store.write(lambda c: locked_documents(c, store, keys)))
 
     def joined(self, call: Callable[[], T]) -> T:
         """Return the result of a call whose reads and writes are part of the transaction.
@@ -2251,6 +2419,48 @@ class Transaction:
         if self._error is not None:
             raise self._error
         return result, self._n_stored, self._n_updated
+
+
+class Snapshot:
+    """One state of a buffer, which `ReplayBuffer.snapshot` reads.
+
+    Attributes:
+        buffer: The buffer.
+        documents: Its documents, as they were.
+        prefetched: The documents that were asked for, by key, as far as they exist.
+        deletions: How often steps of the buffer were deleted. A cache that depends on the steps is
+            valid while this number stays.
+
+    Example:
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> buffer.add(state=0, task_id="t").inserted
+        1
+        >>> buffer.snapshot(lambda view: (view.deletions, len(view.get_by_task_id("t"))))
+        (0, 1)
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        connection: Any,
+        prefetched: Mapping[str, Document],
+        deletions: int,
+    ) -> None:
+        self.buffer, self._connection = buffer, connection
+        self.prefetched, self.deletions = prefetched, deletions
+        self.documents = Documents(buffer._store, self.joined)
+
+    get_paginated = _joining(ReplayBuffer.get_paginated)
+    get_by_task_id = _joining(ReplayBuffer.get_by_task_id)
+    get_batch_by_task_ids = _joining(ReplayBuffer.get_batch_by_task_ids)
+
+    def joined(self, call: Callable[[], T]) -> T:
+        """Return the result of a call whose reads are part of the snapshot.
+
+        :meta private:
+        """
+        with joined(self._connection):
+            return call()
 
 
 def checked_buffer(buffer: Any, name: str = "buffer") -> ReplayBuffer:

@@ -12,7 +12,6 @@ _WITH_TABLES = (
     "copies.tables",
     "eligibility",
     "episodes",
-    "extensions.tables",
     "flow",
     "holds",
     "labels.tables",

@@ -1,5 +1,7 @@
 """Small documents of a buffer: JSON values by key, which several processes change safely."""
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,9 +27,15 @@ from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import documents
+from sqlbuffer.storage.buffers.tables import buffers, documents
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.database.transactions import (
+    answer,
+    driver_of,
+    joined,
+    joined_connection,
+    snapshot,
+)
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import at_once
 from sqlbuffer.storage.schema.metadata import json_parameter
@@ -67,11 +75,38 @@ _DELETE_VERSION = _DELETE.where(_HAS_VERSION)
 _AMONG = (_OF_BUFFER, is_one_of(_D.key, bindparam("own_keys", type_=KeyList())))
 # In the order of the keys, so that no two processes that lock several wait for each other.
 _GET_MANY = select(_D.key, cast(_D.value, Text), _D.version).where(*_AMONG).order_by(_D.key)
-_GET_MANY_LOCKED = _GET_MANY.with_for_update()
 _DELETE_MANY = delete(documents).where(*_AMONG)
+_ALL_FROM = (
+    select(_D.key, cast(_D.value, Text), _D.version)
+    .where(_OF_BUFFER, _D.key >= bindparam("first", type_=Text()))
+    .order_by(_D.key)
+)
+_ALL_UP_TO = _ALL_FROM.where(_D.key < bindparam("behind", type_=Text()))
 _KEYS = select(_D.key).where(_OF_BUFFER, _D.key >= bindparam("first", type_=Text()))
 _KEYS_UP_TO = _KEYS.where(_D.key < bindparam("behind", type_=Text()))
 _HIGHEST, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
+_LOCKED_BUFFER = (
+    select(buffers.c.deletions)
+    .where(buffers.c.id == bindparam("of_buffer", type_=Integer()))
+    .with_for_update(key_share=True)
+)
+_WITH_DELETIONS_SQLITE = (
+    "SELECT key, value, version, "
+    "(SELECT deletions FROM buffers WHERE id = ?) FROM documents "
+    "WHERE buffer_id = ? AND key IN (SELECT value FROM json_each(?)) ORDER BY key"
+)
+_WITH_DELETIONS_POSTGRESQL = (
+    "SELECT d.key, d.value::text, d.version, b.deletions FROM buffers b "
+    "JOIN documents d ON d.buffer_id = b.id WHERE b.id = %s AND d.key = ANY (%s::text[]) "
+    "ORDER BY d.key"
+)
+# Keys that can be a part of the text of a statement as they are.
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
+_AHEAD = (
+    "SELECT b.deletions, d.key, d.version, CAST(d.value AS TEXT) FROM buffers b "
+    "LEFT JOIN documents d "
+    "ON d.buffer_id = b.id AND d.buffer_id = {buffer_id:d} AND {of_keys} WHERE b.id = {buffer_id:d}"
+)
 
 put_documents = by_database(sqlite=sqlite.put_documents, postgresql=postgresql.put_documents)
 
@@ -139,13 +174,24 @@ class Documents:
         """Return the result of a read of one statement."""
         buffer = self._buffer
 
+        own = joined_connection(buffer.engine)
+        if own is not None:
+            with translated(buffer.url):
+                return work(own)
+
         def look() -> T:
-            if is_joined():
-                return buffer.read(work)
             with translated(buffer.url), at_once(buffer.engine) as connection:
                 return work(connection)
 
         return buffer.with_retries(look)
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of a write, in the transaction around it or in its own."""
+        own = joined_connection(self._buffer.engine)
+        if own is None:
+            return self._buffer.write(work)
+        with translated(self._buffer.url):
+            return work(own)
 
     def get(self, key: str, *, lock: bool = False) -> Document | None:
         """Return a document; None if there is none.
@@ -167,28 +213,39 @@ class Documents:
 
         return self._call(lambda: self._read(read))
 
-    def get_many(self, keys: Iterable[str], *, lock: bool = False) -> dict[str, Document]:
-        """Return several documents by their names, in one statement.
+    def get_many(
+        self, keys: Iterable[str] | None = None, *, prefix: str = "", lock: bool = False
+    ) -> dict[str, Document]:
+        """Return several documents by their names, in order, read in one statement.
 
         Args:
-            keys: Their names. Names without a document are left out of the result.
-            lock: See `get`.
+            keys: Their names; None: all that begin with `prefix`. Names without a document are left
+                out of the result.
+            prefix: Beginning of the names, if `keys` is None.
+            lock: See `get`. The documents are locked in the order of their names.
 
         Raises:
             ArgumentError: `keys` is not a list, or `lock` is not True or False.
-            FieldError: A key is not text that a database can store.
+            FieldError: A key or the prefix is not text that a database can store.
 
         Example:
             >>> from sqlbuffer import ReplayBuffer
             >>> documents = ReplayBuffer("sqlite://").documents
-            >>> documents.put_many({"a": 1, "b": [2]})
-            >>> [document.value for document in documents.get_many(["b", "c"]).values()]
-            [[2]]
+            >>> documents.put_many({"page/0": [1, 2], "page/1": [3]})
+            >>> documents.get_many(["page/1", "page/2"])
+            {'page/1': Document(key='page/1', value=[3], version=1)}
+            >>> list(documents.get_many(prefix="page/"))
+            ['page/0', 'page/1']
         """
 
         def read(connection: Connection) -> dict[str, Document]:
-            own = _GET_MANY_LOCKED if checked_flag(lock, "lock") else _GET_MANY
-            rows = connection.execute(own, self._among(keys))
+            if keys is None:
+                given = self._beginning_with(prefix)
+                own = _ALL_UP_TO if "behind" in given else _ALL_FROM
+            else:
+                own, given = _GET_MANY, self._among(keys)
+            own = own.with_for_update() if checked_flag(lock, "lock") else own
+            rows = connection.execute(own, given).all()
             return {key: Document(key, decode(json, None), n) for key, json, n in rows}
 
         return self._call(lambda: self._read(read))
@@ -201,13 +258,9 @@ class Documents:
         """
 
         def read(connection: Connection) -> list[str]:
-            first = encode_key(prefix, "prefix")
-            own = {"of_buffer": self._buffer.info.id, "first": first}
-            behind = _behind(first)
-            if behind is None:
-                return list(connection.execute(_KEYS.order_by(_D.key), own).scalars())
-            keys = _KEYS_UP_TO.order_by(_D.key)
-            return list(connection.execute(keys, {**own, "behind": behind}).scalars())
+            given = self._beginning_with(prefix)
+            keys = _KEYS_UP_TO if "behind" in given else _KEYS
+            return list(connection.execute(keys.order_by(_D.key), given).scalars())
 
         return self._call(lambda: self._read(read))
 
@@ -228,7 +281,7 @@ class Documents:
         def work(connection: Connection) -> int:
             return self._put(connection, key, value, _checked(version))
 
-        return self._call(lambda: self._buffer.write(work))
+        return self._call(lambda: self._write(work))
 
     def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
         json = _json(f"value of document {encode_key(key, 'key')!r}", value)
@@ -245,14 +298,14 @@ class Documents:
             raise self._changed(connection, key, before)
         return written
 
-    def put_many(self, by_key: Mapping[str, Any]) -> None:
+    def put_many(self, values: Mapping[str, Any]) -> None:
         """Write several documents in one statement, whatever their versions are.
 
         Args:
-            by_key: The values by name; see `put`.
+            values: The values by name; see `put`.
 
         Raises:
-            ArgumentError: `by_key` is not a mapping.
+            ArgumentError: `values` is not a mapping.
             FieldError: A key is not text, or a value is not JSON, or too large; nothing is written.
 
         Example:
@@ -263,9 +316,9 @@ class Documents:
             >>> documents.get("left")
             Document(key='left', value=3, version=2)
         """
-        given = checked_instance(by_key, "by_key", Mapping, "a mapping such as {'a': 1}")
+        given = checked_instance(values, "values", Mapping, "a mapping such as {'a': 1}")
         jsons = sorted(
-            (encode_key(key, "key in by_key"), _json(f"by_key: value of document {key!r}", value))
+            (encode_key(key, "key in values"), _json(f"value of document {key!r}", value))
             for key, value in given.items()
         )
 
@@ -273,7 +326,7 @@ class Documents:
             put_documents(connection, self._buffer.info.id, jsons)
 
         if jsons:
-            self._call(lambda: self._buffer.write(work))
+            self._call(lambda: self._write(work))
 
     def delete(self, key: str, *, version: int | None = None) -> bool:
         """Delete a document; return True if there was one.
@@ -297,7 +350,7 @@ class Documents:
                 raise self._changed(connection, key, before)
             return False
 
-        return self._call(lambda: self._buffer.write(work))
+        return self._call(lambda: self._write(work))
 
     def delete_many(self, keys: Iterable[str]) -> int:
         """Delete several documents in one statement; return how many there were.
@@ -320,15 +373,18 @@ class Documents:
         def work(connection: Connection) -> int:
             return connection.execute(_DELETE_MANY, self._among(keys)).rowcount
 
-        return self._call(lambda: self._buffer.write(work))
+        return self._call(lambda: self._write(work))
+
+    def _beginning_with(self, prefix: str) -> dict[str, Any]:
+        """Return the parameters that say which documents begin with a prefix."""
+        first = encode_key(prefix, "prefix")
+        behind = _behind(first)
+        own = {"of_buffer": self._buffer.info.id, "first": first}
+        return own if behind is None else {**own, "behind": behind}
 
     def _among(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the parameters that say which documents."""
-        what = "a list of names such as ['a', 'b']"
-        listed = [
-            encode_key(key, "each of keys") for key in checked_items(keys, "keys", what, MAX_KEYS)
-        ]
-        return {"of_buffer": self._buffer.info.id, "own_keys": listed}
+        return {"of_buffer": self._buffer.info.id, "own_keys": checked_keys(keys)}
 
     def _of(self, key: str, before: int | None = None) -> dict[str, Any]:
         """Return the parameters that say which document, and which version of it."""
@@ -348,6 +404,79 @@ class Documents:
         )
 
 
+def read_at_once(
+    buffer: OpenBuffer,
+    keys: Sequence[str],
+    work: Callable[[Connection, dict[str, Document], int], T],
+) -> T:
+    """Return the result of `work` on one state of the database; again after a lost connection.
+
+    Args:
+        buffer: The buffer.
+        keys: Names of documents that are read with the begin of the transaction, in one message to
+            the server.
+        work: Function of the connection, of these documents and of the number of deletions.
+    """
+    plain = [key for key in keys if _PLAIN_KEY.fullmatch(key)]
+    others = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
+    # No parameters can be sent with the begin: the keys have no quotes.
+    of_keys = f"d.key IN ({', '.join(map(repr, plain))})" if plain else "1 = 0"
+    query = _AHEAD.format(buffer_id=buffer.info.id, of_keys=of_keys)
+
+    def look() -> T:
+        with translated(buffer.url), snapshot(buffer.engine, query) as connection:
+            rows = answer(connection)
+            if not rows:
+                raise buffer.dropped()
+            found = {
+                key: Document(key, decode(value, None), version)
+                for _, key, version, value in rows
+                if key is not None
+            }
+            if others:
+                with joined(connection):
+                    found |= Documents(buffer).get_many(others)
+            return work(connection, found, rows[0][0])
+
+    return buffer.with_retries(look)
+
+
+def _with_deletions_sqlite(
+    connection: Connection, buffer_id: int, keys: Sequence[str], _locking: str
+) -> Sequence[Any]:
+    given = (buffer_id, buffer_id, json.dumps(list(keys)))
+    found: Sequence[Any] = driver_of(connection).execute(_WITH_DELETIONS_SQLITE, given).fetchall()
+    return found
+
+
+def _with_deletions_postgresql(
+    connection: Connection, buffer_id: int, keys: Sequence[str], locking: str
+) -> Sequence[Any]:
+    statement = _WITH_DELETIONS_POSTGRESQL + locking
+    found: Sequence[Any]
+    found = driver_of(connection).execute(statement, (buffer_id, list(keys))).fetchall()
+    return found
+
+
+_with_deletions = by_database(sqlite=_with_deletions_sqlite, postgresql=_with_deletions_postgresql)
+
+
+def locked_documents(
+    connection: Connection, buffer: OpenBuffer, keys: Sequence[str]
+) -> tuple[dict[str, Document], int]:
+    """Return documents, which are locked, and the number of deletions, which no other changes."""
+    rows = _with_deletions(connection, buffer.info.id, keys, " FOR NO KEY UPDATE") if keys else []
+    found = {key: Document(key, decode(value, None), n) for key, value, n, _ in rows}
+    if rows:
+        return found, rows[0][3]
+    n_deletions: int | None = connection.execute(
+        _LOCKED_BUFFER, {"of_buffer": buffer.info.id}
+    ).scalar_one_or_none()
+    if n_deletions is None:
+        raise buffer.dropped()
+    return found, n_deletions
+
+
 def stored_documents(connection: Connection, buffer_id: int) -> list[tuple[str, int, str]]:
     """Return the key, the version and the JSON of each document of a buffer."""
     own = select(_D.key, _D.version, cast(_D.value, Text)).where(_D.buffer_id == buffer_id)
@@ -364,6 +493,17 @@ def add_documents(
     ]
     if rows:
         connection.execute(_ADD, rows)
+
+
+def checked_keys(keys: Any) -> list[str]:
+    """Return the names of documents, in order, each once.
+
+    Raises:
+        ArgumentError: They are not a list of names.
+        FieldError: One is not text that a database can store.
+    """
+    listed = checked_items(keys, "keys", "a list of names such as ['a', 'b']", MAX_KEYS)
+    return sorted({encode_key(key, "each of keys") for key in listed})
 
 
 def _json(what: str, value: Any) -> str:

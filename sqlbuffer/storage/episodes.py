@@ -21,6 +21,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    tuple_,
     update,
 )
 
@@ -31,7 +32,16 @@ from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import number_array
 from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, SERIAL, TIME, metadata
+from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.metadata import (
+    BYTES,
+    JSON,
+    KEY,
+    SERIAL,
+    TIME,
+    json_parameter,
+    metadata,
+)
 from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
 from sqlbuffer.storage.schema.parameters import one_of as listed
 from sqlbuffer.storage.schema.server_clock import utc_now
@@ -225,10 +235,18 @@ def episode_ids(
     buffer_id: int,
     records: Sequence[Keyed],
     metas: Mapping[EpisodeKey, str],
+    made: set[int] | None = None,
 ) -> list[int | None]:
     """Return the number of each record's episode, or None without one.
 
     New episodes are made, with the JSON of their meta.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        records: The records.
+        metas: The JSON.
+        made: Gets the numbers of the episodes that this transaction has made.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
     for record in records:
@@ -249,12 +267,16 @@ def episode_ids(
         }
         for key in unknown
     ]
-    made = connection.execute(_INSERT_ONE, new[0]).scalar() if len(new) == 1 else None
-    if made is not None:
-        known[unknown[0]] = made
+    number = connection.execute(_INSERT_ONE, new[0]).scalar() if len(new) == 1 else None
+    if number is not None:
+        known[unknown[0]] = number
     elif new:
-        connection.execute(INSERT_EPISODE, new)
+        # As many as are missing: no other transaction has made one of them meanwhile.
+        n_made = connection.execute(INSERT_EPISODE, new).rowcount
         known = _known_episodes(connection, buffer_id, first_of)
+        unknown = unknown if n_made == len(new) else []
+    if made is not None:
+        made.update(known[key] for key in unknown if number is not None or len(new) > 1)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
 
 
@@ -339,6 +361,60 @@ _END = (
         }
     )
 )
+
+
+_ROLLOUT = rollout_stats.c
+
+
+def _of_rollout(name: str) -> Any:
+    """Return a value that the statistics have of the stored steps of an episode."""
+    own = (
+        (_ROLLOUT.buffer_id == episodes.c.buffer_id)
+        & (_ROLLOUT.task_id == episodes.c.task_id)
+        & (_ROLLOUT.episode_id == episodes.c.id)
+    )
+    return select(_ROLLOUT[name]).where(own).scalar_subquery()
+
+
+_STORED = update(episodes).where(
+    episodes.c.buffer_id == bindparam("of_buffer"),
+    episodes.c.key == bindparam("of_key"),
+    episodes.c.task_id == bindparam("of_task"),
+)
+_META = {"meta": func.coalesce(json_parameter("of_meta"), episodes.c.meta)}
+_ANNOTATE = _STORED.values(_META)
+_END_STORED = _STORED.where(episodes.c.status == "open").values(
+    {
+        "status": "complete",
+        "length": episodes.c.next_t,
+        **{name: _of_rollout(name) for name in ("return", "first_seq", "last_seq")},
+        **_META,
+        "ended_at": utc_now(),
+    }
+)
+
+
+def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
+    """Return the select of the number, the task and the status of episodes, in order."""
+    own = tuple_(episodes.c.key, episodes.c.task_id).in_(list(keys))
+    return (
+        select(episodes.c.id, episodes.c.task_id, episodes.c.status)
+        .where(episodes.c.buffer_id == buffer_id, own)
+        .order_by(episodes.c.id)
+    )
+
+
+def change_stored(
+    connection: Connection, rows: Sequence[Mapping[str, Any]], *, is_end: bool
+) -> int:
+    """End open episodes whose steps are stored, or change their JSON; return how many there were.
+
+    Args:
+        connection: The transaction.
+        rows: `of_buffer`, `of_key`, `of_task` and `of_meta` of each; None keeps its JSON.
+        is_end: The episodes end.
+    """
+    return connection.execute(_END_STORED if is_end else _ANNOTATE, rows).rowcount
 
 
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:

@@ -43,7 +43,7 @@ from sqlbuffer.errors import (
     SQLBufferError,
     StorageReadOnlyError,
 )
-from sqlbuffer.processes import ForkLock
+from sqlbuffer.processes import ForkLock, new_name
 from sqlbuffer.rate_limits import (
     NO_LIMIT,
     FlowCounts,
@@ -59,7 +59,6 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import NO_BUFFER, translated
-from sqlbuffer.storage.database.holders import new_name
 from sqlbuffer.storage.database.retrying import retried
 from sqlbuffer.storage.database.transactions import is_joined, reading
 from sqlbuffer.storage.dialects.connections import hurried, writing

@@ -247,6 +247,7 @@ _REMOVE = (
 )
 _REMOVE_ALL = _REMOVE.values({"return": _CHANGED})
 _LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
+_FORGET = delete(rollout_stats).where(_IS_ONE)
 # Sums over the held steps; steps of earlier rollouts that have left are unknown here.
 _ADD_UP = text("""
 INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
@@ -298,9 +299,18 @@ def remove_steps(
             {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in given if total is None
         ]
         for statement, rows in ((_REMOVE_ALL, with_rewards), (_REMOVE, without)):
-            if rows:
+            if len(rows) == len(given) == 1:
+                left = connection.execute(statement.returning(_own.length), rows[0]).scalars()
+                if min(left, default=0) > 0:
+                    return
+            elif rows:
                 connection.execute(statement, rows)
         connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in given])
+
+
+def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> None:
+    """Delete the rollout of an episode that a user deletes."""
+    connection.execute(_FORGET, _of(buffer_id, rollout))
 
 
 def forget(connection: Connection, buffer_id: int) -> None:

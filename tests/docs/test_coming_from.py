@@ -41,7 +41,7 @@ def test_coming_from_memmap(read):
 
 def test_coming_from_memmap_names_what_the_package_has_and_has_not():
     from sqlbuffer.compat import memmap
-    from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
+    from sqlbuffer.compat.memmap.errors import ALTERNATIVES
 
     text = text_of("docs/coming-from/memmap.md")
     classes = {name for name in ALTERNATIVES if name.startswith("ReplayBuffer")}

@@ -51,7 +51,8 @@ MADE = {
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag",
     "Mixture", "PriorityUpdate",
-    "Removed", "RolloutExport", "RowList", "Sampler", "Stats", "StoreResult", "StreamPiece",
+    "Removed", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats", "StoreResult",
+    "StreamPiece",
     "TaskSampler", "Transaction",
 }  # fmt: skip
 # The library calls these methods; users write classes that have them.
@@ -193,6 +194,23 @@ class InTransaction:
         return call
 
 
+class InSnapshot:
+    """Snapshots: calls their methods in one.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*by_place: Any, **by_name: Any) -> Any:
+            return self._buffer.snapshot(lambda view: getattr(view, name)(*by_place, **by_name))
+
+        return call
+
+
 # What the methods of a class are called on. A buffer of each layout has the same calls.
 SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "AsyncEpisodeWriter": lambda world, _: aio.AsyncEpisodeWriter(world.written_typed.episode()),
@@ -218,6 +236,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "RatioWindow": lambda *_: RatioWindow(1.0),
     "ReplayBuffer": lambda world, layout: getattr(world, layout),
     "RolloutRows": lambda world, _: RolloutRows(world.rows),
+    "Snapshot": lambda world, layout: InSnapshot(getattr(world, layout)),
     "TensorBoardMonitor": lambda world, _: TensorBoardMonitor(world.rows, Writer()),
     "Transaction": lambda world, layout: InTransaction(getattr(world, layout)),
 }
@@ -229,6 +248,7 @@ LAYOUT_OF = {
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
     "EpisodeWriter": ("written_rows", "written_typed"),
+    "Snapshot": ("rows", "typed"),
     "Transaction": ("written_rows", "written_typed"),
 }
 # What required parameters are given, and those without which a call would wait.
@@ -243,7 +263,9 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "condition_or_seqs": lambda _: [1],
     "counts": lambda _: FlowCounts(1, 1),
     "device": lambda _: "cpu",
+    "documents": lambda _: ["k"],
     "env": lambda world: world.env,
+    "episode_ids": lambda _: ["e"],
     "exp_data": lambda _: Experience(),
     "exp_meta": lambda _: ExpMeta("t"),
     "field": lambda _: "step",
@@ -255,6 +277,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "key": lambda _: "k",
     "keys": lambda _: ["k"],
     "low": lambda _: 0,
+    "metas": lambda _: [{}],
     "n": lambda _: 1,
     "name": lambda _: "new",
     "obj": lambda _: {},
@@ -309,6 +332,7 @@ MORE: dict[str, dict[str, Any]] = {
     "AsyncReplayBuffer.annotate": {"adv_t": 1.0},
     "Transaction.annotate": {"adv_t": 1.0},
     "AsyncEpisodeWriter.append": STEP,
+    "Documents.put_many": {"values": {"k": 1.0}},
     "ReplayBuffer.loader": {"mode": "step"},
     "AsyncReplayBuffer.loader": {"mode": "step"},
     "Mirror.loader": {"mode": "step"},

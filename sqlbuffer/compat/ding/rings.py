@@ -1,6 +1,6 @@
 """The interface of the rings that hold a buffer's items, and the ring in memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,11 @@ class Counters:
     pushed: float = 0.0
     sampled: float = 0.0
     decayed_at: float = 0.0
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> "Counters":
+        """Return the counters in a document."""
+        return cls(*(value[name] for name in cls.__dataclass_fields__))
 
     def after_push(self, n: int, size: int) -> "Counters":
         """Return the counters of a ring of a size after a push of n items."""

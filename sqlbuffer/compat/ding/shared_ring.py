@@ -198,7 +198,7 @@ class State:
     @classmethod
     def of(cls, value: Mapping[str, Any], size: int) -> "State":
         """Return the state that a document says, of a ring that has a size now."""
-        counters = Counters(**{name: value[name] for name in Counters.__dataclass_fields__})
+        counters = Counters.of(value)
         # Another process may have set another size since.
         counters = replace(counters, tail=counters.tail % size)
         numbers = Numbers(tuple((a, b, n) for a, b, n in value["runs"]))
@@ -320,7 +320,8 @@ class SharedRing:
 
     def counters(self) -> Counters:
         """Return its counters."""
-        return self._state(self.buffer).counters
+        value = self._document(self.buffer).value
+        return Counters.of(value)
 
     def count(self) -> int:
         """Return the number of items."""

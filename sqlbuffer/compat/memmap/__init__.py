@@ -8,12 +8,15 @@ killed, leaves nothing behind. Several processes may write at the same time.
 
 from typing import Any
 
-from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES
 from sqlbuffer.compat.memmap.concat_replay_buffer import ConcatReplayBuffer
-from sqlbuffer.compat.memmap.datasets.loading import DATASETS, dataset_class
 from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
-from sqlbuffer.compat.memmap.errors import MemmapError, MemmapIndexError, MemmapTypeError
-from sqlbuffer.compat.memmap.replay_buffer import ReplayBuffer
+from sqlbuffer.compat.memmap.errors import (
+    ALTERNATIVES,
+    MemmapError,
+    MemmapIndexError,
+    MemmapTypeError,
+)
+from sqlbuffer.compat.memmap.replay_buffer import DATASETS, ReplayBuffer, dataset_class
 
 __all__ = [
     "ConcatReplayBuffer",

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sqlbuffer.compat.memmap.datasets import loading
 from sqlbuffer.compat.memmap.errors import MemmapError
 from sqlbuffer.compat.memmap.replay_buffer import ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
@@ -84,15 +83,14 @@ class ConcatReplayBuffer:
         Raises:
             ValueError: Nothing is stored, or parameters that exclude each other.
         """
-        loading.need_torch()
-        from sqlbuffer.compat.memmap.datasets.concat_dataset import BatchedConcatDataset
+        from sqlbuffer.compat.memmap.datasets import BatchedConcatDataset
 
         held = [buffer for buffer in self.buffers if len(buffer)]
         if not held:
             raise MemmapError("replay buffer is empty")
         return BatchedConcatDataset([buffer.dataset(**kwargs) for buffer in held])
 
-    dataloader = loading.dataloader
+    dataloader = ReplayBuffer.dataloader
 
     def get_all_data(
         self,
@@ -104,8 +102,7 @@ class ConcatReplayBuffer:
 
         See `ReplayBuffer.get_all_data`.
         """
-        loading.need_torch()
-        from sqlbuffer.compat.memmap.datasets.concat_dataset import concatenated
+        from sqlbuffer.compat.memmap.datasets import concatenated
 
         found = [buffer.get_all_data(fields, meta_fields, device) for buffer in self.buffers]
         steps = set(self.buffers[0].tracks)

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.compat.memmap.datasets.argument_checks import (
-    UnknownNameError,
+from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError, UnknownNameError
+from sqlbuffer.compat.memmap.fields import (
+    array_or_tensor,
     check_count,
     check_known,
     check_names,
+    copied,
+    is_tensor,
+    stacked,
 )
-from sqlbuffer.compat.memmap.datasets.filters import matches
-from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
-from sqlbuffer.compat.memmap.rows.tensors import array_or_tensor, copied, is_tensor, stacked
 
 
 class EpisodeCollector:
@@ -247,9 +248,14 @@ class EpisodeCollector:
             MissingExtraError: torch is not installed.
             ValueError: Nothing was collected, or a filter's field is not a single number.
         """
-        from sqlbuffer.compat.memmap.datasets import loading
+        from sqlbuffer.compat.memmap.datasets import (
+            Columns,
+            collate_for,
+            matches,
+            torch_loader,
+        )
 
-        collate = loading.collate_for(False, device, to_named_tuple)
+        collate = collate_for(False, device, to_named_tuple)
         steps = {name: _flat(value) for name, value in self.all_data(fields).items()}
         kept = np.ones(self.num_groups * self.step_count, bool)
         for name, wanted in (filter_fields or {}).items():
@@ -261,10 +267,9 @@ class EpisodeCollector:
                     f"{self.field_shape(name)} for `{name}`"
                 )
             kept &= matches(np.asarray(_flat(self.env_major(name))), wanted)
-        from sqlbuffer.compat.memmap.datasets.batches import Columns
 
         dataset = Columns({name: value[np.flatnonzero(kept)] for name, value in steps.items()})
-        return loading.torch_loader(dataset, batch_size, shuffle, collate, kwargs)
+        return torch_loader(dataset, batch_size, shuffle, collate, kwargs)
 
     def store(self, **meta_data: Any) -> None:
         """Store one episode of each group, then forget them.

@@ -1,48 +1,87 @@
 """`memmap_replay_buffer.replay_buffer` on a SQL database: `ReplayBuffer` and its datasets."""
 
+import logging
 import threading
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sqlbuffer.buffer import ReplayBuffer as CoreBuffer
+from sqlbuffer.buffer import Snapshot, Transaction
 from sqlbuffer.compat.database_files import is_url
-from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES, METHODS
-from sqlbuffer.compat.memmap.arrays.field_arrays import FieldArrays
-from sqlbuffer.compat.memmap.config.buffer_config import Config
-from sqlbuffer.compat.memmap.config.database_fields import core_fields
-from sqlbuffer.compat.memmap.datasets import loading
-from sqlbuffer.compat.memmap.datasets.readable import register_opener
+from sqlbuffer.compat.memmap.arrays import ArrayProxies, ArrayProxy, proxy_maker
 from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
-from sqlbuffer.compat.memmap.errors import MemmapError
-from sqlbuffer.compat.memmap.rows.row_codec import MetaCoder, RowCoder, StepPacker
-from sqlbuffer.compat.memmap.slots.cells import Cells
-from sqlbuffer.compat.memmap.slots.episode_cache import MAX_BYTES, EpisodeCache
-from sqlbuffer.compat.memmap.slots.episode_writer import EpisodeWriter
-from sqlbuffer.compat.memmap.slots.opening import (
+from sqlbuffer.compat.memmap.episode_writer import NEVER_S, EpisodeWriter, OpenEpisode
+from sqlbuffer.compat.memmap.errors import (
+    ALTERNATIVES,
+    METHODS,
+    MemmapError,
+    MemmapIndexError,
+    MemmapTypeError,
+)
+from sqlbuffer.compat.memmap.fields import (
+    INITTED,
+    INTERNAL,
+    LENS,
+    Config,
+    DeclaredField,
+    as_array,
+    cast,
+    check_known,
+    check_names,
+    core_fields,
+    exact,
+    squeezed,
+    wrong_shape,
+)
+from sqlbuffer.compat.memmap.opening import (
     check_options,
+    config_of,
     open_existing,
     open_or_make,
+    register,
     roles_in_errors,
 )
-from sqlbuffer.compat.memmap.slots.slot_reader import checked_index
-from sqlbuffer.compat.memmap.slots.store_calls import StoreCalls
-from sqlbuffer.compat.memmap.slots.update_calls import UpdateCalls
-from sqlbuffer.storage.extensions.slots.episode_slots import Slots
-from sqlbuffer.storage.extensions.slots.slot_writers import register
-from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.compat.memmap.rows import MetaCoder, RowCoder, StepPacker
+from sqlbuffer.compat.memmap.slots import (
+    MAX_BYTES,
+    BookChange,
+    Cells,
+    EpisodeCache,
+    Ints,
+    Moment,
+    Ring,
+    SlotBook,
+)
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.errors import SQLBufferError
+from sqlbuffer.steps import as_tensor, check_device
 
-__all__ = ["ReplayBuffer", *loading.DATASETS]
+T = TypeVar("T")
+logger = logging.getLogger("sqlbuffer")
 
+# They need torch and writing does not, so their module is imported when it is used.
+DATASETS_MODULE = "sqlbuffer.compat.memmap.datasets"
+DATASETS = (
+    "ReplayDataset",
+    "ReplayDatasetNStep",
+    "ReplayDatasetTimeWindow",
+    "ReplayDatasetTimestep",
+    "ReplayDatasetTrajectory",
+)
 NAME = "memmap"
 # Steps are stored at most this long after they were given; or when they are needed.
-FLUSH_S, NEVER_S = 1.0, 1e6
+FLUSH_S = 1.0
+NO_SLOTS = np.empty(0, np.int64)
 
 
-class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
+class ReplayBuffer:
     """Episodes in numbered slots, in a SQLite file in a folder or in any database of sqlbuffer.
 
     The calls and errors are those of memmap-replay-buffer 0.2.3. The episodes are in an ordinary
@@ -94,6 +133,30 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         array([2., 0.], dtype=float32)
     """
 
+    folder: Path | str
+    read_only: bool
+    max_episodes: int
+    max_timesteps: int
+    circular: bool
+    tracks: dict[str, DeclaredField]
+    meta_tracks: dict[str, DeclaredField]
+    store_step: int
+    flush_every_store_step: int
+    memory_namedtuple: Any
+    _config: Config
+    _core: CoreBuffer
+    _rows: RowCoder
+    _metas: MetaCoder
+    _packer: StepPacker
+    _writer: EpisodeWriter | None
+    _book: SlotBook
+    _cells_: Cells
+    _t: int
+    # The snapshot that a thread reads in.
+    _held: threading.local
+    # Lengths of the writer's open episodes when this copy of it was made.
+    _seen_open: dict[int, int]
+
     def __init__(
         self,
         folder: str | Path,
@@ -114,11 +177,11 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         config = Config.parse(
             max_episodes, max_timesteps, fields, meta_fields, circular, extra_config
         )
-        core = core_fields(config.fields, observation_fields)
+        fields_ = core_fields(config.fields, observation_fields)
         if read_only:
             if overwrite or (overwrite is None and not is_url(folder)):
                 raise MemmapError("cannot overwrite a buffer in read-only mode: overwrite=False")
-            store, stored = open_existing(folder, name)
+            core, stored = open_existing(folder, name)
             if lines := config.differences(stored):
                 raise MemmapError(
                     f"buffer at `{folder}` was created with a different config:\n  "
@@ -126,9 +189,16 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
                 )
         else:
             with roles_in_errors(folder):
-                store = open_or_make(folder, name, config, core, overwrite)
-        core.check_same(store.info.config.fields)
-        self._set_up(folder, store, config, read_only, flush_every_store_step, cache_bytes)
+                core = open_or_make(folder, name, config, fields_, overwrite)
+        fields_.check_same(core._store.info.config.fields)
+        self._set_up(
+            folder,
+            core,
+            config_of(core) if not read_only else stored,
+            read_only,
+            flush_every_store_step,
+            cache_bytes,
+        )
 
     @classmethod
     def from_folder(
@@ -150,15 +220,15 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
             MemmapError: There is no such buffer.
         """
         check_options(False, read_only, 1, name, cache_bytes)
-        store, config = open_existing(folder, name)
+        core, config = open_existing(folder, name)
         buffer = cls.__new__(cls)
-        buffer._set_up(folder, store, config, read_only, 1, cache_bytes)
+        buffer._set_up(folder, core, config, read_only, 1, cache_bytes)
         return buffer
 
     def _set_up(
         self,
         folder: Any,
-        store: BufferStore,
+        core: CoreBuffer,
         config: Config,
         read_only: bool,
         flush_every: int,
@@ -166,7 +236,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.read_only, self.flush_every_store_step = read_only, flush_every
-        self._store, self._config = store, config
+        self._core, self._config = core, config
         self.max_episodes, self.max_timesteps = config.max_episodes, config.max_timesteps
         self.circular = config.circular
         self.tracks, self.meta_tracks = dict(config.fields), dict(config.meta)
@@ -175,18 +245,19 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self.store_step = self._t = 0
         self._held = threading.local()
         self._seen_open = {}
-        self._rows = RowCoder(self.tracks, store.layout)
+        layout = Layout(core.fields)
+        self._rows = RowCoder(self.tracks, layout)
         self._metas = MetaCoder(self.meta_tracks)
         self._packer = StepPacker(self._rows)
+        self._book = SlotBook(core, self.max_episodes, self.circular, config.episodes, self._metas)
         self._writer = None
-        self._slots = Slots(store)
         if not read_only:
             flush_s = FLUSH_S if flush_every else NEVER_S
-            self._writer = EpisodeWriter(store, config, self._rows, self._metas, flush_s)
+            self._writer = EpisodeWriter(self._book, self._rows, self._metas, flush_s)
             with roles_in_errors(folder):
-                register(store, self._writer.holder)
+                register(self._book, self._writer.holder)
         kept = EpisodeCache(cache_bytes)
-        self._cells_ = Cells(store, self._slots, self._rows, self.max_timesteps, kept)
+        self._cells_ = Cells(self._book, self._rows, self.max_timesteps, kept)
 
     @property
     def should_flush(self) -> bool:
@@ -197,20 +268,20 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
     def num_episodes(self) -> int:
         """Number of ended episodes of all writers; at most `max_episodes`."""
         self._flush()
-        return self._slots.ring().num_episodes
+        return self._ring().num_episodes
 
     @num_episodes.setter
     def num_episodes(self, value: int) -> None:
         self._check_writable("num_episodes")
         n = checked_index(value, self.max_episodes + 1, "num_episodes")
-        self._slots.set_ring(num_episodes=n)
+        self._change_ring(lambda ring: setattr(ring, "num_episodes", n))
 
     @property
     def episode_index(self) -> int:
         """The slot that is being written, or the next one to be."""
         if self._writer is not None and self._writer.is_own and self._writer.open:
             return self._writer.open[0].slot
-        return self._slots.ring().next_turn % self.max_episodes
+        return self._ring().next_turn % self.max_episodes
 
     @episode_index.setter
     def episode_index(self, value: int) -> None:
@@ -218,8 +289,25 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         slot = checked_index(value, self.max_episodes, "episode_index")
         if writer.open:
             raise MemmapError("an episode is open; end it before episode_index is set")
-        lap = self._slots.ring().next_turn // self.max_episodes
-        self._slots.set_ring(next_turn=lap * self.max_episodes + slot)
+
+        def move(ring: Ring) -> None:
+            # Slots from there on are free.
+            ring.next_turn += slot - ring.next_turn % self.max_episodes
+            ring.used = {}
+
+        self._change_ring(move)
+
+    def _ring(self) -> Ring:
+        """Return the progress of the slots."""
+        return self._at_one_moment(lambda moment: moment.ring, NO_SLOTS)
+
+    def _change_ring(self, change: Callable[[Ring], None]) -> None:
+        def work(tx: Transaction) -> None:
+            book = BookChange(self._book, tx)
+            change(book.ring)
+            book.store()
+
+        self._core.transaction(work)
 
     @property
     def timestep_index(self) -> int:
@@ -236,7 +324,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         t = checked_index(value, self.max_timesteps + 1, "timestep_index")
         if t == 0:
             writer.drop()
-        elif any(open_.last_t >= t for open_ in writer.open):
+        elif any(open_.n_steps > t for open_ in writer.open):
             raise MemmapError(
                 f"timestep_index is {self._t} and cannot go back to {t}, since later steps are "
                 f"stored. Set it to 0 to drop the open episode, or change steps with `data[...]`."
@@ -260,9 +348,772 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
             raise AttributeError(METHODS.message(name))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    dataset = loading.dataset
-    dataloader = loading.dataloader
-    get_all_data = loading.get_all_data
+    def store(self, **data: Any) -> Any:
+        """Store one step of the open episode; begin an episode if none is open.
+
+        This process sees the step immediately. It is stored, for other processes and after a crash,
+        within a second (`flush_every_store_step`).
+
+        Args:
+            **data: A value for each field, of its shape or a scalar for all of it. A missing field,
+                or None, gets the default. Other names are ignored.
+
+        Returns:
+            A namedtuple `Memory` of the stored values, in the order of declaration.
+
+        Raises:
+            MemmapError: A value has another shape; or the episode has `max_timesteps` already; or
+                the buffer is full and not circular. Nothing is stored.
+        """
+        writer = self._check_writable("store")
+        self._check_room_in_time(1)
+        stored, row = self._packer.pack(data)
+        open_ = writer.open[0] if writer.open else writer.claim(1)[0]
+        writer.add(open_, self._t, row)
+        self._t += 1
+        self.store_step += 1
+        return self.memory_namedtuple(*stored)
+
+    def store_batch(self, **data: Any) -> None:
+        """Store the same step of B episodes in one call.
+
+        Args:
+            **data: An array of shape (B, *shape) for each field; other fields get their default.
+
+        Raises:
+            MemmapError: No field is given, a field is unknown, or batches have different sizes; or
+                the episodes have `max_timesteps` already; or no slot is left in a buffer that is
+                not circular. With fewer than B slots left, the first of the steps are stored, as
+                upstream.
+        """
+        writer = self._check_writable("store_batch")
+        arrays = self._batch(data, self.tracks, "store_batch", "")
+        self._check_room_in_time(1)
+        n = len(next(iter(arrays.values())))
+        rows = self._rows.blanks(n)
+        for name, array in arrays.items():
+            _assign(rows, self._rows.names[name], self.tracks[name], array)
+        opened = self._opened(writer, n)
+        raw, size = rows[self._which(n, len(opened))].tobytes(), self._rows.size
+        for i, open_ in enumerate(opened):
+            writer.add(open_, self._t, raw[i * size : (i + 1) * size])
+        self._t += 1
+
+    def store_meta_batch(self, **data: Any) -> None:
+        """Set meta values of B open episodes, from the first on; begin those that are not open.
+
+        Args:
+            **data: For each field an array of shape (B, *shape).
+
+        Raises:
+            MemmapError: Nothing, an unknown field, or batches of different sizes.
+        """
+        writer = self._check_writable("store_meta_batch")
+        arrays = self._batch(data, self.meta_tracks, "store_meta_batch", "meta ")
+        n = len(next(iter(arrays.values())))
+        opened = self._opened(writer, n)
+        self._set_open_metas(opened, arrays, self._which(n, len(opened)))
+
+    def store_episode(self, **data: Any) -> None:
+        """Store a whole episode in one transaction.
+
+        Args:
+            **data: An array of shape (T, *shape) for each field, and one value for each meta field;
+                `()` and `(1,)` are converted into each other. Omitted ones get their default. If T
+                is 0, nothing is stored.
+
+        Raises:
+            MemmapError: No field is given; a field is unknown, or has a different T or another
+                shape; T is above `max_timesteps`; or the buffer is full and not circular. Nothing
+                is stored.
+        """
+        writer = self._check_writable("store_episode")
+        arrays, metas = self._episode(data)
+        n = len(next(iter(arrays.values())))
+        if n == 0:
+            return
+        self._check_room_in_time(n, from_start=True)
+        if self._t:
+            logger.warning("store_episode overwrites an open episode of %d steps", self._t)
+        meta = (writer.open[0].meta if writer.open else self._metas.blank).copy()
+        writer.drop()
+        self._t = 0
+        for name, value in metas.items():
+            meta[self._metas.keys[name]] = value
+        rows = self._rows.blanks(n)
+        for name, array in arrays.items():
+            rows[self._rows.names[name]] = array
+        writer.store_whole(rows, meta)
+
+    @contextmanager
+    def one_episode(self, **meta_data: Any) -> Iterator[dict[str, Any]]:
+        """Store an episode: the body of the block calls `store`.
+
+        Yields a dict; what is put there is stored as meta at the end. A block that raises stores
+        nothing.
+
+        Args:
+            **meta_data: The values of meta fields that are known.
+
+        Raises:
+            MemmapError: An unknown meta field, a value of another shape, or a buffer that is full
+                and not circular.
+        """
+        writer = self._check_writable("one_episode")
+        known = self._meta_values(meta_data)
+        opened = self._opened(writer, 1)
+        self._set_open_metas(opened, {name: value[None] for name, value in known.items()})
+        at_end: dict[str, Any] = {}
+        with self._dropped_on_error(writer):
+            yield at_end
+            late = self._meta_values(at_end)
+            if not self._t:
+                writer.drop()
+                return
+            self._set_open_metas(
+                writer.open[:1], {name: value[None] for name, value in late.items()}
+            )
+        self.advance_episode()
+
+    @contextmanager
+    def batched_episode(self, batch_size: int, **meta_batch: Any) -> Iterator[None]:
+        """Store B episodes together: the body of the block calls `store_batch`.
+
+        Args:
+            batch_size: Number B of episodes.
+            **meta_batch: An array of shape (B, *shape) for each meta field.
+
+        Raises:
+            MemmapError: Fewer than B slots are left in a buffer that is not circular, or meta
+                values do not fit.
+        """
+        writer = self._check_writable("batched_episode")
+        batch_size = _checked_size(batch_size, self.max_episodes)
+        arrays: dict[str, NDArray[Any]] = {}
+        if meta_batch:
+            arrays = self._batch(meta_batch, self.meta_tracks, "batched_episode", "meta ")
+            n = len(next(iter(arrays.values())))
+            if n != batch_size:
+                raise MemmapError(f"expected meta values of {batch_size} episodes, got {n}")
+        if batch_size > len(writer.open):
+            writer.claim(batch_size - len(writer.open))
+        self._set_open_metas(writer.open[:batch_size], arrays)
+        with self._dropped_on_error(writer):
+            yield
+            if not self._t and batch_size == 1:
+                writer.drop()
+        self.advance_episode(batch_size)
+
+    def advance_episode(self, batch_size: int = 1) -> None:
+        """End the open episodes, store all of them and continue with the next slots.
+
+        Args:
+            batch_size: Number of episodes; all of them have the steps so far. Without a step, one
+                episode is not ended, and several are ended empty.
+
+        Raises:
+            MemmapError: The buffer is full and not circular.
+        """
+        writer = self._check_writable("advance_episode")
+        batch_size = _checked_size(batch_size, self.max_episodes)
+        if not self._t and batch_size == 1:
+            return
+        length, self._t = self._t, 0
+        writer.finish([length] * batch_size)
+
+    @contextmanager
+    def _dropped_on_error(self, writer: EpisodeWriter) -> Iterator[None]:
+        """Drop the open episodes where a block raises."""
+        try:
+            yield
+        except BaseException:
+            self._t = 0
+            try:
+                writer.drop()
+            except SQLBufferError as error:  # the caller must see the first error
+                logger.warning("an episode could not be undone: %s", error)
+            raise
+
+    def _opened(self, writer: EpisodeWriter, n: int) -> list[OpenEpisode]:
+        """Return n open episodes, as far as a buffer has room that is not circular."""
+        n = min(n, self.max_episodes)
+        missing = n - len(writer.open)
+        if missing > 0:
+            if not self.circular and missing > 1:
+                missing = min(missing, max(writer.n_left(), 0 if writer.open else 1))
+            if missing:
+                writer.claim(missing)
+        return writer.open[:n]
+
+    def _which(self, n: int, n_slots: int) -> NDArray[np.int64]:
+        """Return which of n values each slot gets: the first ones, where the others have no room;
+        the last ones, where they wrap around.
+        """
+        if not self.circular:
+            return np.arange(min(n, n_slots))
+        return np.array([i + (n - 1 - i) // n_slots * n_slots for i in range(min(n, n_slots))])
+
+    def _check_room_in_time(self, n: int, *, from_start: bool = False) -> None:
+        if (0 if from_start else self._t) + n > self.max_timesteps:
+            raise MemmapError(
+                f"You exceeded the `max_timesteps` ({self.max_timesteps}) set on the replay "
+                f"buffer. Please increase it on init."
+            )
+
+    def _batch(
+        self, data: Mapping[str, Any], tracks: Mapping[str, DeclaredField], call: str, what: str
+    ) -> dict[str, NDArray[Any]]:
+        """Return arrays of one leading size."""
+        if not data:
+            raise MemmapError(f"No data provided to {call}")
+        if unknown := set(data) - set(tracks):
+            raise MemmapError(
+                f"invalid {what}field names {unknown} - must be a subset of {', '.join(tracks)}"
+            )
+        arrays = {name: as_array(name, value) for name, value in data.items()}
+        for name, array in arrays.items():
+            if array.ndim == 0:
+                raise MemmapTypeError(f"field {name} - expected an array, one value an episode")
+        sizes = {name: len(array) for name, array in arrays.items()}
+        first = next(iter(sizes.values()))
+        for name, size in sizes.items():
+            if size != first:
+                raise MemmapError(
+                    f"All data in batch must have the same batch size. Field {name} has batch size "
+                    f"{size} while previous fields had {first}."
+                )
+        if first == 0:
+            raise MemmapError(f"No data provided to {call}: a batch of no episodes")
+        return arrays
+
+    def _episode(
+        self, data: Mapping[str, Any]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return the fields of an episode, of one length, and its meta values."""
+        if not data:
+            raise MemmapError("No data provided to `store_episode`")
+        arrays, metas = {}, {}
+        for name, value in data.items():
+            if name in self.tracks:
+                arrays[name] = as_array(name, value)
+            elif name in self.meta_tracks:
+                track = self.meta_tracks[name]
+                metas[name] = exact(track, squeezed(track, as_array(name, value), 0))
+            else:
+                raise MemmapError(
+                    f"invalid field name {name} - must be one of {', '.join(self.tracks)} or "
+                    f"{', '.join(self.meta_tracks)}"
+                )
+        if not arrays:
+            raise MemmapError("At least one time-varying field must be provided to store_episode")
+        first: int | None = None
+        for name, array in arrays.items():
+            track = self.tracks[name]
+            if array.ndim == 0:
+                raise MemmapError(f"field {name} - expected an array, one value a step")
+            first = len(array) if first is None else first
+            if len(array) != first:
+                raise MemmapError(
+                    f"all fields must have the same time dimension. field {name} has {len(array)} "
+                    f"while previous fields had {first}"
+                )
+            array = squeezed(track, array, 1)
+            if array.shape[1:] != track.shape:
+                raise wrong_shape(track, array.shape[1:])
+            arrays[name] = cast(track, array)
+        return arrays, {name: value for name, value in metas.items() if name not in INTERNAL}
+
+    def _meta_values(self, given: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return meta values of one episode."""
+        found = {}
+        for name, value in given.items():
+            track = self._meta_track(name)
+            found[name] = exact(track, value)
+        return {name: value for name, value in found.items() if name not in INTERNAL}
+
+    def _set_open_metas(
+        self,
+        opened: list[OpenEpisode],
+        arrays: Mapping[str, NDArray[Any]],
+        last: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Set meta values of open episodes."""
+        for name, array in arrays.items():
+            if name in INTERNAL:
+                continue
+            track = self.meta_tracks[name]
+            values = cast(track, array if last is None else array[last])
+            for open_, value in zip(opened, values, strict=False):
+                try:
+                    open_.meta[self._metas.keys[name]] = value
+                except ValueError as error:
+                    raise MemmapError(f"field {name} - {error}") from None
+                open_.is_dirty = True
+
+    def store_datapoint(
+        self, episode_index: int, timestep_index: int, name: str, datapoint: Any
+    ) -> None:
+        """Set the value of a field in one step; lengths stay.
+
+        Args:
+            episode_index: The slot.
+            timestep_index: The step.
+            name: The field.
+            datapoint: Its value, of the field's shape.
+
+        Raises:
+            MemmapError: No such slot, step or field, or another shape.
+        """
+        self._check_writable("store_datapoint")
+        slot = checked_index(episode_index, self.max_episodes, "episode_index")
+        t = checked_index(timestep_index, self.max_timesteps, "timestep_index")
+        track = self._track(name)
+        value = exact(track, datapoint)
+        self._write_cells(np.array([slot]), np.array([t]), {name: value[None]})
+
+    def store_meta_datapoint(self, episode_index: int, name: str, datapoint: Any) -> None:
+        """Set the value of a meta field of a slot.
+
+        Raises:
+            MemmapError: No such slot or field, or another shape.
+        """
+        self._check_writable("store_meta_datapoint")
+        slot = checked_index(episode_index, self.max_episodes, "episode_index")
+        track = self._meta_track(name)
+        value = exact(track, datapoint)
+        self._write_meta(np.array([slot]), {name: value[None]})
+
+    def store_batch_datapoint(
+        self, episode_indices: Any, timestep_index: int, name: str, datapoints: Any
+    ) -> None:
+        """Set the value of a field in the same step of several slots.
+
+        Args:
+            episode_indices: The slots, of shape (n,).
+            timestep_index: The step; a negative one is counted from the last of `max_timesteps`.
+            name: The field.
+            datapoints: Their values, of shape (n, *shape).
+
+        Raises:
+            MemmapError: No such field, or another shape.
+            MemmapIndexError: No such slot or step.
+        """
+        self._check_writable("store_batch_datapoint")
+        track = self._track(name)
+        t = self._step_number(timestep_index)
+        slots = self._slot_numbers(episode_indices)
+        values = _spread(track, datapoints, (len(slots),))
+        self._write_cells(slots, np.full(len(slots), t), {name: values})
+
+    def store_batch_meta_datapoint(self, episode_indices: Any, name: str, datapoints: Any) -> None:
+        """Set the value of a meta field of several slots.
+
+        Args:
+            episode_indices: The slots, of shape (n,).
+            name: The field.
+            datapoints: Their values, of shape (n, *shape).
+
+        Raises:
+            MemmapError: No such field, or another shape.
+            MemmapIndexError: There is no such slot.
+        """
+        self._check_writable("store_batch_meta_datapoint")
+        track = self._meta_track(name)
+        slots = self._slot_numbers(episode_indices)
+        self._write_meta(slots, {name: _spread(track, datapoints, (len(slots),))})
+
+    def update(self, indices: Any = None, **data: Any) -> None:
+        """Change stored episodes; their lengths stay.
+
+        Args:
+            indices: A slot, a list, an array or a slice of slots, negative ones counted from the
+                end; all episodes with steps by default.
+            **data: For fields an array of shape (E, T, *shape), or (T, *shape) for one slot: the
+                first T steps, which may be more than the episode has; a scalar for the first step.
+                For meta fields an array of shape (E, *shape). `()` and `(1,)` are converted into
+                each other, and arrays are broadcast.
+
+        Raises:
+            MemmapError: Nothing, an unknown field, another shape, or more than `max_timesteps`;
+                nothing is changed.
+            MemmapIndexError: There is no such slot.
+        """
+        self._check_writable("update")
+        if not data:
+            raise MemmapError("No data provided to `update`")
+        for name in data:
+            if name not in self.tracks and name not in self.meta_tracks:
+                raise MemmapError(f"invalid field name `{name}`")
+        is_one = indices is not None and _is_integer(indices)
+        slots = self._slot_numbers(
+            [indices] if is_one else self._all() if indices is None else indices
+        )
+        cells, metas = {}, {}
+        for name, value in data.items():
+            if name in self.tracks:
+                cells[name] = self._steps_of(self.tracks[name], value, len(slots), is_one)
+            else:
+                track = self.meta_tracks[name]
+                array = as_array(name, value)
+                array = squeezed(track, array, 0 if is_one else 1)
+                metas[name] = _spread(track, array, (len(slots),))
+        for n_steps in sorted({array.shape[1] for array in cells.values()}):
+            same = {name: array for name, array in cells.items() if array.shape[1] == n_steps}
+            self._write_steps(slots, n_steps, same)
+        if metas and len(slots):
+            self._write_meta(slots, metas)
+
+    def _steps_of(self, track: DeclaredField, value: Any, n: int, is_one: bool) -> NDArray[Any]:
+        """Return the values of the first steps of n slots, of shape (n, T, *shape)."""
+        array = as_array(track.name, value)
+        if array.ndim == 0:
+            return _spread(track, array, (n, 1))
+        array = squeezed(track, array, 1)[None] if is_one else squeezed(track, array, 2)
+        if array.ndim < 2:
+            raise MemmapError(
+                f"field {track.name} - expected shape (episodes, steps, "
+                f"{', '.join(map(str, track.shape))}), got {array.shape}"
+            )
+        if array.shape[1] > self.max_timesteps:
+            raise MemmapError(
+                f"You exceeded the `max_timesteps` ({self.max_timesteps}) set on the replay "
+                f"buffer. Please increase it on init."
+            )
+        return _spread(track, array, (n, array.shape[1]))
+
+    def _write_steps(self, slots: Ints, n_steps: int, values: dict[str, NDArray[Any]]) -> None:
+        at = np.broadcast_to(slots[:, None], (len(slots), n_steps)).ravel()
+        ts = np.broadcast_to(np.arange(n_steps), (len(slots), n_steps)).ravel()
+        flat = {name: array.reshape(-1, *self.tracks[name].shape) for name, array in values.items()}
+        self._write_cells(at, ts, flat)
+
+    def _all(self) -> Ints:
+        return np.flatnonzero(self._lengths() > 0)
+
+    def _slot_numbers(self, indices: Any) -> Ints:
+        """Return slots as numbers from 0 on.
+
+        Raises:
+            MemmapIndexError: There is no such slot.
+            MemmapTypeError: They are not numbers.
+        """
+        n = self.max_episodes
+        if isinstance(indices, slice):
+            return np.arange(n)[indices]
+        given = as_array("indices", indices) if len(indices) else np.empty(0, np.int64)
+        if given.dtype.kind == "b" or given.dtype.kind not in "iu" or given.ndim != 1:
+            raise MemmapTypeError(
+                f"indices are a number, a slice, or a list or array of numbers of shape (n,), got "
+                f"{indices!r:.100}; np.flatnonzero(mask) makes them of a mask"
+            )
+        for index in given.tolist():
+            if not -n <= index < n:
+                raise MemmapIndexError(f"index {index} is out of bounds for {n} episodes")
+        return np.asarray(given.astype(np.int64) % n)
+
+    def _step_number(self, index: Any) -> int:
+        """Return the number of a step given as numpy takes an index."""
+        n = self.max_timesteps
+        if not _is_integer(index):
+            return checked_index(index, n, "timestep_index")
+        if not -n <= index < n:
+            raise MemmapIndexError(f"timestep_index {index} is out of bounds for {n} steps")
+        return int(index % n)
+
+    def dataset(
+        self,
+        n_steps: int | None = None,
+        fields: tuple[str, ...] | None = None,
+        current_fields: tuple[str, ...] | None = None,
+        next_fields: tuple[str, ...] | None = None,
+        sequence_fields: tuple[str, ...] | None = None,
+        timestep_level: bool = False,
+        filter_meta: Mapping[str, Any] | None = None,
+        filter_fields: Mapping[str, Any] | None = None,
+        fieldname_map: Mapping[str, str] | None = None,
+        slice_by_episode_len: bool = True,
+        return_episode_lens: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Return a torch dataset of the steps stored now, with those of the open episode.
+
+        Args:
+            n_steps: Transitions that reach so far ahead: a `ReplayDatasetNStep`.
+            fields: Names of the fields that items have; all by default.
+            current_fields: For n_steps only, as are the next two.
+            next_fields: All by default.
+            sequence_fields: None by default.
+            timestep_level: Single steps: a `ReplayDatasetTimestep`. Otherwise whole episodes: a
+                `ReplayDatasetTrajectory`.
+            filter_meta: `{name: value}` of episodes.
+            filter_fields: `{name: value}` of steps; not for whole episodes.
+            fieldname_map: `{name: other name}` of what items have.
+            slice_by_episode_len: For whole episodes: False has max_timesteps steps of each.
+            return_episode_lens: For whole episodes: have `_lens`.
+            **kwargs: `include_metadata`, `return_indices`, `min_episode_len`.
+
+        Raises:
+            KeyError: A filter has an unknown name; at the first item: `fields` has one.
+            MissingExtraError: torch is not installed.
+            TypeError: Names that are not in a tuple.
+            ValueError: Nothing is stored, or parameters that exclude each other.
+        """
+        from sqlbuffer.compat.memmap.datasets import (
+            ReplayDatasetNStep,
+            ReplayDatasetTimestep,
+            ReplayDatasetTrajectory,
+        )
+
+        if n_steps is not None and timestep_level:
+            raise MemmapError("cannot specify both n_steps and timestep_level")
+        self._flush()
+        if not self._state()[0].any():
+            raise MemmapError("replay buffer is empty")
+        common = {"fieldname_map": fieldname_map, "filter_meta": filter_meta, **kwargs}
+        if n_steps is not None:
+            return ReplayDatasetNStep(
+                self,
+                n_steps,
+                current_fields,
+                next_fields,
+                sequence_fields,
+                filter_fields=filter_fields,
+                **common,
+            )
+        if timestep_level:
+            return ReplayDatasetTimestep(self, fields, filter_fields=filter_fields, **common)
+        return ReplayDatasetTrajectory(
+            self,
+            fields,
+            filter_fields=filter_fields,
+            slice_by_episode_len=slice_by_episode_len,
+            return_episode_lens=return_episode_lens,
+            **common,
+        )
+
+    def dataloader(
+        self,
+        batch_size: int,
+        n_steps: int | None = None,
+        dataset: Any = None,
+        fields: tuple[str, ...] | None = None,
+        current_fields: tuple[str, ...] | None = None,
+        next_fields: tuple[str, ...] | None = None,
+        sequence_fields: tuple[str, ...] | None = None,
+        filter_meta: Mapping[str, Any] | None = None,
+        filter_fields: Mapping[str, Any] | None = None,
+        fieldname_map: Mapping[str, str] | None = None,
+        return_indices: bool = False,
+        return_mask: bool = False,
+        timestep_level: bool = False,
+        to_named_tuple: tuple[str, ...] | None = None,
+        shuffle: bool = False,
+        device: Any = None,
+        dataset_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return a torch `DataLoader` of the data that is stored now.
+
+        Batches are dicts of tensors: fields and values of episodes by name. Whole episodes are
+        padded with zeros to the longest of their batch, with their lengths as `_lens`. See the
+        datasets for the contents of items.
+
+        Args:
+            batch_size: Items in a batch.
+            n_steps: See `dataset`, also for the arguments that are not explained here.
+            dataset: Read this dataset; the arguments that choose items and fields have no effect.
+            fields: Not together with to_named_tuple.
+            current_fields: For n_steps only, as are the next two.
+            next_fields: All by default.
+            sequence_fields: None by default.
+            filter_meta: `{name: value}` of episodes.
+            filter_fields: `{name: value}` of steps.
+            fieldname_map: `{name: other name}`.
+            return_indices: Include `_index` (whole episodes) or `_indices` (slot and time).
+            return_mask: For whole episodes: include `_mask`, bool of shape (B, longest), True for
+                real steps.
+            timestep_level: Single steps.
+            to_named_tuple: Names of the parts of a named tuple `Batch`, in order. Attributes have
+                no leading underscores: `_mask` becomes `batch.mask`.
+            shuffle: In random order. Otherwise by slot, then by time.
+            device: Move tensors there, in worker processes if there are any.
+            dataset_kwargs: More for `dataset`, such as `include_metadata`.
+            **kwargs: For torch's `DataLoader`: `drop_last`, `num_workers`, `generator`, ..
+
+        Raises:
+            KeyError: A filter has an unknown name; at the first batch: `fields` has one.
+            MissingExtraError: torch is not installed.
+            TypeError: Names are not in a tuple, or `collate_fn` is given.
+            ValueError: Nothing is stored, or parameters exclude each other. At the first batch: the
+                batch lacks a part of the named tuple.
+        """
+        if n_steps is not None and timestep_level:
+            raise MemmapError("cannot specify both n_steps and timestep_level")
+        if return_mask and (n_steps is not None or timestep_level):
+            raise MemmapError("return_mask is only supported for trajectory-level data")
+        if fields is not None and to_named_tuple is not None:
+            raise MemmapError("cannot specify both fields and to_named_tuple")
+        if "collate_fn" in kwargs:
+            raise MemmapTypeError(
+                "dataloader takes no collate_fn: build torch's DataLoader yourself"
+            )
+        from sqlbuffer.compat.memmap.datasets import collate_for, torch_loader
+
+        collate = collate_for(return_mask, device, to_named_tuple)
+        if dataset is None:
+            dataset = self.dataset(
+                n_steps=n_steps,
+                fields=fields,
+                current_fields=current_fields,
+                next_fields=next_fields,
+                sequence_fields=sequence_fields,
+                timestep_level=timestep_level,
+                filter_meta=filter_meta,
+                filter_fields=filter_fields,
+                fieldname_map=fieldname_map,
+                return_indices=return_indices,
+                **(dataset_kwargs or {}),
+            )
+        return torch_loader(dataset, batch_size, shuffle, collate, kwargs)
+
+    def get_all_data(
+        self,
+        fields: tuple[str, ...] | None = None,
+        meta_fields: tuple[str, ...] | None = None,
+        device: Any = None,
+    ) -> dict[str, Any]:
+        """Return the finished episodes as tensors, by slot.
+
+        Args:
+            fields: Names of fields of steps. If both arguments are omitted, all fields and all
+                values of episodes are returned, with `episode_lens`. If one is given, the other
+                kind is left out.
+            meta_fields: Names of values of episodes.
+            device: Put the tensors there.
+
+        Returns:
+            Fields of shape (num_episodes, longest, *shape), with their defaults behind the end of
+            shorter episodes; values of episodes of shape (num_episodes, *shape). Empty without any.
+
+        Raises:
+            KeyError: A name is unknown.
+            MissingExtraError: torch is not installed.
+            TypeError: The names are not a tuple or list.
+            ValueError: There is no such device.
+        """
+        import_module(DATASETS_MODULE)
+        if device is not None:
+            check_device(device)
+        if fields is None and meta_fields is None:
+            names, meta_names = list(self.tracks), [n for n in self.meta_tracks if n != "_initted"]
+        else:
+            names, meta_names = _names("fields", fields), _names("meta_fields", meta_fields)
+        check_known("fields", names, self.tracks)
+        check_known("meta_fields", meta_names, self.meta_tracks)
+        slots = np.arange(self.num_episodes)
+        if not len(slots):
+            return {}
+
+        def values(_: object) -> dict[str, Any]:
+            found = {}
+            if names:
+                longest = int(self._state(slots)[0].max())
+                grid = np.broadcast_arrays(slots[:, None], np.arange(longest)[None])
+                found = self._cells(names, *(np.ascontiguousarray(part) for part in grid))
+            if meta_names:
+                found |= self._meta(meta_names, slots)
+            return found
+
+        found = self._at_one_moment(values)
+        return {name: as_tensor(array, device or "cpu") for name, array in found.items()}
+
+    # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.
+    @property
+    def data(self) -> ArrayProxies:
+        """The fields of all slots, each like an array of shape (max_episodes, max_timesteps,
+        *shape).
+        """
+        return ArrayProxies(self.tracks, self._data_proxy)
+
+    @property
+    def meta_data(self) -> ArrayProxies:
+        """The meta fields of all slots, each like an array of shape (max_episodes, *shape)."""
+        return ArrayProxies(self.meta_tracks, self._meta_proxy)
+
+    def _data_proxy(self, name: str) -> ArrayProxy:
+        def write(values: Any, slots: Any, ts: Any) -> None:
+            self._write_cells(slots, ts, {name: values})
+
+        return ArrayProxy(
+            self.tracks[name],
+            (self.max_episodes, self.max_timesteps),
+            lambda slots, ts: self._cells([name], slots, ts)[name],
+            write,
+            self._flush,
+            proxy_maker(self._data_proxy, name),
+        )
+
+    def _meta_proxy(self, name: str) -> ArrayProxy:
+        def read(slots: Any) -> Any:
+            found = self._meta([name], slots.ravel())[name]
+            return found.reshape((*slots.shape, *self.meta_tracks[name].shape))
+
+        def write(values: Any, slots: Any) -> None:
+            self._write_meta(slots, {name: values})
+
+        track = self.meta_tracks[name]
+        again = proxy_maker(self._meta_proxy, name)
+        return ArrayProxy(track, (self.max_episodes,), read, write, self._flush, again)
+
+    @property
+    def fieldnames(self) -> set[str]:
+        """The names of the fields."""
+        return set(self.tracks)
+
+    @property
+    def meta_fieldnames(self) -> set[str]:
+        """The names of the meta fields, `episode_lens` and `_initted` included."""
+        return set(self.meta_tracks)
+
+    @property
+    def internal_meta_fieldnames(self) -> set[str]:
+        """The meta fields that every buffer has."""
+        return set(INTERNAL)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of a value of each field."""
+        return {name: track.shape for name, track in self.tracks.items()}
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The numpy type of each field."""
+        return {name: track.dtype.type for name, track in self.tracks.items()}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The declared default of each field; None if it has none."""
+        return {name: track.default for name, track in self.tracks.items()}
+
+    @property
+    def meta_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of a value of each meta field."""
+        return {name: track.shape for name, track in self.meta_tracks.items()}
+
+    @property
+    def meta_dtypes(self) -> dict[str, Any]:
+        """The numpy type of each meta field."""
+        return {name: track.dtype.type for name, track in self.meta_tracks.items()}
+
+    @property
+    def meta_defaults(self) -> dict[str, Any]:
+        """The declared default of each meta field; None if it has none."""
+        return {name: track.default for name, track in self.meta_tracks.items()}
+
+    @property
+    def episode_lens(self) -> ArrayProxy:
+        """The length of each slot, like an array of shape (max_episodes,)."""
+        return self.meta_data[LENS]
 
     def create_collector(
         self,
@@ -289,7 +1140,13 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         writer = self._check_writable("clear")
         self._t = 0
         writer.drop()
-        self._store.retention.clear()
+
+        def work(tx: Transaction) -> None:
+            change = BookChange(self._book, tx)
+            change.clear()
+            change.store()
+
+        self._core.transaction(work)
 
     def reset_(self) -> None:
         """Delete all episodes.
@@ -307,7 +1164,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         if self._writer is not None:
             self._t = 0
             self._writer.close()
-        self._store.close()
+        self._core.close()
 
     def __del__(self) -> None:
         writer = getattr(self, "_writer", None)
@@ -320,7 +1177,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self._flush()
         return {
             "folder": self.folder,
-            "store": self._store,
+            "core": self._core,
             "config": self._config,
             "flush_every": self.flush_every_store_step,
             "cache_bytes": self._cells_.kept.max_bytes,
@@ -330,7 +1187,7 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(
             state["folder"],
-            state["store"],
+            state["core"],
             state["config"],
             True,
             state["flush_every"],
@@ -339,25 +1196,290 @@ class ReplayBuffer(StoreCalls, UpdateCalls, FieldArrays):
         self._seen_open = state["open"]
 
     def __repr__(self) -> str:
-        shown = self._store.shown_url if isinstance(self.folder, str) else str(self.folder)
+        shown = self._core.url if isinstance(self.folder, str) else str(self.folder)
         mode = ", read-only" if self.read_only else ""
         return (
             f"ReplayBuffer({shown!r}, {self.max_episodes} episodes of "
             f"{self.max_timesteps} steps{mode})"
         )
 
+    def _check_writable(self, name: str) -> EpisodeWriter:
+        """Return the writer of this process.
 
-def _open_read_only(folder: str | Path) -> ReplayBuffer:
-    return ReplayBuffer.from_folder(folder, read_only=True)
+        Raises:
+            MemmapError: The buffer is read-only.
+        """
+        if self._writer is None:
+            raise MemmapError(f"cannot call `{name}` in read-only mode")
+        if not self._writer.is_own:
+            self._writer.check_process()
+            self._t = 0
+        return self._writer
 
+    def _flush(self) -> None:
+        """Store what waits in this process, so that reading finds it."""
+        if self._writer is not None:
+            self._writer.flush()
 
-register_opener(_open_read_only)
+    def _open_lengths(self) -> dict[int, int]:
+        """Return the length of each slot that this buffer is writing."""
+        if self._writer is None:
+            return self._seen_open
+        return {open_.slot: open_.length for open_ in self._writer.open if open_.n_steps}
+
+    def _lengths(self) -> Ints:
+        """Return the length of each slot, the open episode included, of shape (max_episodes,)."""
+        return self._state()[0]
+
+    def _cells(self, names: Any, slots: Ints, ts: Ints) -> dict[str, NDArray[Any]]:
+        """Return the values of fields in cells; defaults where nothing was written.
+
+        Args:
+            names: The fields.
+            slots: Array of slots, of any shape S.
+            ts: Array of steps, of the same shape.
+
+        Returns:
+            `{name: array of shape (*S, *shape)}`, of the dtype of each field.
+        """
+        self._flush()
+        wanted = np.unique(slots)
+        return self._cells_.read(names, slots, ts, lambda read: self._at_one_moment(read, wanted))
+
+    def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
+        """Return the values of meta fields of slots.
+
+        Args:
+            names: The fields, `episode_lens` and `_initted` among them if wanted.
+            slots: Array of slots, of shape (n,).
+
+        Returns:
+            `{name: array of shape (n, *shape)}`, of the dtype of each field.
+        """
+        self._flush()
+        names = list(names)
+        rows, lens, initted = self._slot_rows(np.unique(slots).tolist())
+        found: dict[str, NDArray[Any]] = {}
+        for name in names:
+            if name == LENS:
+                found[name] = lens[slots]
+            elif name == INITTED:
+                found[name] = initted[slots]
+            else:
+                found[name] = np.array(rows[self._metas.keys[name]][slots])
+        return found
+
+    def _slot_rows(
+        self, wanted: list[int]
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the meta values, length and use of some slots; values of other slots are
+        undefined.
+        """
+        rows = np.full(self.max_episodes, self._metas.blank)
+        lens = np.zeros(self.max_episodes, np.int32)
+        initted = np.zeros(self.max_episodes, bool)
+        slots = np.array(wanted, np.int64)
+
+        def look(moment: Moment) -> None:
+            records = moment.of(slots)
+            rows[slots] = moment.metas(slots)
+            lens[slots] = np.maximum(records["length"], 0)
+            initted[slots] = records["has_meta"] | (records["length"] != 0)
+
+        self._at_one_moment(look, slots, metas=True)
+        for slot, length in self._open_lengths().items():
+            lens[slot] = length
+        for open_ in self._writer.open if self._writer is not None else ():
+            rows[open_.slot], initted[open_.slot] = open_.meta, True
+        return rows, lens, initted
+
+    def _state(self, slots: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return the length of each slot and the number of the episode that it shows.
+
+        Args:
+            slots: Slots to look at, of shape (n,); all of them by default.
+
+        Returns:
+            The lengths, with that of an open episode of this process, 0 for an empty slot; and
+            numbers that no two episodes share, -1 for an empty slot. Both of shape (n,).
+        """
+        wanted = np.arange(self.max_episodes) if slots is None else slots
+
+        def look(moment: Moment) -> tuple[Ints, Ints]:
+            records = moment.of(wanted)
+            numbers, lengths = records["number"], np.maximum(records["length"], 0).astype(np.int64)
+            if moment.open_lengths:
+                places = np.arange(len(wanted))
+                for slot, length in moment.open_lengths.items():
+                    lengths[places[wanted == slot]] = length
+            return lengths, numbers
+
+        return self._at_one_moment(look, slots)
+
+    def _at_one_moment(
+        self, read: Callable[[Moment], T], slots: Ints | None = None, *, metas: bool = False
+    ) -> T:
+        """Return the result of `read`; all reads of this thread in it see one state of the
+        database. It is called again after a lost connection.
+
+        Args:
+            read: Function to call.
+            slots: Slots that are looked at along with its beginning, of shape (n,); all of them by
+                default.
+            metas: Their meta values are looked at as well.
+        """
+        held = getattr(self._held, "moment", None)
+        if held is not None:
+            return read(held)
+        # In this order: another thread may store more.
+        open_lengths = dict(self._open_lengths())
+        self._flush()
+
+        documents = self._book.documents_of(slots, metas=metas)
+
+        def look(view: Snapshot) -> T:
+            self._held.moment = Moment(self._book, view, open_lengths, documents)
+            try:
+                return read(self._held.moment)
+            finally:
+                self._held.moment = None
+
+        return self._core.snapshot(look, documents=documents)
+
+    def _write_cells(
+        self, slots: Ints, ts: Ints, values: Mapping[str, NDArray[Any]], call: str = "data[...]"
+    ) -> None:
+        """Set cells: of shape (n,), values of shape (n, *shape)."""
+        self._check_writable(call).flush()
+        self._cells_.write(slots, ts, values)
+
+    def _write_meta(
+        self, slots: Ints, values: Mapping[str, NDArray[Any]], call: str = "meta_data[...]"
+    ) -> None:
+        """Set meta values of slots: of shape (n,), values of shape (n, *shape)."""
+        writer = self._check_writable(call)
+        writer.flush()
+        own = {open_.slot: open_ for open_ in writer.open}
+        plain = {name: array for name, array in values.items() if name not in INTERNAL}
+        for i, slot in enumerate(slots.tolist()):
+            if (open_ := own.get(slot)) is None:
+                continue
+            for name, array in plain.items():
+                open_.meta[self._metas.keys[name]] = array[i]
+            open_.is_dirty = True
+        others = [i for i, slot in enumerate(slots.tolist()) if slot not in own]
+        if others:
+            changed = {name: array[others] for name, array in values.items() if name != INITTED}
+            at = slots[others].tolist()
+            self._core.transaction(lambda tx: self._change_metas(tx, at, changed))
+
+    def _change_metas(
+        self, tx: Transaction, slots: list[int], values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        change = BookChange(self._book, tx, slots)
+        values = dict(values)
+        lengths = values.pop(LENS, None)
+        if lengths is not None:
+            clipped = np.clip(lengths, 0, self.max_timesteps).tolist()
+            for slot, length in zip(slots, clipped, strict=True):
+                change.show(slot, length)
+        if values:
+            rows = change.metas(slots)
+            for name, array in values.items():
+                for i, slot in enumerate(slots):
+                    rows[slot][self._metas.keys[name]] = array[i]
+            for slot, row in rows.items():
+                change.set_meta(slot, row.tobytes())
+            shown = {
+                self._book.key(number): self._metas.shown(rows[slot])
+                for slot, number in change.numbers(slots).items()
+                if number >= 0
+            }
+            if shown:
+                tx.annotate_episodes(list(shown), list(shown.values()))
+        change.store()
+
+    def _track(self, name: Any) -> DeclaredField:
+        if name not in self.tracks:
+            raise MemmapError(f"invalid field name {name} - must be one of {self._shown_fields()}")
+        return self.tracks[name]
+
+    def _meta_track(self, name: Any) -> DeclaredField:
+        if name not in self.meta_tracks:
+            raise MemmapError(
+                f"invalid field name {name} - must be one of {', '.join(self.meta_tracks)}"
+            )
+        return self.meta_tracks[name]
+
+    def _shown_fields(self) -> str:
+        return ", ".join(self.tracks) or "none"
 
 
 def __getattr__(name: str) -> Any:
     """Return the class of a dataset; raise for the base class, which this package does not have."""
-    if name in loading.DATASETS:
-        return loading.dataset_class(name)
+    if name in DATASETS:
+        return dataset_class(name)
     if name == "ReplayBufferBase":
         raise ALTERNATIVES.error(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _assign(rows: NDArray[Any], key: str, track: DeclaredField, array: NDArray[Any]) -> None:
+    """Assign values to rows as numpy broadcasts them."""
+    try:
+        rows[key][...] = cast(track, array)
+    except ValueError as error:
+        raise MemmapError(f"field {track.name} - {error}") from None
+
+
+def _checked_size(batch_size: Any, most: int) -> int:
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+        raise MemmapTypeError(f"batch_size is a number of episodes, got {batch_size!r}")
+    if not 1 <= batch_size <= most:
+        raise MemmapError(f"batch_size is a number from 1 to {most}, got {batch_size}")
+    return int(batch_size)
+
+
+def _spread(track: DeclaredField, value: Any, leading: tuple[int, ...]) -> NDArray[Any]:
+    """Return values broadcast to (*leading, *shape of the field)."""
+    try:
+        found = np.broadcast_to(cast(track, value), (*leading, *track.shape))
+    except ValueError as error:
+        raise MemmapError(f"field {track.name} - {error}") from None
+    return found
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _names(parameter: str, names: Any) -> list[str]:
+    if names is None:
+        return []
+    if isinstance(names, list):
+        names = tuple(names)
+    return list(check_names(parameter, names) or ())
+
+
+def dataset_class(name: str) -> Any:
+    """Return the class of a dataset.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    return getattr(import_module(DATASETS_MODULE), name)
+
+
+def checked_index(value: Any, n: int, name: str) -> int:
+    """Return a number from 0 to n - 1.
+
+    Raises:
+        MemmapTypeError: It is not a number.
+        MemmapError: It is out of range.
+    """
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise MemmapTypeError(f"{name} is a number, got {value!r}")
+    index = int(value.__index__())
+    if not 0 <= index < n:
+        raise MemmapError(f"{name} {index} out of range - must be in [0, {n})")
+    return index

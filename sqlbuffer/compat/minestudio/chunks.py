@@ -4,7 +4,9 @@ All of this is in documents of the buffer, which change in one transaction with 
 
 - `minestudio/pool`: the rules, the session and version, counts, and which chunks may be fetched.
 - `minestudio/chunk/<number>`: a chunk, until its fragments are deleted.
-- `minestudio/live/<block>`: which chunks of a block of numbers may be fetched, a bit for each.
+- `minestudio/block/<number>`: for 256 chunks with consecutive numbers, which may be fetched, how
+  often each was fetched, and how many lists hold it. Each is a text with one decimal number of the
+  same width for each chunk.
 - `minestudio/worker/<uuid>`: the last fragment of a worker, and those that wait for others.
 - `minestudio/consumer/<name>`: the list that was prepared for a consumer. Long lists have further
   pages, `minestudio/page/<n>/<name>`.
@@ -19,6 +21,8 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha1
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
@@ -34,8 +38,8 @@ logger = logging.getLogger("sqlbuffer")
 DOCUMENTS = "minestudio/"
 POOL = f"{DOCUMENTS}pool"
 WORKER, CONSUMER = f"{DOCUMENTS}worker/", f"{DOCUMENTS}consumer/"
-# Chunks whose numbers share a document of bits.
-BLOCK = 1_024
+# Chunks whose uses share a document: those of a fetch change with few documents.
+BLOCK = 256
 DOCUMENTS_AT_ONCE = 1_000
 # A document has 1 MiB at most; a longer list has several.
 PAGE_BYTES = 900_000
@@ -144,8 +148,6 @@ class Chunk:
         oldest_version: No fragment is of an older version.
         n_bytes: Size of the payloads in bytes.
         seqs: The rows of the fragments, in order.
-        uses: How often the chunk was fetched.
-        held_by: Number of prepared lists that hold it.
         left: Why it can no longer be fetched, such as `evicted`; None: it may be fetched.
     """
 
@@ -156,8 +158,6 @@ class Chunk:
     oldest_version: int
     n_bytes: int
     seqs: list[int]
-    uses: int = 0
-    held_by: int = 0
     left: str | None = None
 
     def prepared(self) -> list[Prepared]:
@@ -296,7 +296,13 @@ class _Waiting(NamedTuple):
 
 def fragment_id(session: str, fid: int, worker: str) -> str:
     """Return the id of a fragment: the same each time that it is sent."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{len(session)} {session} {fid} {worker}"))
+    # uuid.uuid5(uuid.NAMESPACE_OID, ...), which takes three times as long.
+    name = f"{len(session)} {session} {fid} {worker}".encode()
+    digest = bytearray(sha1(uuid.NAMESPACE_OID.bytes + name, usedforsecurity=False).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    digits = digest.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def find_pool(buffer: ReplayBuffer) -> Pool | None:
@@ -358,6 +364,47 @@ def clear(buffer: ReplayBuffer, rules: Rules | None = None) -> None:
     buffer.transaction(work)
 
 
+class _Block:
+    """The uses of chunks with consecutive numbers, and of how many lists each is a part.
+
+    Args:
+        stored: The document; None: there is none yet.
+    """
+
+    def __init__(self, stored: dict[str, str] | None) -> None:
+        stored = stored or {}
+        self.live, self.uses, self.held = (
+            _numbers(stored.get(name)) for name in ("live", "uses", "held")
+        )
+
+    def value(self) -> dict[str, str]:
+        """Return the document; numbers that are all 0 are left out."""
+        numbers = {"live": self.live, "uses": self.uses, "held": self.held}
+        return {name: _digits(own) for name, own in numbers.items() if own.any()}
+
+
+def _numbers(digits: str | None) -> Any:
+    """Return the numbers of a text that has the same number of digits for each."""
+    if digits is None:
+        return np.zeros(BLOCK, np.int64)
+    each = np.frombuffer(digits.encode(), np.uint8).reshape(BLOCK, -1) - ord("0")
+    return each[:, 0].astype(np.int64) if each.shape[1] == 1 else each @ _powers(each.shape[1])
+
+
+@lru_cache
+def _powers(width: int) -> Any:
+    """Return the values of decimal places."""
+    return 10 ** np.arange(width - 1, -1, -1)
+
+
+def _digits(numbers: Any) -> str:
+    """Return numbers as such a text."""
+    width = len(str(numbers.max()))
+    each = numbers if width == 1 else numbers[:, None] // _powers(width) % 10
+    digits: bytes = (each + ord("0")).astype(np.uint8).tobytes()
+    return digits.decode()
+
+
 class _Change:
     """A change of chunks in a transaction: it reads each document once, and writes all together.
 
@@ -374,7 +421,7 @@ class _Change:
         self.pool = Pool.of(found.value)
         self._values: dict[str, Any] = {}
         self._chunks: dict[int, Chunk] = {}
-        self._bits: dict[int, Any] = {}
+        self._blocks: dict[int, _Block] = {}
         self._changed: set[str] = set()
         self._gone: set[str] = set()
 
@@ -408,9 +455,11 @@ class _Change:
         for number, chunk in self._chunks.items():
             if (key := _chunk_key(number)) in self._changed:
                 self._values[key] = vars(chunk)
-        for block, bits in self._bits.items():
-            if (key := _live_key(block)) in self._changed:
-                self._values[key] = np.packbits(bits).tobytes().hex()
+        for number, block in self._blocks.items():
+            if (key := _block_key(number)) in self._changed:
+                value = self._values[key] = block.value()
+                if not value:
+                    self.forget(key)
         self.tx.documents.put_many(
             {POOL: self.pool.value(), **{key: self._values[key] for key in self._changed}}
         )
@@ -430,51 +479,75 @@ class _Change:
         """Write chunks at the end."""
         self._changed.update(map(_chunk_key, numbers))
 
-    def _bits_of(self, block: int) -> Any:
-        """Return a flag for each number of a block: it may be fetched."""
-        if block not in self._bits:
-            stored = self.get(_live_key(block)) or bytes(BLOCK // 8).hex()
-            self._bits[block] = np.unpackbits(np.frombuffer(bytes.fromhex(stored), np.uint8))
-        return self._bits[block]
+    def block(self, number: int) -> _Block:
+        """Return the block of that number."""
+        if number not in self._blocks:
+            self._blocks[number] = _Block(self.get(_block_key(number)))
+        return self._blocks[number]
+
+    def read_blocks(self, blocks: Iterable[int], *more: str) -> None:
+        """Read blocks, and other documents in the same statement."""
+        self.read([*map(_block_key, blocks), *more])
 
     def live_in(self, block: int) -> Any:
         """Return the numbers of a block that may be fetched, in order."""
-        return np.flatnonzero(self._bits_of(block)) + block * BLOCK
+        return np.flatnonzero(self.block(block).live) + block * BLOCK
 
-    def read_live(self, blocks: Iterable[int], *more: str) -> None:
-        """Read blocks, and other documents in the same statement."""
-        self.read([*map(_live_key, blocks), *more])
+    def is_live(self, number: int) -> bool:
+        """Return True if a chunk may be fetched."""
+        return bool(self.block(number // BLOCK).live[number % BLOCK])
 
-    def _set_live(self, number: int, is_live: bool, oldest_version: int) -> None:
-        block, place = divmod(number, BLOCK)
-        bits = self._bits_of(block)
-        bits[place] = is_live
-        self._changed.add(_live_key(block))
-        self._gone.discard(_live_key(block))
-        live = self.pool.live
-        at = bisect_right(live, block, key=lambda entry: entry[0]) - 1
-        entry = live[at] if at >= 0 and live[at][0] == block else None
-        if entry is None:
-            entry = [block, 0, oldest_version]
-            live.insert(at + 1, entry)
-        entry[1] += 1 if is_live else -1
-        entry[2] = min(entry[2], oldest_version) if is_live else entry[2]
-        if not entry[1]:
-            live.remove(entry)
-            self._changed.discard(_live_key(block))
-            self._gone.add(_live_key(block))
+    def uses(self, number: int) -> int:
+        """Return how often a chunk was fetched."""
+        return int(self.block(number // BLOCK).uses[number % BLOCK])
 
-    def _has_live(self, number: int, chunk: Chunk, sign: int) -> None:
-        pool = self.pool
+    def is_held(self, number: int) -> bool:
+        """Return True if a list holds a chunk."""
+        return bool(self.block(number // BLOCK).held[number % BLOCK])
+
+    def count(self, numbers: Iterable[int], *, uses: int = 0, lists: int = 0) -> None:
+        """Add to the uses of chunks, and to the lists that hold them."""
+        for number in numbers:
+            block, place = self.block(number // BLOCK), number % BLOCK
+            block.uses[place] += uses
+            block.held[place] += lists
+            self._changed.add(_block_key(number // BLOCK))
+
+    def clear_block(self, number: int) -> None:
+        """Let no chunk of a block be fetched; those that lists hold keep their uses."""
+        block = self.block(number)
+        block.live[:] = 0
+        block.uses[block.held == 0] = 0
+        self._changed.add(_block_key(number))
+
+    def _set_live(self, number: int, is_live: bool, chunk: Chunk) -> None:
+        pool, sign = self.pool, 1 if is_live else -1
         pool.n_chunks += sign
         pool.n_bytes += sign * chunk.n_bytes
-        pool.n_uses += sign * chunk.uses
-        self._set_live(number, sign > 0, chunk.oldest_version)
+        pool.n_uses += sign * self.uses(number)
+        block = number // BLOCK
+        self.block(block).live[number % BLOCK] = is_live
+        self._changed.add(_block_key(block))
+        self._count_live(block, sign, chunk.oldest_version)
+        if not is_live:
+            pool.oldest = None if pool.oldest == number else pool.oldest
+        elif pool.n_chunks == 1:
+            pool.oldest = number
+        elif pool.oldest is not None:
+            pool.oldest = min(number, pool.oldest)
+
+    def _count_live(self, block: int, sign: int, oldest_version: int) -> None:
+        live = self.pool.live
+        at = bisect_right(live, block, key=lambda entry: entry[0]) - 1
+        if at < 0 or live[at][0] != block:
+            at += 1
+            live.insert(at, [block, 0, oldest_version])
+        entry = live[at]
+        entry[1] += sign
         if sign > 0:
-            if pool.oldest is not None or pool.n_chunks == 1:
-                pool.oldest = number if pool.n_chunks == 1 else min(number, pool.oldest or number)
-        elif pool.oldest == number:
-            pool.oldest = None
+            entry[2] = min(entry[2], oldest_version)
+        if not entry[1]:
+            del live[at]
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Add a chunk under the next number; it may be fetched if it has not left."""
@@ -483,7 +556,7 @@ class _Change:
         self._chunks[number], self._values[_chunk_key(number)] = chunk, None
         self.changed([number])
         if chunk.left is None:
-            self._has_live(number, chunk, 1)
+            self._set_live(number, True, chunk)
         else:
             self.pool.add_left([number])
 
@@ -491,25 +564,34 @@ class _Change:
         """Let a chunk be fetched again that has left and that a list holds."""
         chunk = self._chunks[number]
         chunk.left = None
-        self._has_live(number, chunk, 1)
+        self.changed([number])
+        self._set_live(number, True, chunk)
 
     def leave(self, leaving: dict[int, Chunk], cause: str) -> None:
         """Take chunks out of those that may be fetched, and count them under their cause."""
         counts = self.pool.counts
         for number, chunk in leaving.items():
-            self._has_live(number, chunk, -1)
+            self._set_live(number, False, chunk)
             chunk.left = cause
             counts.left_weight += len(chunk.seqs)
-            counts.left_uses += len(chunk.seqs) * chunk.uses
+            counts.left_uses += len(chunk.seqs) * self.uses(number)
         self.changed(leaving)
         setattr(counts, cause, getattr(counts, cause) + len(leaving))
-        self.pool.add_left(number for number, chunk in leaving.items() if not chunk.held_by)
+        self._now_free(leaving)
+
+    def _now_free(self, numbers: Iterable[int]) -> None:
+        """Note chunks that have left and that no list holds."""
+        free = [n for n in numbers if not self.is_live(n) and not self.is_held(n)]
+        for number in free:
+            self.block(number // BLOCK).uses[number % BLOCK] = 0
+            self._changed.add(_block_key(number // BLOCK))
+        self.pool.add_left(free)
 
     def leave_stale(self) -> None:
         """Take out all chunks with a fragment that is too old."""
         allowed = self.pool.oldest_allowed
         blocks = [entry[0] for entry in self.pool.live if entry[2] < allowed]
-        self.read_live(blocks)
+        self.read_blocks(blocks)
         for block in blocks:
             chunks = self.chunks(self.live_in(block).tolist())
             old = {n: chunk for n, chunk in chunks.items() if chunk.oldest_version < allowed}
@@ -534,10 +616,10 @@ class _Change:
     def read_for_add(self, worker: str) -> None:
         """Read all that adding a fragment usually needs, in one statement."""
         pool = self.pool
-        keys = [WORKER + worker, _live_key(pool.next_chunk // BLOCK)]
+        keys = [WORKER + worker, _block_key(pool.next_chunk // BLOCK)]
         is_full = pool.n_chunks >= pool.rules.max_chunks or pool.rules.max_bytes is not None
         if is_full and pool.live:
-            keys.append(_live_key(pool.live[0][0]))
+            keys.append(_block_key(pool.live[0][0]))
             if pool.oldest is not None:
                 keys.append(_chunk_key(pool.oldest))
         self.read(dict.fromkeys(keys))
@@ -546,20 +628,15 @@ class _Change:
         """Return the numbers of the chunks at some places among those that may be fetched."""
         ends = list(accumulate(entry[1] for entry in self.pool.live))
         found = [bisect_right(ends, place) for place in places]
-        self.read_live((self.pool.live[i][0] for i in dict.fromkeys(found)), *more)
-        numbers = []
-        for place, i in zip(places, found, strict=True):
-            block, n, _ = self.pool.live[i]
-            numbers.append(int(self.live_in(block)[place - (ends[i] - n)]))
-        return numbers
+        self.read_blocks((self.pool.live[i][0] for i in dict.fromkeys(found)), *more)
+        live = {i: self.live_in(self.pool.live[i][0]).tolist() for i in dict.fromkeys(found)}
+        return [live[i][place - ends[i]] for place, i in zip(places, found, strict=True)]
 
     def hold_no_more(self, held: Sequence[int]) -> None:
         """Release the chunks of a list."""
-        chunks = self.chunks(held)
-        for chunk in chunks.values():
-            chunk.held_by -= 1
-        self.changed(chunks)
-        self.pool.add_left(n for n, chunk in chunks.items() if chunk.left and not chunk.held_by)
+        self.read_blocks(dict.fromkeys(number // BLOCK for number in held))
+        self.count(held, lists=-1)
+        self._now_free(held)
 
 
 @dataclass(frozen=True)
@@ -597,8 +674,8 @@ def _chunk_key(number: int) -> str:
     return f"{DOCUMENTS}chunk/{number:012d}"
 
 
-def _live_key(block: int) -> str:
-    return f"{DOCUMENTS}live/{block}"
+def _block_key(block: int) -> str:
+    return f"{DOCUMENTS}block/{block}"
 
 
 def _dropped(buffer: ReplayBuffer) -> BufferNotFoundError:
@@ -710,7 +787,8 @@ def fetch(tx: Transaction, rules: Rules, k: int, choose: Choose, consumer: str) 
     while pool.n_chunks >= k:
         numbers = change.draw(choose(pool.n_chunks, k) if k else [], CONSUMER + consumer)
         before = _held(change, consumer)
-        change.read(map(_chunk_key, [*numbers, *before]))
+        blocks = dict.fromkeys(number // BLOCK for number in before)
+        change.read([*map(_block_key, blocks), *map(_chunk_key, numbers)])
         chosen = change.chunks(numbers)
         broken = _broken(tx, chosen)
         if not broken:
@@ -748,12 +826,9 @@ def _count_use(change: _Change, chosen: dict[int, Chunk]) -> None:
     pool, counts = change.pool, change.pool.counts
     if not chosen:
         return
-    for chunk in chosen.values():
-        chunk.uses += 1
-        chunk.held_by += 1
+    change.count(chosen, uses=1, lists=1)
     pool.n_uses += len(chosen)
-    change.changed(chosen)
-    done = {n: chunk for n, chunk in chosen.items() if chunk.uses >= pool.rules.max_reuse}
+    done = {n: chunk for n, chunk in chosen.items() if change.uses(n) >= pool.rules.max_reuse}
     change.leave(done, "used_up")
     counts.fetches += 1
     counts.fetched += len(chosen)
@@ -766,15 +841,14 @@ def _page_key(consumer: str, page: int) -> str:
     return f"{DOCUMENTS}page/{page}/{consumer}" if page else CONSUMER + consumer
 
 
-def _pages(chosen: dict[int, Chunk]) -> list[dict[str, Any]]:
+def _pages(numbers: Sequence[int], chosen: dict[int, Chunk]) -> list[dict[str, Any]]:
     """Return a list in parts that are documents."""
-    fragments = [fragment for chunk in chosen.values() for fragment in chunk.prepared()]
-    page = {"chunks": list(chosen), "fragments": [list(each) for each in fragments]}
-    if len(chosen) > 1 and len(orjson.dumps(page)) > PAGE_BYTES:
-        numbers = list(chosen)
+    fragments = [fragment for number in numbers for fragment in chosen[number].prepared()]
+    workers, fids, ids = (list(column) for column in zip(*fragments, strict=True))
+    page = {"chunks": list(numbers), "workers": workers, "fids": fids, "ids": ids}
+    if len(numbers) > 1 and len(orjson.dumps(page)) > PAGE_BYTES:
         half = len(numbers) // 2
-        parts = ({n: chosen[n] for n in part} for part in (numbers[:half], numbers[half:]))
-        return [page for part in parts for page in _pages(part)]
+        return [*_pages(numbers[:half], chosen), *_pages(numbers[half:], chosen)]
     return [page]
 
 
@@ -797,22 +871,30 @@ def _replace(
     """
     change.hold_no_more(before)
     first = change.get(CONSUMER + consumer)
-    pages = _pages(chosen) if chosen else []
+    pages = _pages(list(chosen), chosen) if chosen else []
     for page in range(len(pages), 0 if first is None else first["n_pages"]):
         change.forget(_page_key(consumer, page))
     list_id = str(uuid.uuid4())
     for page, value in enumerate(pages):
         more = {"list": list_id, "n_pages": len(pages), "seen": time.time()}
         change.put(_page_key(consumer, page), {**value, **more})
-    return [fragment for chunk in chosen.values() for fragment in chunk.prepared()]
+    return [fragment for page in pages for fragment in _fragments(page)]
+
+
+def _fragments(page: dict[str, Any]) -> Iterable[Prepared]:
+    """Return the fragments of a page."""
+    return zip(page["workers"], page["fids"], page["ids"], strict=True)
 
 
 def prepared(buffer: ReplayBuffer, consumer: str) -> list[Prepared]:
     """Return the list that was prepared last for a consumer."""
     while True:
-        first = buffer.documents.get(CONSUMER + consumer)
+        # Without a list, a buffer that was dropped shows by its pool.
+        here = buffer.documents.get_many([CONSUMER + consumer, POOL])
+        first = here.get(CONSUMER + consumer)
         if first is None:
-            read_pool(buffer)  # raises if the buffer was dropped
+            if POOL not in here:
+                raise _dropped(buffer)
             return []
         pages = [first.value]
         if first.value["n_pages"] > 1:
@@ -821,7 +903,7 @@ def prepared(buffer: ReplayBuffer, consumer: str) -> list[Prepared]:
             pages += [found[key].value for key in keys if key in found]
         # Another fetch may have replaced it in between.
         if [page["list"] for page in pages] == [first.value["list"]] * first.value["n_pages"]:
-            return [(w, fid, id_) for page in pages for w, fid, id_ in page["fragments"]]
+            return [fragment for page in pages for fragment in _fragments(page)]
 
 
 def release(tx: Transaction, consumer: str) -> tuple[int, Pool]:
@@ -835,10 +917,11 @@ def release(tx: Transaction, consumer: str) -> tuple[int, Pool]:
     before = _held(change, consumer)
     if not before:
         return 0, pool
+    change.read_blocks(dict.fromkeys(number // BLOCK for number in before))
+    change.count(before, uses=-1)
     held = change.chunks(before)
     for number, chunk in sorted(held.items()):
-        chunk.uses -= 1
-        if chunk.left is None:
+        if change.is_live(number):
             pool.n_uses -= 1
         elif chunk.left == "used_up" and chunk.session == pool.session:
             # A chunk that left only because it was used up may be fetched again.
@@ -849,7 +932,7 @@ def release(tx: Transaction, consumer: str) -> tuple[int, Pool]:
     change.leave_stale()
     change.evict()
     change.save()
-    return sum(chunk.left is None for chunk in held.values()), pool
+    return sum(change.is_live(number) for number in held), pool
 
 
 def set_version(tx: Transaction, session: str, version: int) -> Pool:
@@ -884,18 +967,20 @@ def _leave_all(change: _Change) -> None:
     workers = change.tx.documents.keys(WORKER)
     change.read([*names, *workers])
     lists = {name: _held(change, name.removeprefix(CONSUMER)) for name in names}
-    held = change.chunks(list({number for numbers in lists.values() for number in numbers}))
-    for chunk in held.values():
-        chunk.left = chunk.left or "other_session"
-    change.changed(held)
+    held = {number for numbers in lists.values() for number in numbers}
+    change.read_blocks(dict.fromkeys([*(n // BLOCK for n in held), *(e[0] for e in pool.live)]))
     per_chunk = pool.rules.fragments_per_chunk
     counts.other_session += pool.n_chunks
     counts.left_weight += per_chunk * pool.n_chunks
     counts.left_uses += per_chunk * pool.n_uses
+    live = {n: chunk for n, chunk in change.chunks(sorted(held)).items() if change.is_live(n)}
+    for chunk in live.values():
+        chunk.left = "other_session"
+    change.changed(live)
     # The others are not read: their numbers are enough.
     for block, _, _ in pool.live:
-        change.forget(_live_key(block))
         pool.left += _without(block * BLOCK, min(block * BLOCK + BLOCK, pool.next_chunk), held)
+        change.clear_block(block)
     pool.left = _ranges(pool.left)
     pool.live, pool.oldest = [], None
     pool.n_chunks = pool.n_bytes = pool.n_uses = 0

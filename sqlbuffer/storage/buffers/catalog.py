@@ -282,12 +282,23 @@ class BufferLayout:
         """Raise `BufferConfigError` if a buffer of this layout and name cannot be resized."""
 
 
-_layouts: dict[str | None, BufferLayout] = {None: BufferLayout()}
+# The layout of buffers whose steps may be replaced in place: readers look for new bytes, and
+# copies and exports refuse such buffers. Only `compat.memmap` makes them.
+SLOTS = "slots"
 
 
-def register_layout(name: str, layout: BufferLayout) -> None:
-    """Register a layout under its name in `buffers.layout`."""
-    _layouts[name] = layout
+class SlotLayout(BufferLayout):
+    """The layout of buffers whose steps may be replaced."""
+
+    def check_resize(self, name: str) -> None:
+        """Raise an error: the episodes of slots stay until the slots are used again."""
+        raise BufferConfigError(
+            f"buffer {name!r} is one of sqlbuffer.compat.memmap and holds what its slots show; "
+            f"make it again with another max_episodes=..."
+        )
+
+
+_layouts: dict[str | None, BufferLayout] = {None: BufferLayout(), SLOTS: SlotLayout()}
 
 
 def layout_of(info: BufferInfo) -> BufferLayout:

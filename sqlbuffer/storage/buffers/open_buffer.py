@@ -6,7 +6,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, Select, case, update
+from sqlalchemy import BigInteger, Connection, Engine, Integer, Select, bindparam, case, update
 from sqlalchemy.engine import URL
 
 from sqlbuffer.config import DEFAULT_CONNECTION, BufferConfig
@@ -100,6 +100,16 @@ class OwnWrites:
 # SQLite reads a whole chunk for one of its steps: this size fills two pages. PostgreSQL reads parts
 # of 2 KB.
 CHUNK_BYTES = {"sqlite": 8_000, "postgresql": 2**18}
+
+_LOW = bindparam("low", type_=BigInteger())
+_NOTE_DELETION = (
+    update(buffers)
+    .where(buffers.c.id == bindparam("own_id", type_=Integer()))
+    .values(
+        deletions=buffers.c.deletions + 1,
+        low_seq=case((buffers.c.low_seq < _LOW, _LOW), else_=buffers.c.low_seq),
+    )
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -275,12 +285,7 @@ class OpenBuffer:
     def note_deletion(self, connection: Connection) -> BufferWindow:
         """Store the window's lower end, count a deletion inside it, and return the window."""
         window = self.window_in(connection)
-        low_seq = case((buffers.c.low_seq < window.low, window.low), else_=buffers.c.low_seq)
-        connection.execute(
-            update(buffers)
-            .where(buffers.c.id == self.info.id)
-            .values(deletions=buffers.c.deletions + 1, low_seq=low_seq)
-        )
+        connection.execute(_NOTE_DELETION, {"own_id": self.info.id, "low": window.low})
         return window
 
     def dropped(self) -> BufferNotFoundError:

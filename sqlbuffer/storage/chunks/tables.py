@@ -31,7 +31,7 @@ from sqlbuffer.storage.schema.metadata import (
     transaction_id,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
-from sqlbuffer.storage.schema.overlays import flag_column
+from sqlbuffer.storage.schema.overlays import flag_column, overlay_table
 from sqlbuffer.storage.schema.server_clock import utc_now
 
 # Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
@@ -225,3 +225,19 @@ replaced_steps = Table(
 flag_column("has_chunks", "its steps are in chunks, and not in experiences")
 flag_column("has_step_ids", "steps of chunks may have a row in step_ids")
 flag_column("has_deleted", "steps of chunks may have a row in deleted_steps")
+
+# Records of steps whose bytes were replaced in place.
+payload_changes = overlay_table(
+    "payload_changes",
+    Column("fields", Text, nullable=False, comment="fields that the last change wrote"),
+    Column("n_changes", Integer, nullable=False, comment="number of changes of the row"),
+    Column(
+        "changed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the last change",
+    ),
+    flag="has_changes",
+    flag_comment="rows may have a row in payload_changes",
+)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select
 
-from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.codec.plain_values import INT64_MAX, is_storable_text
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.live_count import LiveCount
@@ -18,7 +18,7 @@ from sqlbuffer.storage.database.engine import (
     server_epoch,
 )
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer, is_joined, snapshot
+from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, snapshot
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.rows import statements
@@ -41,6 +41,9 @@ PAGE_BYTES = 8 * 2**20
 # rows instead.
 SETTLING_S = 0.05
 ID = 1 + Record._fields.index("id")
+
+
+_COUNT_NAMED = {name: statements.of_named(name, func.count()) for name in ("id", "seq")}
 
 
 def _length(column: Any) -> Any:
@@ -95,6 +98,10 @@ class RowQueries:
                 window = buffer.window_in(connection)
                 if counts_all:
                     return self._count_all(connection, window, settled)
+                named = None if buffer.info.has_chunks else statements.named(node)
+                if named is not None:
+                    given = self._naming(window.low, named[1])
+                    return int(connection.execute(_COUNT_NAMED[named[0]], given).scalar_one())
                 matching = resolve_labels(node, window.has_labels)
                 where = statements.in_window(self.buffer.info.id, window.low, matching, self._steps)
                 counted = select(func.count()).select_from(self._steps).where(where)
@@ -284,13 +291,20 @@ class RowQueries:
             snapshot(self.buffer.engine, source.window_query) as connection,
         ):
             window = source.window_answered(answer(connection))
-            where = statements.in_window(self.buffer.info.id, window.low, node, steps)
-            found, _ = payloads.matching(
-                connection, select(steps.c.seq).where(where), steps,
-                has_labels=bool(window.has_labels),
-            )  # fmt: skip
+            if self.buffer.info.has_chunks or window.has_labels:
+                where = statements.in_window(self.buffer.info.id, window.low, node, steps)
+                found, _ = payloads.matching(
+                    connection, select(steps.c.seq).where(where), steps,
+                    has_labels=bool(window.has_labels),
+                )  # fmt: skip
+            else:
+                found = fetch(connection, payloads.by_id, self._naming(window.low, ids))
             rows = {row[ID]: row for row in payloads.complete(connection, found)}
             return {id_: rows[id_] for id_ in ids if id_ in rows}
+
+    def _naming(self, low: int, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the parameters of `statements.of_named`."""
+        return {"of_buffer": self.buffer.info.id, "named": values, "low": low, "high": INT64_MAX}
 
     def size_bytes(self) -> int:
         """Return the bytes of all stored payloads."""

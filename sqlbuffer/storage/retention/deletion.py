@@ -19,7 +19,7 @@ from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import make_room, writing
-from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.episodes import EpisodeKey, change_stored, episodes, of_keys
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
 from sqlbuffer.storage.leases.leases import not_leased
@@ -27,10 +27,10 @@ from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.priorities.kept_sums import add_sums, weightless_sums
 from sqlbuffer.storage.retention import postgresql, quarantine, sqlite
 from sqlbuffer.storage.retention.quarantine import Rows
-from sqlbuffer.storage.rollout_stats import Rollout, forget, remove_steps
+from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, remove_steps
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_rows, remove_where
+from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
 from sqlbuffer.storage.schema.metadata import metadata
 
 evict = by_database(sqlite=sqlite.evict, postgresql=postgresql.evict)
@@ -72,6 +72,12 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         dropped.append(found)
 
 
+_SUMMED = (
+    experiences.c.seq, experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t,
+)  # fmt: skip
+_NAMED_ROWS = {name: statements.of_named(name, *_SUMMED) for name in ("id", "seq")}
+
+
 def _sums(rows: Sequence[Any]) -> dict[Rollout, tuple[int, float | None]]:
     """Return for each rollout how many of the rows it has, and the sum of their rewards."""
     sums: dict[Rollout, tuple[int, float | None]] = {}
@@ -106,19 +112,15 @@ class Retention:
             # No row newer than the stored window is read: its lower end follows from the newest
             # row.
             steps = steps_of(self.buffer.info)
-            matching = statements.in_window(
-                self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
-            )
-            seq = statements.seq_for(node, steps)
-            matching &= seq <= window.high
             # Few rows are read once, and counted here.
-            few = self._steps_of(connection, matching, window, node)
+            few = self._steps_of(connection, window, node)
             if few is not None:
                 removed = _sums(few)
                 n_removed = remove_rows(
                     connection, self.buffer.info.id, [row[0] for row in few], self.buffer.origin
                 )
             else:
+                matching = self._matching(window, node)
                 removed = self._rollouts(connection, matching, window)
                 n_removed = remove_where(
                     connection,
@@ -135,17 +137,34 @@ class Retention:
 
         return self._delete(work)
 
+    def _matching(self, window: BufferWindow, node: Node) -> Any:
+        """Return the condition for rows of a window that match."""
+        steps = steps_of(self.buffer.info)
+        matching = statements.in_window(
+            self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
+        )
+        return matching & (statements.seq_for(node, steps) <= window.high)
+
     def _steps_of(
-        self, connection: Connection, matching: Any, window: BufferWindow, node: Node
+        self, connection: Connection, window: BufferWindow, node: Node
     ) -> list[Any] | None:
         """Return number, task, episode and reward of the rows that match, in order; None if there
         are many, or may be.
         """
+        named, info = statements.named(node), self.buffer.info
+        if named is not None and not info.has_chunks and not window.has_labels:
+            column, values = named
+            if len(values) < ROWS_AT_ONCE:
+                given = {
+                    "of_buffer": info.id, "named": values, "low": window.low, "high": window.high,
+                }  # fmt: skip
+                return sorted(connection.execute(_NAMED_ROWS[column], given).all())
         if not statements.names_few_rows(node):
             return None
-        steps = steps_of(self.buffer.info)
+        steps = steps_of(info)
         of = steps.c
-        rows = select(of.seq, of.task_id, of.episode_id, of.reward_t).where(matching)
+        rows = select(of.seq, of.task_id, of.episode_id, of.reward_t)
+        rows = rows.where(self._matching(window, node))
         rows = with_labels(rows, steps) if window.has_labels else rows
         in_order = rows.order_by(*statements.in_order(node, steps)).limit(ROWS_AT_ONCE)
         found = list(connection.execute(in_order).all())
@@ -187,6 +206,62 @@ class Retention:
         sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
         return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
 
+    def delete_episodes(self, keys: Sequence[EpisodeKey]) -> int:
+        """Delete episodes with their steps; return how many there were.
+
+        Rows of those that had ended stay in the list of episodes.
+        """
+        layout, info = layout_of(self.buffer.info), self.buffer.info
+
+        def work(connection: Connection) -> int:
+            layout.lock(connection, info.id)
+            if info.has_chunks:
+                found = remove_episodes(connection, info.id, keys) if keys else []
+            else:
+                found = self._remove_rows_of(connection, keys)
+            if found:
+                layout.after_delete(connection, info.id)
+            if open_ := [id_ for id_, _, status in found if status == "open"]:
+                connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
+            return len(found)
+
+        return self._delete(work)
+
+    def _remove_rows_of(
+        self, connection: Connection, keys: Sequence[EpisodeKey]
+    ) -> list[tuple[int, str, str]]:
+        """Delete the rows of episodes; see `remove_episodes`."""
+        info, steps = self.buffer.info, steps_of(self.buffer.info)
+        rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
+        found = [(id_, task, status) for id_, task, status in rows]
+        for id_, task, _ in found:
+            self.buffer.note_deletion(connection)
+            own = steps.c.episode_id == id_
+            remove_where(connection, info.id, own, steps=steps, origin=self.buffer.origin)
+            forget_episode(connection, info.id, (task, id_))
+        return found
+
+    def end_episodes(self, keys: Sequence[EpisodeKey], metas: Sequence[str | None]) -> int:
+        """End open episodes whose steps are stored; return how many there were."""
+        return self._change_episodes(keys, metas, is_end=True)
+
+    def annotate_episodes(self, keys: Sequence[EpisodeKey], metas: Sequence[str | None]) -> int:
+        """Replace the user's JSON of episodes; return how many there were."""
+        return self._change_episodes(keys, metas, is_end=False)
+
+    def _change_episodes(
+        self, keys: Sequence[EpisodeKey], metas: Sequence[str | None], *, is_end: bool
+    ) -> int:
+        id_ = self.buffer.info.id
+        # In one order: two writers may change several of the same episodes.
+        rows = [
+            {"of_buffer": id_, "of_key": key, "of_task": task, "of_meta": meta}
+            for (key, task), meta in sorted(zip(keys, metas, strict=True), key=lambda pair: pair[0])
+        ]
+        if not rows:
+            return 0
+        return self.buffer.write(lambda c: change_stored(c, rows, is_end=is_end))
+
     def clear(self) -> int:
         """Delete all rows, also those behind the window, and the list of episodes.
 
@@ -199,7 +274,8 @@ class Retention:
             window = self.buffer.note_deletion(connection)
             id_, origin = self.buffer.info.id, self.buffer.origin
             steps = steps_of(self.buffer.info)
-            remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
+            if window.low:
+                remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
             inside = steps.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
             forget(connection, id_)

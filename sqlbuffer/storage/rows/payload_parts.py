@@ -6,6 +6,7 @@ position in them gives its part, and neither side ever holds one large value.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
@@ -55,7 +56,8 @@ keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_pa
 insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
 read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
 
-_ARRAYS, _SIZE, _EXTRA = PLACES["arrays"], PLACES["payload_bytes"], PLACES["extra"]
+_ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
+_EXTRA_ARRAYS_SIZE = itemgetter(PLACES["extra"], _ARRAYS, _SIZE)
 _PAYLOAD_PLACES = tuple(PLACES[name] for name in PAYLOADS)
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
 
@@ -219,7 +221,8 @@ class Payloads:
     def _column(self, column: Any) -> ColumnElement[Any]:
         if column.name in self._names:
             return cast("ColumnElement[Any]", column)
-        if column.name == "arrays" and self._takes_whole and self._names & set(PAYLOADS):
+        wanted = set() if self._wanted is None else self._wanted.fields.keys() & set(PAYLOADS)
+        if column.name == "arrays" and self._takes_whole and wanted:
             small = case((func.length(column) <= SMALL_BYTES, column))
             return small.label(column.name)
         return null().label(column.name)
@@ -258,6 +261,11 @@ class Payloads:
         runs = runs_of([row[0] for row in rows])
         marks = read_marks(connection, self._buffer_id, runs, wanted, has_chunks=False)
         return with_marks(rows, marks, self._names)
+
+    @cached_property
+    def by_id(self) -> Select[Any]:
+        """The select of rows by id; see `statements.of_named`."""
+        return statements.of_named("id", *self.columns)
 
     def matching(
         self,
@@ -381,7 +389,10 @@ class Payloads:
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""
-        return self._wanted is None and not any(map(is_in_parts, rows))
+        if self._wanted is None:
+            return not any(map(is_in_parts, rows))
+        wanted = self._wanted
+        return self._takes_whole and all(_is_ready(row, wanted) for row in rows)
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
         plans: list[ReadPlan] = []
@@ -471,12 +482,12 @@ def _whole(row: Row) -> ReadPlan:
 
 def _is_ready(row: Row, wanted: SelectedFields) -> bool:
     """Return True if a row that was read has all that is wanted, which are whole fields."""
-    extra = row[_EXTRA]
+    extra, arrays, size = _EXTRA_ARRAYS_SIZE(row)
     if extra is not None and ("extra" not in wanted.fields or '"$reals"' in extra):
         return False
-    if row[_SIZE] is not None:
+    if size is not None:
         return False
-    return row[_ARRAYS] is not None or not any(
+    return arrays is not None or not any(
         row[place] is not None and '"$' in row[place] for place in _PAYLOAD_PLACES
     )
 

@@ -10,6 +10,14 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects.arrays import HEADER, TRAILER
 from sqlbuffer.storage.rows.pieces import RECORDS, Piece
 
+# Each episode is looked up alone, by its key, with any statistics of the tables.
+_REMOVE_EPISODES = (
+    "SELECT e.id, e.task_id, e.status, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
+    "FROM unnest(%s::text[], %s::text[]) AS k(key, task) CROSS JOIN LATERAL ("
+    "SELECT x.id, x.task_id, x.status, x.buffer_id FROM episodes x "
+    "WHERE x.buffer_id = %s AND x.key = k.key AND x.task_id = k.task OFFSET 0) AS e"
+)
+
 _COPY_PARTS = "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
 _PART_HEAD = struct.Struct(">hiiiqiii")
 # Each piece is looked up alone, by the primary key, with any statistics of the table. COPY sends
@@ -110,3 +118,15 @@ def read_pieces(
             if len(found) >= _PIECE_HEAD.size:
                 _, _, index, _ = _PIECE_HEAD.unpack_from(found)
                 yield index, found[_PIECE_HEAD.size :]
+
+
+def remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes, with the rows of their steps in other tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    given = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
+    found = driver_of(connection).execute(_REMOVE_EPISODES, given).fetchall()
+    return [(id_, task, status) for id_, task, status, _ in found]

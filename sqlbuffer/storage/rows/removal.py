@@ -83,6 +83,7 @@ _LAST_CHUNK = select(func.max(chunks.c.first_seq)).where(
 )
 
 remove_rows = by_database(sqlite=sqlite.remove_rows, postgresql=postgresql.remove_rows)
+remove_episodes = by_database(sqlite=sqlite.remove_episodes, postgresql=postgresql.remove_episodes)
 
 
 def remove_where(

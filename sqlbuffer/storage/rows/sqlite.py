@@ -174,3 +174,23 @@ def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
         "buffer_id = ? AND seq = ? AND part = ?",
         (piece.seq, piece.part),
     )
+
+
+def remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    driver = driver_of(connection)
+    select = (
+        "SELECT id, task_id, status FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?"
+    )
+    remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?"
+    forget = "DELETE FROM rollout_stats WHERE buffer_id = ? AND task_id = ? AND episode_id = ?"
+    found = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
+    for id_, task, _ in found:
+        driver.execute(remove, (buffer_id, id_))
+        driver.execute(forget, (buffer_id, task, id_))
+    return found

@@ -4,14 +4,30 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy import Select, Text, and_, cast, column, func, null, select, table
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    null,
+    select,
+    table,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.schema.number_keys import has_number
+from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_one_of
 from sqlbuffer.storage.schema.planner import unindexed
 
 P = ParamSpec("P")
@@ -91,6 +107,43 @@ def names_few_rows(node: Node) -> bool:
     if isinstance(node, Group):
         return node.kind == "all" and any(map(names_few_rows, node.parts))
     return node.op in ("eq", "in") and not node.negated and node.field.column in _FEW
+
+
+def named(node: Node) -> tuple[str, list[Any]] | None:
+    """Return `id` or `seq` and its values, if a condition only names rows by them."""
+    if not isinstance(node, Leaf) or node.negated or node.op not in ("eq", "in"):
+        return None
+    column = node.field.column
+    kind = {"id": str, "seq": int}.get(column)
+    values = [node.value] if node.op == "eq" else list(node.value)
+    if kind is None or not all(type(value) is kind for value in values):
+        return None
+    fits = column == "id" or all(INT64_MIN <= value <= INT64_MAX for value in values)
+    return (column, values) if fits else None
+
+
+# Statements over rows that are named are made once: to make one takes longer than to run it.
+# Numbers say which buffer: with another condition on it, SQLite would read the whole buffer.
+_NAMED = {
+    "id": (experiences.c.buffer_id == bindparam("of_buffer", type_=Integer()))
+    & is_one_of(experiences.c.id, bindparam("named", type_=KeyList())),
+    "seq": has_number(
+        experiences.c.seq,
+        bindparam("of_buffer", type_=Integer()),
+        bindparam("named", type_=SeqList()),
+    ),
+}
+
+
+def of_named(name: str, *columns: Any) -> Select[Any]:
+    """Return the select of rows that are named by `id` or by `seq`, with the parameters
+    `of_buffer`, `named`, `low` and `high`; rows above one number and up to the other are found.
+    """
+    seq = unindexed(experiences.c.seq)
+    above = seq > bindparam("low", type_=BigInteger())
+    up_to = seq <= bindparam("high", type_=BigInteger())
+    rows = select(*columns).select_from(experiences)
+    return rows.where(_NAMED[name], above, up_to)
 
 
 def matching(buffer_id: int, node: Node, steps: Any) -> ColumnElement[bool]:

@@ -322,21 +322,6 @@ VIEWS = {
             "labelled_at": ("time", "when it was annotated"),
         },
     ),
-    "v_slots": View(
-        "One row per slot with an episode, in buffers of `compat.memmap`; `v_experiences` has its "
-        "steps by `episode_id`.",
-        {
-            "buffer": _BUFFER,
-            "slot": ("integer", "number of the slot"),
-            "episode_id": (
-                "text",
-                "the episode of the slot; null if a length was set and nothing stored",
-            ),
-            "length": ("integer", "steps; null while it is written"),
-            "open": ("boolean", "it is being written"),
-            "meta": ("JSON", "values of its meta fields, except large ones"),
-        },
-    ),
     "v_windows": View(
         "One row per buffer: its rows in `experiences` are those with `low_seq < seq`. Use it in "
         "queries on the tables; the other views apply it.",

@@ -448,6 +448,8 @@ class _Insertion:
         self._chunks = batch.chunks
         self._outcomes = StepOutcomes(buffer.layout, batch.chunks, batch.ignore)
         self._held = HeldSteps(connection, self._buffer_id)
+        # Episodes that this transaction has made: no other one sees them.
+        self._made: set[int] = set()
 
     def run(self, once: WriteOnce[StoreResult] | None) -> StoreResult:
         """Insert new steps; return the result of each step."""
@@ -461,7 +463,9 @@ class _Insertion:
         self._settle_ids()
         if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
             return outcomes.result(batch.order)
-        self._episode_ids = episode_ids(connection, self._buffer_id, self._chunks, batch.metas)
+        self._episode_ids = episode_ids(
+            connection, self._buffer_id, self._chunks, batch.metas, self._made
+        )
         self._settle_episodes()
         self._next_ts = self._lock_appended()
         self._store(once)
@@ -512,6 +516,9 @@ class _Insertion:
             and len(self._outcomes.places(i))
         }
         for episode_id, i in sorted(own.items()):
+            if episode_id in self._made:
+                found[episode_id] = 0
+                continue
             row = self._connection.execute(
                 _EPISODE.with_for_update(key_share=True), {"of_id": episode_id}
             ).one_or_none()
@@ -520,7 +527,10 @@ class _Insertion:
                 assert chunk.episode_key is not None
                 raise exists(self._connection, self._buffer_id, chunk.episode_key, chunk.task_id)
             found[episode_id] = 0 if row is None else row.next_t
-        self._newest = {episode_id: self._held.newest_step(episode_id) for episode_id in own}
+        self._newest = {
+            episode_id: None if episode_id in self._made else self._held.newest_step(episode_id)
+            for episode_id in own
+        }
         if self._late_step() is not None:
             # Another writer may have stored the same steps since their ids were compared, and the
             # newest step may have been deleted.

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
+from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, ReplayBuffer
-from tests.support.sql import run, scalar
+from tests.support.sql import scalar
 
 
 def fill(buffer: ReplayBuffer, n: int = 3) -> None:
@@ -174,10 +176,11 @@ def test_d9_a_second_process_does_not_overwrite_what_another_one_writes(make, bu
     buffer = make()
     fill(buffer)
     other = f"{os.uname().nodename} {os.getppid()} 0123456789ab"
-    writer = "INSERT INTO participants (buffer_id, role, name) SELECT id, 'writer', :name"
-    run(buffer_url, f"{writer} FROM buffers", name=other)
+    with CoreBuffer(buffer_url, "memmap") as core:
+        core.documents.put(f"writer/{other}", time.time())
     with pytest.raises(MemmapError, match=f"process {os.getppid()} .* writes to the buffer"):
         make(overwrite=True)
     assert len(buffer) == 3
-    run(buffer_url, "DELETE FROM participants WHERE name = :name", name=other)
+    with CoreBuffer(buffer_url, "memmap") as core:
+        assert core.documents.delete(f"writer/{other}")
     assert len(make(overwrite=True)) == 0

@@ -7,10 +7,14 @@ import pytest
 
 import sqlbuffer.compat.memmap as memmap
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError, ReplayBuffer
-from sqlbuffer.compat.memmap.alternatives import ALTERNATIVES, METHODS
-from sqlbuffer.compat.memmap.config.buffer_config import Config
-from sqlbuffer.compat.memmap.config.database_fields import core_fields, core_names
-from sqlbuffer.compat.memmap.config.declared_fields import DeclaredField, parse_fields
+from sqlbuffer.compat.memmap.errors import ALTERNATIVES, METHODS
+from sqlbuffer.compat.memmap.fields import (
+    Config,
+    DeclaredField,
+    core_fields,
+    core_names,
+    parse_fields,
+)
 from sqlbuffer.errors import StorageUnreachableError
 from tests.support.sql import run
 

@@ -55,11 +55,33 @@ def send_all(
 
 
 def chunks_of(url: str, name: str = "replay_buffer") -> dict[int, dict[str, Any]]:
-    """Return the stored chunks by number."""
+    """Return the stored chunks by number, with their uses and the lists that hold them."""
     begin = "minestudio/chunk/"
     with ReplayBuffer(url, name) as buffer:
         found = buffer.documents.get_many(buffer.documents.keys(begin))
-    return {int(key.removeprefix(begin)): found[key].value for key in found}
+        chunks = {int(key.removeprefix(begin)): found[key].value for key in found}
+        for block, numbers in blocks_of(buffer).items():
+            for place in range(256):
+                if (chunk := chunks.get(256 * block + place)) is not None:
+                    chunk |= {part: int(numbers[part][place]) for part in numbers}
+    return chunks
+
+
+def blocks_of(buffer: ReplayBuffer) -> dict[int, dict[str, list[int]]]:
+    """Return the numbers of the chunks of each block."""
+    begin, found = "minestudio/block/", {}
+    for key, document in buffer.documents.get_many(buffer.documents.keys(begin)).items():
+        found[int(key.removeprefix(begin))] = {
+            part: [int(each) for each in batched(document.value.get(part, "0" * 256))]
+            for part in ("live", "uses", "held")
+        }
+    return found
+
+
+def batched(digits: str) -> list[str]:
+    """Return the numbers of a text that has 256 of the same width."""
+    width = len(digits) // 256
+    return [digits[i : i + width] for i in range(0, len(digits), width)]
 
 
 def live_in_pool(url: str, name: str = "replay_buffer") -> list[int]:
@@ -67,15 +89,18 @@ def live_in_pool(url: str, name: str = "replay_buffer") -> list[int]:
     with ReplayBuffer(url, name) as buffer:
         pool = buffer.documents.get("minestudio/pool")
         assert pool is not None
-        found: list[int] = []
-        for block, n, _ in pool.value["live"]:
-            bits = buffer.documents.get(f"minestudio/live/{block}")
-            assert bits is not None
-            flags = np.unpackbits(np.frombuffer(bytes.fromhex(bits.value), np.uint8))
-            assert flags.sum() == n
-            found += [1_024 * block + int(place) for place in np.flatnonzero(flags)]
-        assert len(found) == pool.value["n_chunks"]
-        return found
+        blocks = blocks_of(buffer)
+        live = {block: sum(numbers["live"]) for block, numbers in blocks.items()}
+        assert {block: n for block, n, _ in pool.value["live"]} == {
+            b: n for b, n in live.items() if n
+        }
+        assert pool.value["n_chunks"] == sum(live.values())
+        return [
+            256 * block + place
+            for block in sorted(blocks)
+            for place in range(256)
+            if blocks[block]["live"][place]
+        ]
 
 
 def change_document(url: str, key: str, **values: Any) -> None:

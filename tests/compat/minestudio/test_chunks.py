@@ -185,7 +185,7 @@ def test_a_consumer_that_holds_nothing_leaves_nothing_behind(make: Make, buffer_
         end()
         with ReplayBuffer(buffer_url, "replay_buffer") as rows:
             assert rows.documents.keys("minestudio/consumer/") == []
-        assert [chunk["held_by"] for chunk in chunks_of(buffer_url).values()] == [0, 0]
+        assert [chunk["held"] for chunk in chunks_of(buffer_url).values()] == [0, 0]
 
 
 def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(

@@ -79,7 +79,7 @@ def test_the_rules_hold_with_many_processes_at_once(buffer_url: str) -> None:
     kept = chunks_of(buffer_url)
     live = [number for number, chunk in kept.items() if chunk["left"] is None]
     assert live == live_in_pool(buffer_url)
-    assert all(kept[number]["held_by"] for number in kept.keys() - set(live))
+    assert all(kept[number]["held"] for number in kept.keys() - set(live))
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == len(kept) * PER_CHUNK
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from sqlbuffer.storage.database.holders import is_alive, new_holder
+from sqlbuffer.processes import is_alive, new_holder
 
 
 def test_who_lives_is_known_exactly_on_this_machine():

@@ -37,11 +37,8 @@ KNOWN = (
     "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, last_seq) "
     "SELECT 9000000000 + seq, buffer_id, 'e' || seq, task_id, 'complete', 1, seq, seq "
     f"{_EACH}",
-    f"INSERT INTO slots (buffer_id, slot, turn, length) SELECT buffer_id, seq, seq, 1 {_EACH}",
     "INSERT INTO documents (buffer_id, key, version, value) "
     f"SELECT buffer_id, 'k' || seq, 1, '1' {_EACH}",
-    "INSERT INTO participants (buffer_id, role, name, oldest_version) "
-    f"SELECT buffer_id, 'worker', 'w' || seq, seq {_EACH}",
 )
 
 

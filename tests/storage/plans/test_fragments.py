@@ -41,8 +41,8 @@ def fill_large(url):
             numbers = np.arange(block * chunks.BLOCK, (block + 1) * chunks.BLOCK)
             is_live = (numbers >= 1) & (numbers <= N_CHUNKS)
             pool.live.append([block, int(is_live.sum()), max(int(numbers[0]), 1)])
-            bits = np.packbits(is_live).tobytes().hex()
-            rows.documents.put(chunks._live_key(block), bits)
+            live = "".join(map(str, is_live.astype(int)))
+            rows.documents.put(chunks._block_key(block), {"live": live})
         waiting = {"last_fid": 1, "last_seq": 1, "session": "", "waiting": [[1, 1, 1]], "seen": 1e9}
         rows.documents.put_many({f"{chunks.WORKER}w{n}": waiting for n in range(N_WORKERS)})
         rows.documents.put(chunks.POOL, pool.value())

@@ -435,7 +435,8 @@ def test_learners_use_slots_and_what_they_show_again(with_roles, login):
     with ReplayBuffer(url, name="slots", create=False) as core:
         assert core.delete(QueryBuilder().eq("r", 1).build()) == 1
     with psycopg.connect(login("sqlbuffer_analyst")) as connection:
-        assert connection.execute("SELECT slot, length FROM v_slots").fetchall() == [(1, 1)]
+        steps = "SELECT count(*) FROM v_experiences WHERE buffer = 'slots'"
+        assert connection.execute(steps).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("role", ["sqlbuffer_writer", "sqlbuffer_analyst"])
@@ -465,10 +466,9 @@ def test_others_read_slots_and_change_nothing(with_roles, login, role):
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE slots SET length = 1",
         "DELETE FROM buffer_layouts",
         "UPDATE buffer_layouts SET config = '{}'",
-        "INSERT INTO participants (buffer_id, role, name) VALUES (1, 'writer', 'x')",
+        "INSERT INTO participants (buffer_id, role, name) VALUES (1, 'worker', 'x')",
         "SELECT sqlbuffer_replace_v1(1, '{1}', '{x}', '{null}', '{1}', '{null}', '{null}', 'r')",
     ],
 )

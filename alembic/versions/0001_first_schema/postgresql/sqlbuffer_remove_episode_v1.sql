@@ -1,4 +1,4 @@
--- Deletes the chunks of an episode, and logs and counts that. Locks the row of the buffer. Chunk by
+-- Deletes the chunks of an episode and its rollout, and logs and counts that. Locks the row of the buffer. Chunk by
 -- chunk, if the narrow tables have no rows of its steps: a thousand steps take a tenth of the time.
 CREATE FUNCTION sqlbuffer_remove_episode_v1(p_buffer_id integer, p_episode_id bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
@@ -8,6 +8,8 @@ DECLARE
     removed bigint[];
 BEGIN
     UPDATE buffers SET deletions = deletions + 1 WHERE id = p_buffer_id RETURNING * INTO b;
+    DELETE FROM rollout_stats r USING episodes e
+    WHERE e.id = p_episode_id AND r.buffer_id = p_buffer_id AND r.task_id = e.task_id AND r.episode_id = p_episode_id;
     firsts := ARRAY(
         SELECT c.first_seq FROM chunks c WHERE c.buffer_id = p_buffer_id AND c.episode_id = p_episode_id
         ORDER BY c.first_seq FOR UPDATE);

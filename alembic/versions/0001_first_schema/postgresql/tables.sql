@@ -620,63 +620,6 @@ COMMENT ON COLUMN payload_changes.fields IS 'fields that the last change wrote';
 COMMENT ON COLUMN payload_changes.n_changes IS 'number of changes of the row';
 COMMENT ON COLUMN payload_changes.changed_at IS 'time of the last change';
 
-CREATE TABLE buffer_layouts (
-    buffer_id INTEGER NOT NULL,
-    config JSONB NOT NULL,
-    next_number BIGINT DEFAULT 0 NOT NULL,
-    next_place BIGINT DEFAULT 0 NOT NULL,
-    n_held BIGINT DEFAULT 0 NOT NULL,
-    changes BIGINT DEFAULT 0 NOT NULL,
-    state JSONB,
-    CONSTRAINT pk_buffer_layouts PRIMARY KEY (buffer_id)
-);
-COMMENT ON COLUMN buffer_layouts.buffer_id IS 'the buffer';
-COMMENT ON COLUMN buffer_layouts.config IS 'configuration of the buffer';
-COMMENT ON COLUMN buffer_layouts.next_number IS 'number of the next item or slot, counted on through every lap';
-COMMENT ON COLUMN buffer_layouts.next_place IS 'place of the next item';
-COMMENT ON COLUMN buffer_layouts.n_held IS 'episodes that slots show';
-COMMENT ON COLUMN buffer_layouts.changes IS 'how often stored steps were changed or deleted in place';
-COMMENT ON COLUMN buffer_layouts.state IS 'further state of the layout';
-
-CREATE TABLE participants (
-    buffer_id INTEGER NOT NULL,
-    role TEXT NOT NULL,
-    name TEXT COLLATE "C" NOT NULL,
-    state JSONB,
-    oldest_version BIGINT,
-    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_participants PRIMARY KEY (buffer_id, role, name)
-);
-CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
-COMMENT ON COLUMN participants.buffer_id IS 'the buffer';
-COMMENT ON COLUMN participants.role IS 'writer, worker or consumer';
-COMMENT ON COLUMN participants.name IS 'name of the participant; empty: all that have the role';
-COMMENT ON COLUMN participants.state IS 'state of the participant, or the list prepared for it';
-COMMENT ON COLUMN participants.oldest_version IS 'oldest waiting version; null if nothing waits';
-COMMENT ON COLUMN participants.seen_at IS 'time of the last activity';
-
-CREATE TABLE slots (
-    buffer_id INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
-    turn BIGINT NOT NULL,
-    holder TEXT COLLATE "C",
-    episode_id BIGINT,
-    length INTEGER,
-    meta BYTEA,
-    tail BYTEA,
-    CONSTRAINT pk_slots PRIMARY KEY (buffer_id, slot)
-);
-CREATE INDEX ix_slots_buffer_id_turn ON slots (buffer_id, turn);
-CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
-COMMENT ON COLUMN slots.buffer_id IS 'the buffer';
-COMMENT ON COLUMN slots.slot IS 'the place';
-COMMENT ON COLUMN slots.turn IS 'its last use: slot + lap * number of slots; -1: it is free';
-COMMENT ON COLUMN slots.holder IS 'the writer that has it; null if none has';
-COMMENT ON COLUMN slots.episode_id IS 'key of the episode in it';
-COMMENT ON COLUMN slots.length IS 'its length; null while it is written';
-COMMENT ON COLUMN slots.meta IS 'its values of the meta fields, packed';
-COMMENT ON COLUMN slots.tail IS 'values of steps that have no row, packed';
-
 CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,
     write_id UUID NOT NULL,
@@ -946,9 +889,6 @@ ALTER TABLE label_history ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE quarantine ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_parts ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE payload_changes ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE buffer_layouts ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE slots ALTER COLUMN buffer_id SET STATISTICS 0;
-ALTER TABLE participants ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE applied_writes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE change_log_starts ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -190,13 +190,6 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_labels."extra" IS 'the annotated keys of extra';
     COMMENT ON COLUMN v_labels."fields" IS 'the annotated fields';
     COMMENT ON COLUMN v_labels."labelled_at" IS 'when it was annotated';
-    COMMENT ON VIEW v_slots IS 'One row per slot with an episode, in buffers of `compat.memmap`; `v_experiences` has its steps by `episode_id`.';
-    COMMENT ON COLUMN v_slots."buffer" IS 'name of the buffer';
-    COMMENT ON COLUMN v_slots."slot" IS 'number of the slot';
-    COMMENT ON COLUMN v_slots."episode_id" IS 'the episode of the slot; null if a length was set and nothing stored';
-    COMMENT ON COLUMN v_slots."length" IS 'steps; null while it is written';
-    COMMENT ON COLUMN v_slots."open" IS 'it is being written';
-    COMMENT ON COLUMN v_slots."meta" IS 'values of its meta fields, except large ones';
     COMMENT ON VIEW v_windows IS 'One row per buffer: its rows in `experiences` are those with `low_seq < seq`. Use it in queries on the tables; the other views apply it.';
     COMMENT ON COLUMN v_windows."buffer_id" IS 'key of the buffer in the tables';
     COMMENT ON COLUMN v_windows."buffer" IS 'name of the buffer';

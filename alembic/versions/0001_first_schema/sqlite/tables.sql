@@ -386,42 +386,6 @@ CREATE TABLE payload_changes (
     CONSTRAINT pk_payload_changes PRIMARY KEY (buffer_id, seq)
 );
 
-CREATE TABLE buffer_layouts (
-    buffer_id INTEGER NOT NULL,
-    config TEXT NOT NULL,
-    next_number BIGINT DEFAULT 0 NOT NULL,
-    next_place BIGINT DEFAULT 0 NOT NULL,
-    n_held BIGINT DEFAULT 0 NOT NULL,
-    changes BIGINT DEFAULT 0 NOT NULL,
-    state TEXT,
-    CONSTRAINT pk_buffer_layouts PRIMARY KEY (buffer_id)
-);
-
-CREATE TABLE participants (
-    buffer_id INTEGER NOT NULL,
-    role TEXT NOT NULL,
-    name TEXT NOT NULL,
-    state TEXT,
-    oldest_version BIGINT,
-    seen_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
-    CONSTRAINT pk_participants PRIMARY KEY (buffer_id, role, name)
-);
-CREATE INDEX ix_participants_waiting ON participants (buffer_id, oldest_version) WHERE oldest_version IS NOT NULL;
-
-CREATE TABLE slots (
-    buffer_id INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
-    turn BIGINT NOT NULL,
-    holder TEXT,
-    episode_id BIGINT,
-    length INTEGER,
-    meta BLOB,
-    tail BLOB,
-    CONSTRAINT pk_slots PRIMARY KEY (buffer_id, slot)
-);
-CREATE INDEX ix_slots_buffer_id_turn ON slots (buffer_id, turn);
-CREATE INDEX ix_slots_held ON slots (buffer_id, slot) WHERE holder IS NOT NULL;
-
 CREATE TABLE applied_writes (
     buffer_id INTEGER NOT NULL,
     write_id TEXT NOT NULL,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer.compat.memmap.datasets import loading
+from sqlbuffer.compat.memmap import ReplayBuffer
 from tests.compat.memmap.model import Model
 
 FIELDS = {"x": ("float", (2,), -1.0), "r": "float", "done": "bool", "v": ("float", (1,))}
@@ -16,9 +16,9 @@ SHAPE = {"max_episodes": 4, "max_timesteps": 6, "fields": FIELDS, "meta_fields":
 class LoadedModel(Model):
     """The model with the loaders of the real buffer."""
 
-    dataset = loading.dataset
-    dataloader = loading.dataloader
-    get_all_data = loading.get_all_data
+    dataset = ReplayBuffer.dataset
+    dataloader = ReplayBuffer.dataloader
+    get_all_data = ReplayBuffer.get_all_data
 
 
 def step(number: int, *, last: bool = False) -> dict[str, Any]:

@@ -10,19 +10,15 @@ import pytest
 
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.memmap import ConcatReplayBuffer, ReplayBuffer
-from sqlbuffer.compat.memmap.datasets import loading
+from sqlbuffer.compat.memmap.replay_buffer import DATASETS, DATASETS_MODULE
 from sqlbuffer.errors import MissingExtraError
 from tests.compat.memmap.datasets.loaded import SHAPE, fill
-
-# Modules that the datasets share.
-NEED_TORCH = ("batches", "concat_dataset", "slot_dataset")
 
 
 @pytest.fixture
 def no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in (*NEED_TORCH, *set(loading.DATASETS.values())):
-        monkeypatch.delitem(sys.modules, f"{loading.__package__}.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, DATASETS_MODULE, raising=False)
 
 
 @pytest.mark.slow
@@ -50,8 +46,8 @@ def test_loaders_say_that_they_need_torch(no_torch, tmp_path):
         lambda: buffer.dataloader(2),
         lambda: both.dataloader(2),
         lambda: collector.dataloader(2),
-        *(partial(getattr, memmap, name) for name in loading.DATASETS),
-        *(partial(importlib.import_module, f"{loading.__package__}.{n}") for n in NEED_TORCH),
+        *(partial(getattr, memmap, name) for name in DATASETS),
+        partial(importlib.import_module, DATASETS_MODULE),
     ):
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]'"):
             call()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import sqlbuffer
-from sqlbuffer.compat.memmap.slots import cells, slot_reader
-from sqlbuffer.compat.memmap.slots.episode_cache import CacheKey, EpisodeCache
+from sqlbuffer.compat.memmap import slots
+from sqlbuffer.compat.memmap.slots import CacheKey, EpisodeCache
 from tests.support.processes import run_at_once
 from tests.support.statements import selects
 
@@ -43,23 +43,24 @@ def steps(first, n=STEPS):
 @contextmanager
 def runs_read():
     """Note which runs of steps the database is asked for."""
-    original, noted = cells.slot_steps, []
+    original, noted = slots.stored_spans, []
 
-    def slot_steps(connection, buffer_id, runs, size):
+    def stored_spans(store, runs):
         noted.extend(runs)
-        return original(connection, buffer_id, runs, size)
+        return original(store, runs)
 
-    cells.slot_steps = slot_steps
+    slots.stored_spans = stored_spans
     try:
         yield noted
     finally:
-        cells.slot_steps = original
+        slots.stored_spans = original
 
 
 def test_an_episode_is_read_once(buffer):
     with runs_read() as noted:
         first = episodes_of(buffer)
-        assert sorted(noted) == [(slot, 0, STEPS - 1) for slot in range(3)]
+        assert len({episode for episode, *_ in noted}) == 3
+        assert [run[1:] for run in noted] == [(0, STEPS - 1)] * 3
         assert episodes_of(buffer) == episodes_of(buffer) == first
         assert len(noted) == 3
     assert first == [steps(0), steps(100), steps(200)]
@@ -71,17 +72,17 @@ def test_a_batch_of_kept_episodes_is_one_question(make):
         store(buffer, first)
     loader = buffer.dataloader(3, shuffle=True)
     next(iter(loader))
-    with selects(buffer) as noted:
+    with selects(buffer._core) as noted:
         next(iter(loader))
     (question,) = noted
-    assert "FROM slots" in question
+    assert "documents" in question
 
 
 def test_however_many_slots_may_be_looked_at(make, monkeypatch):
     buffer = make(fields={"x": "float"}, meta_fields=None, max_timesteps=STEPS)
     for first in (0, 100, 200):
         store(buffer, first)
-    monkeypatch.setattr(slot_reader, "MAX_NAMED_SLOTS", 2)
+    monkeypatch.setattr(slots, "MOST_AHEAD", 1)
     assert episodes_of(buffer) == episodes_of(buffer) == [steps(0), steps(100), steps(200)]
 
 
@@ -160,7 +161,7 @@ def test_episodes_that_stay_are_not_read_again_as_others_are_stored(make):
     with runs_read() as noted:
         store(buffer, 300)
         assert episodes_of(buffer) == [steps(300), steps(100), steps(200)]
-        assert noted == [(0, 0, STEPS - 1)]
+        assert [run[1:] for run in noted] == [(0, STEPS - 1)]
 
 
 def test_an_open_episode_that_was_dropped_is_not_shown_as_the_next_one(make):
@@ -209,12 +210,12 @@ def test_what_was_read_longest_ago_is_forgotten_first():
     kept = EpisodeCache(30)
     of = {n: {"x": np.full(6, n, np.uint8), "y": np.zeros(4, np.uint8)} for n in range(5)}
     for n in range(3):
-        kept.put(CacheKey(n, 9, 0), of[n])
-    assert kept.get(CacheKey(0, 9, 0)) is of[0]
-    kept.put(CacheKey(3, 9, 0), of[3])
-    assert [kept.get(CacheKey(n, 9, 0)) for n in range(4)] == [of[0], None, of[2], of[3]]
+        kept.put(CacheKey(n, 9, (0, -1)), of[n])
+    assert kept.get(CacheKey(0, 9, (0, -1))) is of[0]
+    kept.put(CacheKey(3, 9, (0, -1)), of[3])
+    assert [kept.get(CacheKey(n, 9, (0, -1))) for n in range(4)] == [of[0], None, of[2], of[3]]
     later = {"x": np.zeros(25, np.uint8)}
-    kept.put(CacheKey(0, 9, 1), later)
-    assert [kept.get(CacheKey(n, 9, 0)) for n in range(4)] == [None] * 4
-    assert kept.get(CacheKey(0, 9, 1)) is later
-    assert kept.get(CacheKey(0, 8, 1)) is None
+    kept.put(CacheKey(0, 9, (1, -1)), later)
+    assert [kept.get(CacheKey(n, 9, (0, -1))) for n in range(4)] == [None] * 4
+    assert kept.get(CacheKey(0, 9, (1, -1))) is later
+    assert kept.get(CacheKey(0, 8, (1, -1))) is None

@@ -1,25 +1,37 @@
 """Opens, makes and overwrites the buffer of a folder or a URL."""
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlbuffer.compat.memmap.config.buffer_config import Config, target
+from sqlbuffer.buffer import ReplayBuffer as CoreBuffer
+from sqlbuffer.buffer import Transaction
 from sqlbuffer.compat.memmap.errors import MemmapError, MemmapTypeError
+from sqlbuffer.compat.memmap.fields import Config, target
+from sqlbuffer.compat.memmap.rows import MetaCoder
+from sqlbuffer.compat.memmap.slots import (
+    CONFIG,
+    RING,
+    WRITERS,
+    BookChange,
+    Ring,
+    SlotBook,
+    writers_in,
+)
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import (
     BufferNotFoundError,
+    DocumentChangedError,
     SchemaMissingError,
     StorageReadOnlyError,
     StorageUnreachableError,
 )
 from sqlbuffer.fields import Fields
-from sqlbuffer.storage.extensions.layout_rows import make_layout, stored_config
-from sqlbuffer.storage.extensions.slots.slot_writers import other_writers
-from sqlbuffer.storage.extensions.tables import SLOTS
-from sqlbuffer.storage.retention.deletion import drop_buffer
-from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.processes import is_here
+from sqlbuffer.steps import uuid7
+from sqlbuffer.storage.replacing import is_replaceable, open_store
 
 
 def check_options(
@@ -42,7 +54,7 @@ def check_options(
 
 def open_or_make(
     folder: Any, name: str, config: Config, fields: Fields, overwrite: bool | None
-) -> BufferStore:
+) -> CoreBuffer:
     """Return the buffer; make it if it is missing or if it should be overwritten.
 
     Args:
@@ -60,20 +72,50 @@ def open_or_make(
     url, path = target(folder)
     if path is not None:
         _make_folder(path)
-    store = _found(url, name)
-    if store is not None and (overwrite or (overwrite is None and path is not None)):
-        _drop(store, url, folder)
-        store = None
-    if store is None:
-        wanted = BufferConfig(fields=fields)
-        store = BufferStore.open(url, name, wanted, create=None, layout=SLOTS)
+    core = _found(url, name)
+    if core is not None and (overwrite or (overwrite is None and path is not None)):
+        _drop(core, url, folder)
+        core = None
+    if core is None:
+        core = _of_store(open_store(url, name, BufferConfig(fields=fields), create=None))
     # Its maker may have died, or may not have had the right, before it had slots.
-    is_begun = store.info.layout == SLOTS and stored_config(store, SLOTS) is None
-    if is_begun and store.info.config.fields.specs == fields.specs:
-        given = config.to_json()
-        store.write(lambda connection: make_layout(connection, store, given))
-    check_same(folder, config, config_of(store))
-    return store
+    if is_of_slots(core) and core.documents.get(CONFIG) is None and core.fields == fields.specs:
+        _make_slots(core, config)
+    check_same(folder, config, config_of(core))
+    return core
+
+
+def _make_slots(core: CoreBuffer, config: Config) -> None:
+    """Make an empty buffer one with slots, unless another process was faster."""
+
+    def work(tx: Transaction) -> None:
+        prefix = uuid7()
+        tx.documents.put(CONFIG, {**config.to_json(), "episodes": prefix}, version=0)
+        book = SlotBook(core, config.max_episodes, config.circular, prefix, MetaCoder(config.meta))
+        ring = Ring(deletions=tx.locked([])[1])
+        tx.documents.put_many({RING: ring.to_json(), **book.blank_pages()})
+
+    with suppress(DocumentChangedError):
+        core.transaction(work)
+
+
+def register(book: SlotBook, holder: str) -> None:
+    """Register a writer of a buffer's slots.
+
+    Dead writers are removed, and episodes whose steps others have deleted.
+    """
+
+    def work(tx: Transaction) -> None:
+        change = BookChange(book, tx)
+        change.empty_gone(change.ring.deletions)
+        dead = [name for name, is_living in writers_in(tx.documents, book.timeout_s).items()
+                if not is_living]  # fmt: skip
+        if dead:
+            tx.documents.delete_many([f"{WRITERS}{name}" for name in dead])
+        change.changed[f"{WRITERS}{holder}"] = time.time()
+        change.store()
+
+    book.core.transaction(work)
 
 
 def _make_folder(path: Path) -> None:
@@ -99,38 +141,54 @@ def roles_in_errors(folder: Any) -> Iterator[None]:
         ) from None
 
 
-def _found(url: str, name: str) -> BufferStore | None:
+def _found(url: str, name: str) -> CoreBuffer | None:
     try:
-        return BufferStore.open(url, name, create=False)
+        return _of_store(open_store(url, name, create=False))
     except (BufferNotFoundError, SchemaMissingError):
         return None
 
 
-def open_existing(folder: Any, name: str) -> tuple[BufferStore, Config]:
+def open_existing(folder: Any, name: str) -> tuple[CoreBuffer, Config]:
     """Return an existing buffer and its configuration.
 
     Raises:
         MemmapError: There is none.
     """
     url, path = target(folder)
-    store = _found(url, name)
-    if store is None:
+    core = _found(url, name)
+    if core is None:
         raise _missing(folder, path, name)
-    return store, config_of(store)
+    return core, config_of(core)
 
 
-def config_of(store: BufferStore) -> Config:
-    """Return the configuration that a buffer was made with."""
-    found = stored_config(store, SLOTS)
+def config_of(core: CoreBuffer) -> Config:
+    """Return the configuration that a buffer was made with.
+
+    Raises:
+        MemmapError: It has no slots.
+    """
+    found = core.documents.get(CONFIG) if is_of_slots(core) else None
     if found is None:
-        raise _of_another_part(store)
-    return Config.from_json(found)
+        raise _of_another_part(core)
+    return Config.from_json(found.value)
 
 
-def _of_another_part(store: BufferStore) -> MemmapError:
+def is_of_slots(core: CoreBuffer) -> bool:
+    """Return True for a buffer that was made to have slots."""
+    return is_replaceable(core._store)
+
+
+def _of_store(store: Any) -> CoreBuffer:
+    """Return the buffer of an open store."""
+    core = CoreBuffer.__new__(CoreBuffer)
+    core.__setstate__({"store": store, "types": (None, None), "session": None})
+    return core
+
+
+def _of_another_part(core: CoreBuffer) -> MemmapError:
     return MemmapError(
-        f"buffer {store.info.name!r} at {store.shown_url} was made by another part of this "
-        f"package and has no slots of episodes; choose another name=..."
+        f"buffer {core.name!r} at {core.url} was made by another part of this package and has no "
+        f"slots of episodes; choose another name=..."
     )
 
 
@@ -144,19 +202,20 @@ def check_same(folder: Any, given: Config, stored: Config) -> None:
         )
 
 
-def _drop(store: BufferStore, url: str, folder: Any) -> None:
+def _drop(core: CoreBuffer, url: str, folder: Any) -> None:
     """Delete a buffer, unless another process writes to it."""
     # One whose maker died before it had slots is deleted as well.
-    if store.info.layout != SLOTS:
-        raise _of_another_part(store)
-    others = other_writers(store)
+    if not is_of_slots(core):
+        raise _of_another_part(core)
+    writers = writers_in(core.documents, core._store.info.config.episodes.open_timeout_s)
+    others = sorted(name for name, is_living in writers.items() if is_living and not is_here(name))
     if others:
         host, pid, _ = others[0].rsplit(" ", 2)
         raise MemmapError(
             f"process {pid} on {host} writes to the buffer at `{folder}`: overwriting would delete "
             f"its episodes. Pass `overwrite = False` to write to it too, or end that process."
         )
-    drop_buffer(url, store.info.name, store.options.retry_s)
+    CoreBuffer.drop(url, core.name)
 
 
 def _missing(folder: Any, path: Path | None, name: str) -> MemmapError:

@@ -1,1 +1,0 @@
-"""The values of stored fields as arrays that write to the database."""

@@ -1,1 +1,0 @@
-"""The configuration of a buffer: slots, declared fields, and their types in the database."""

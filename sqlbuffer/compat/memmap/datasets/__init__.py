@@ -1,1 +1,0 @@
-"""Torch datasets and data loaders over the slots of a buffer."""

@@ -1,1 +1,0 @@
-"""Values of fields as rows of the database."""

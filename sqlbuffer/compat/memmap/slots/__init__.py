@@ -1,1 +1,0 @@
-"""Slots of a buffer: reading, storing and changing the episodes in them."""

@@ -1,1 +1,0 @@
-"""Episodes in numbered slots for `compat.memmap`: claimed, shown, changed, emptied."""

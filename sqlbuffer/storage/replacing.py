@@ -1,0 +1,305 @@
+"""Replace the bytes of stored steps in place; for `sqlbuffer.compat.memmap` alone.
+
+Stored steps are immutable for everyone else. The chunks are not rewritten: new values are in
+`replaced_steps`, `payload_changes` says what was changed, and the change log names the steps. A
+step is read, changed and written whole, so this module also reads the steps of episodes as bytes.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from sqlbuffer.config import DEFAULT_CONFIG, BufferConfig
+from sqlbuffer.encoding.chunks import comparable_values
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.storage.buffers.catalog import SLOTS
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.changes import log_change
+from sqlbuffer.storage.chunks.numbered_chunk import values_json
+from sqlbuffer.storage.chunks.tables import MOST_STEPS
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.store import BufferStore
+
+# An episode, whose task has the same id; its first and its last t.
+Run = tuple[str, int, int]
+
+
+# Episodes are mostly read whole. SQLite stores a thousand steps of 100 bytes in two thirds of the
+# time that chunks of two pages take.
+EPISODE_CHUNK_BYTES = 2**15
+
+
+def open_store(
+    url: str, name: str, config: BufferConfig = DEFAULT_CONFIG, *, create: bool | None
+) -> BufferStore:
+    """Open a buffer, and make one whose steps may be replaced where `create` allows it."""
+    store = BufferStore.open(url, name, config, create=create, layout=SLOTS)
+    own = store.layout
+    n_bytes = max(own.chunk_bytes, EPISODE_CHUNK_BYTES)
+    store.layout = Layout(own.specs, own.compression, n_bytes)
+    return store
+
+
+def is_replaceable(store: BufferStore) -> bool:
+    """Return True for a buffer whose steps may be replaced."""
+    return store.info.layout == SLOTS
+
+
+class StoredSpan(NamedTuple):
+    """Consecutive steps in their stored form.
+
+    Attributes:
+        run: Index of their run.
+        t: Place of the first one in the episode.
+        seq: Number of the first one.
+        n_steps: Number of steps.
+        records: Their typed fields, one step after the other.
+        may_have_changed: Steps of the buffer may have been replaced or deleted since.
+    """
+
+    run: int
+    t: int
+    seq: int
+    n_steps: int
+    records: Any
+    may_have_changed: bool
+
+
+# In this order: each run is looked up by its episode, and its steps by the index of episodes.
+_SPANS_SQLITE = (
+    "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
+    "substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size), "
+    "(SELECT has_changes OR has_deleted FROM buffers WHERE id = :id) FROM ("
+    "SELECT r.key AS run, c.key, c.t, c.first_seq, "
+    "max(json_extract(r.value, '$[1]') - c.t, 0) AS place, "
+    "min(json_extract(r.value, '$[2]') - c.t, c.n_steps - 1) AS last, :size AS size "
+    "FROM json_each(:runs) r "
+    "CROSS JOIN episodes e ON e.buffer_id = :id AND e.key = json_extract(r.value, '$[0]') "
+    "AND e.task_id = e.key "
+    "CROSS JOIN chunks c ON c.buffer_id = :id AND c.episode_id = e.id "
+    f"AND c.t > json_extract(r.value, '$[1]') - {MOST_STEPS} "
+    "AND c.t <= json_extract(r.value, '$[2]') "
+    "AND c.t + c.n_steps > json_extract(r.value, '$[1]') ORDER BY r.key, c.t"
+    ") f CROSS JOIN chunk_data d ON d.key = f.key"
+)
+# Each run is looked up alone, by the index of episodes, with any statistics of the tables.
+_SPANS_POSTGRESQL = (
+    "SELECT f.run, f.t + f.place, f.first_seq + f.place, f.last - f.place + 1, "
+    "(SELECT substr(d.records, f.place * f.size + 1, (f.last - f.place + 1) * f.size) "
+    "FROM chunk_data d WHERE d.buffer_id = f.buffer_id AND d.first_seq = f.first_seq LIMIT 1), "
+    "(SELECT has_changes OR has_deleted FROM buffers WHERE id = %s) FROM ("
+    "SELECT r.n::integer - 1 AS run, c.*, greatest(r.first - c.t, 0) AS place, "
+    "least(r.last - c.t, c.n_steps - 1) AS last, %s::integer AS size "
+    "FROM unnest(%b::text[], %b::integer[], %b::integer[]) "
+    "WITH ORDINALITY AS r(key, first, last, n) CROSS JOIN LATERAL ("
+    "SELECT x.id FROM episodes x WHERE x.buffer_id = %s AND x.key = r.key AND x.task_id = r.key "
+    "OFFSET 0) AS e CROSS JOIN LATERAL ("
+    "SELECT x.buffer_id, x.first_seq, x.t, x.n_steps FROM chunks x "
+    "WHERE x.buffer_id = %s AND x.episode_id = e.id "
+    f"AND x.t > r.first - {MOST_STEPS} AND x.t <= r.last AND x.t + x.n_steps > r.first "
+    "OFFSET 0) AS c ORDER BY r.n, c.t OFFSET 0) AS f"
+)
+_CHANGED_SQLITE = (
+    "SELECT r.seq, r.record FROM json_each(:spans) j CROSS JOIN replaced_steps r "
+    "ON r.buffer_id = :id AND r.seq >= json_extract(j.value, '$[0]') "
+    "AND r.seq < json_extract(j.value, '$[1]') "
+    "UNION ALL SELECT x.seq, NULL FROM json_each(:spans) j CROSS JOIN deleted_steps x "
+    "ON x.buffer_id = :id AND x.seq >= json_extract(j.value, '$[0]') "
+    "AND x.seq < json_extract(j.value, '$[1]')"
+)
+_CHANGED_POSTGRESQL = (
+    "SELECT c.seq, c.record FROM unnest(%s::bigint[], %s::bigint[]) AS j(first, after) "
+    "CROSS JOIN LATERAL (SELECT r.seq, r.record FROM replaced_steps r "
+    "WHERE r.buffer_id = %s AND r.seq >= j.first AND r.seq < j.after OFFSET 0) AS c "
+    "UNION ALL "
+    "SELECT c.seq, NULL FROM unnest(%s::bigint[], %s::bigint[]) AS j(first, after) "
+    "CROSS JOIN LATERAL (SELECT x.seq FROM deleted_steps x "
+    "WHERE x.buffer_id = %s AND x.seq >= j.first AND x.seq < j.after OFFSET 0) AS c"
+)
+_HELD_SQLITE = (
+    "SELECT j.value, EXISTS ("
+    "SELECT 1 FROM chunks c WHERE c.buffer_id = :id AND c.episode_id = e.id) "
+    "FROM json_each(:keys) j CROSS JOIN episodes e ON e.buffer_id = :id "
+    "AND e.key = j.value AND e.task_id = j.value"
+)
+# The offset keeps PostgreSQL from joining with the whole buffer if it has no statistics.
+_HELD_POSTGRESQL = (
+    "SELECT r.key, EXISTS ("
+    "SELECT 1 FROM chunks c WHERE c.buffer_id = %s AND c.episode_id = e.id LIMIT 1 OFFSET 0) "
+    "FROM unnest(%s::text[]) AS r(key) CROSS JOIN LATERAL ("
+    "SELECT x.id FROM episodes x WHERE x.buffer_id = %s AND x.key = r.key AND x.task_id = r.key "
+    "OFFSET 0) AS e"
+)
+_REPLACE_SQLITE = (
+    "INSERT INTO replaced_steps (record, fields, reward_t, terminated, truncated, buffer_id, seq) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq) DO UPDATE "
+    "SET record = excluded.record, fields = excluded.fields, reward_t = excluded.reward_t, "
+    "terminated = excluded.terminated, truncated = excluded.truncated"
+)
+_NOTE_SQLITE = (
+    "INSERT INTO payload_changes (buffer_id, seq, fields, n_changes) "
+    "SELECT :id, j.value, :fields, 1 FROM json_each(:seqs) j WHERE true "
+    "ON CONFLICT (buffer_id, seq) DO UPDATE SET fields = excluded.fields, "
+    "n_changes = n_changes + 1, changed_at = excluded.changed_at"
+)
+_REPLACE_POSTGRESQL = (
+    "SELECT sqlbuffer_replace_v1(%s::integer, %b::bigint[], %b::bytea[], %b::text[], "
+    "%b::double precision[], %b::boolean[], %b::boolean[], %s)"
+)
+
+
+def _spans_sqlite(
+    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
+) -> Sequence[StoredSpan]:
+    given = {"id": buffer_id, "runs": json.dumps(runs), "size": size}
+    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS_SQLITE, given).fetchall()
+    return found
+
+
+def _spans_postgresql(
+    connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
+) -> Sequence[StoredSpan]:
+    keys, first, last = (list(column) for column in zip(*runs, strict=True))
+    given = (buffer_id, size, keys, first, last, buffer_id, buffer_id)
+    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS_POSTGRESQL, given).fetchall()
+    return found
+
+
+def _changed_sqlite(
+    connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, Any]]:
+    given = {"id": buffer_id, "spans": json.dumps(spans)}
+    found: Sequence[tuple[int, Any]]
+    found = driver_of(connection).execute(_CHANGED_SQLITE, given).fetchall()
+    return found
+
+
+def _changed_postgresql(
+    connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, Any]]:
+    first, after = (list(column) for column in zip(*spans, strict=True))
+    given = (first, after, buffer_id) * 2
+    found: Sequence[tuple[int, Any]]
+    found = driver_of(connection).execute(_CHANGED_POSTGRESQL, given).fetchall()
+    return found
+
+
+def _held_sqlite(connection: Connection, buffer_id: int, keys: Sequence[str]) -> Sequence[Any]:
+    given = {"id": buffer_id, "keys": json.dumps(keys)}
+    found: Sequence[Any] = driver_of(connection).execute(_HELD_SQLITE, given).fetchall()
+    return found
+
+
+def _held_postgresql(connection: Connection, buffer_id: int, keys: Sequence[str]) -> Sequence[Any]:
+    given = (buffer_id, list(keys), buffer_id)
+    found: Sequence[Any] = driver_of(connection).execute(_HELD_POSTGRESQL, given).fetchall()
+    return found
+
+
+def _replace_sqlite(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Any, names: str
+) -> None:
+    driver = driver_of(connection)
+    driver.execute(
+        "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
+    )
+    driver.executemany(_REPLACE_SQLITE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
+    given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
+    driver.execute(_NOTE_SQLITE, given)
+
+
+def _replace_postgresql(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Any, names: str
+) -> None:
+    given = (buffer_id, list(seqs), *(list(column) for column in columns), names)
+    driver_of(connection).execute(_REPLACE_POSTGRESQL, given)
+
+
+_spans = by_database(sqlite=_spans_sqlite, postgresql=_spans_postgresql)
+_changed = by_database(sqlite=_changed_sqlite, postgresql=_changed_postgresql)
+_held = by_database(sqlite=_held_sqlite, postgresql=_held_postgresql)
+_replace = by_database(sqlite=_replace_sqlite, postgresql=_replace_postgresql)
+
+
+def stored_spans(buffer: OpenBuffer, runs: Sequence[Run]) -> Sequence[StoredSpan]:
+    """Return the stored spans of runs of steps, in the order of the runs and of t."""
+    size = buffer.layout.size_bytes
+    return buffer.read(lambda connection: _spans(connection, buffer.info.id, runs, size))
+
+
+def changed_steps(
+    buffer: OpenBuffer, spans: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, Any]]:
+    """Return (seq, record) of replaced steps, and (seq, None) of deleted ones.
+
+    Args:
+        buffer: The buffer.
+        spans: For each span its first seq, and the one after its last.
+    """
+    return buffer.read(lambda connection: _changed(connection, buffer.info.id, spans))
+
+
+def held_episodes(buffer: OpenBuffer, keys: Sequence[str]) -> dict[str, bool]:
+    """Return those of episodes, whose tasks have the same ids, that are listed.
+
+    Each has True if it has steps.
+    """
+    found = buffer.read(lambda connection: _held(connection, buffer.info.id, keys))
+    return {key: bool(has_steps) for key, has_steps in found}
+
+
+def replace_steps(
+    buffer: OpenBuffer,
+    seqs: Sequence[int],
+    rows: NDArray[Any],
+    own: Sequence[Sequence[Any]],
+    names: Sequence[str],
+) -> None:
+    """Replace the contents of steps, and record that in `payload_changes` and in the change log.
+
+    The caller has read the steps in the same transaction, and keeps others from changing them.
+
+    Args:
+        buffer: The buffer.
+        seqs: The steps, each once; the buffer has all of them.
+        rows: Their typed fields, structured, of shape (n,).
+        own: Their rewards, and whether they terminated and truncated their episodes.
+        names: The changed fields, for the record.
+    """
+    if not seqs:
+        return
+    raw, size = rows.tobytes(), buffer.layout.size_bytes
+    records = [raw[i * size : (i + 1) * size] for i in range(len(rows))]
+    columns = (records, _scalars(buffer, rows), *own)
+
+    def work(connection: Connection) -> None:
+        _replace(connection, buffer.info.id, seqs, columns, ", ".join(names))
+        log_change(connection, buffer.info.id, "replaced", seqs, buffer.origin)
+
+    buffer.write(work)
+
+
+def _scalars(buffer: OpenBuffer, rows: NDArray[Any]) -> Sequence[str | None]:
+    """Return the JSON of the scalar fields of each step, which conditions compare."""
+    scalars = sorted(name for name, spec in buffer.layout.specs.items() if spec.shape == ())
+    keys = [f'"{name}":' for name in scalars]
+    lists = [_texts(rows[name]) for name in scalars]
+    texts = [
+        f"{{{','.join(map(str.__add__, keys, values))}}}" for values in zip(*lists, strict=True)
+    ]
+    return texts or [None] * len(rows)
+
+
+def _texts(values: NDArray[np.generic]) -> list[str]:
+    """Return the JSON of each number, as a chunk has it."""
+    own = comparable_values(values)
+    if isinstance(own, list):
+        return [orjson.dumps(value).decode() for value in own]
+    listed = values_json(own)
+    return listed[1:-1].split(",") if listed and len(own) else []
