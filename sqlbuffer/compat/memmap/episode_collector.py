@@ -1,6 +1,7 @@
 """`memmap_replay_buffer.episode_collector` on a SQL database: `EpisodeCollector`."""
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -248,14 +249,8 @@ class EpisodeCollector:
             MissingExtraError: torch is not installed.
             ValueError: Nothing was collected, or a filter's field is not a single number.
         """
-        from sqlbuffer.compat.memmap.datasets import (
-            Columns,
-            collate_for,
-            matches,
-            torch_loader,
-        )
-
-        collate = collate_for(False, device, to_named_tuple)
+        datasets = import_module("sqlbuffer.compat.memmap.datasets")
+        collate = datasets.collate_for(False, device, to_named_tuple)
         steps = {name: _flat(value) for name, value in self.all_data(fields).items()}
         kept = np.ones(self.num_groups * self.step_count, bool)
         for name, wanted in (filter_fields or {}).items():
@@ -266,10 +261,12 @@ class EpisodeCollector:
                     f"filter_fields only supports scalar fields, got shape "
                     f"{self.field_shape(name)} for `{name}`"
                 )
-            kept &= matches(np.asarray(_flat(self.env_major(name))), wanted)
+            kept &= datasets.matches(np.asarray(_flat(self.env_major(name))), wanted)
 
-        dataset = Columns({name: value[np.flatnonzero(kept)] for name, value in steps.items()})
-        return torch_loader(dataset, batch_size, shuffle, collate, kwargs)
+        dataset = datasets.Columns(
+            {name: value[np.flatnonzero(kept)] for name, value in steps.items()}
+        )
+        return datasets.torch_loader(dataset, batch_size, shuffle, collate, kwargs)
 
     def store(self, **meta_data: Any) -> None:
         """Store one episode of each group, then forget them.

@@ -858,12 +858,7 @@ class ReplayBuffer:
             TypeError: Names that are not in a tuple.
             ValueError: Nothing is stored, or parameters that exclude each other.
         """
-        from sqlbuffer.compat.memmap.datasets import (
-            ReplayDatasetNStep,
-            ReplayDatasetTimestep,
-            ReplayDatasetTrajectory,
-        )
-
+        datasets = import_module(DATASETS_MODULE)
         if n_steps is not None and timestep_level:
             raise MemmapError("cannot specify both n_steps and timestep_level")
         self._flush()
@@ -871,7 +866,7 @@ class ReplayBuffer:
             raise MemmapError("replay buffer is empty")
         common = {"fieldname_map": fieldname_map, "filter_meta": filter_meta, **kwargs}
         if n_steps is not None:
-            return ReplayDatasetNStep(
+            return datasets.ReplayDatasetNStep(
                 self,
                 n_steps,
                 current_fields,
@@ -881,8 +876,10 @@ class ReplayBuffer:
                 **common,
             )
         if timestep_level:
-            return ReplayDatasetTimestep(self, fields, filter_fields=filter_fields, **common)
-        return ReplayDatasetTrajectory(
+            return datasets.ReplayDatasetTimestep(
+                self, fields, filter_fields=filter_fields, **common
+            )
+        return datasets.ReplayDatasetTrajectory(
             self,
             fields,
             filter_fields=filter_fields,
@@ -957,9 +954,9 @@ class ReplayBuffer:
             raise MemmapTypeError(
                 "dataloader takes no collate_fn: build torch's DataLoader yourself"
             )
-        from sqlbuffer.compat.memmap.datasets import collate_for, torch_loader
+        datasets = import_module(DATASETS_MODULE)
 
-        collate = collate_for(return_mask, device, to_named_tuple)
+        collate = datasets.collate_for(return_mask, device, to_named_tuple)
         if dataset is None:
             dataset = self.dataset(
                 n_steps=n_steps,
@@ -974,7 +971,7 @@ class ReplayBuffer:
                 return_indices=return_indices,
                 **(dataset_kwargs or {}),
             )
-        return torch_loader(dataset, batch_size, shuffle, collate, kwargs)
+        return datasets.torch_loader(dataset, batch_size, shuffle, collate, kwargs)
 
     def get_all_data(
         self,
