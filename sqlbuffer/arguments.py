@@ -340,7 +340,7 @@ def check_n_step(n_step: Any, gamma: Any) -> None:
 
 
 def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, str]]:
-    """Return the ids of episodes and their tasks, each episode once.
+    """Return the ids of episodes and their tasks.
 
     Args:
         episode_ids: The ids.
@@ -350,15 +350,16 @@ def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, 
         ArgumentError: They are not lists of one length.
         FieldError: A key is not text that a database can store.
     """
-    for name, given in (("episode_ids", episode_ids), ("task_ids", task_ids)):
-        if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, type(None))):
-            raise ArgumentError(f"{name} is a list of ids such as ['e1'], got {shown(given)}")
-    if episode_ids is None:
-        raise ArgumentError("episode_ids is a list of ids such as ['e1'], got None")
-    tasks = episode_ids if task_ids is None else task_ids
-    if len(tasks) != len(episode_ids):
+    ids = checked_items(episode_ids, "episode_ids", "a list of ids such as ['e1']", MAX_TASKS)
+    tasks = ids
+    if task_ids is not None:
+        tasks = checked_items(task_ids, "task_ids", "a list of ids such as ['t1']", MAX_TASKS)
+    if len(tasks) != len(ids):
         raise ArgumentError(
-            f"task_ids has {len(tasks)} values for {len(episode_ids)} episodes; give one for each"
+            f"task_ids has {len(tasks)} values for {len(ids)} episodes; give one for each"
         )
-    pairs = zip(episode_ids, tasks, strict=True)
-    return [(encode_key(key, "episode_id"), encode_key(task, "task_id")) for key, task in pairs]
+    of_tasks = "each of episode_ids" if task_ids is None else "each of task_ids"
+    return [
+        (encode_key(key, "each of episode_ids"), encode_key(task, of_tasks))
+        for key, task in zip(ids, tasks, strict=True)
+    ]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import (
+    MAX_TASKS,
     SAME,
     Condition,
     Rows,
@@ -32,6 +33,7 @@ from sqlbuffer.checks import (
     checked_flag,
     checked_instance,
     checked_integer,
+    checked_items,
     checked_seconds,
 )
 from sqlbuffer.config import (
@@ -48,7 +50,6 @@ from sqlbuffer.config import (
     with_settings,
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
-from sqlbuffer.display import shown
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.episode_records import encode_meta
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
@@ -1283,6 +1284,9 @@ class ReplayBuffer:
 
         It reads the sizes of all rows.
 
+        Raises:
+            StorageError: The database cannot be read.
+
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
             >>> buffer.add(state={"x": 1}).inserted
@@ -1786,13 +1790,14 @@ class ReplayBuffer:
         self, episodes: Sequence[Any], metas: Sequence[Mapping[str, Any]]
     ) -> list[str | None]:
         """Return the JSON of values that are stored with episodes."""
-        if isinstance(metas, (str, Mapping)) or len(metas) != len(episodes):
+        given = checked_items(metas, "metas", "a list of dicts, one for each episode", MAX_TASKS)
+        if len(given) != len(episodes):
             raise ArgumentError(
-                f"metas is a list of dicts, one for each of {len(episodes)} episodes, got "
-                f"{shown(metas)}"
+                f"metas has {len(given)} values for {len(episodes)} episodes; give one for each"
             )
         specs = self._store.info.config.fields.meta
-        return [encode_meta(meta, specs, "same_kind") for meta in metas]
+        named = [checked_instance(meta, "each of metas", Mapping, "a dict") for meta in given]
+        return [encode_meta(meta, specs, "same_kind") for meta in named]
 
     def delete_episodes(
         self, episode_ids: Sequence[str], *, task_ids: Sequence[str] | None = None
@@ -1890,6 +1895,7 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: `work` is not a function, or `documents` not a list of names.
+            FieldError: A name of a document is not text that a database can store.
             SQLBufferError: The error of a call of `work`.
 
         Example:
@@ -1900,7 +1906,7 @@ class ReplayBuffer:
             7
         """
         work = checked_callable(work, "work", "a function of the snapshot")
-        keys = checked_keys(documents)
+        keys = checked_keys(documents, "documents")
         self.flush()
         return read_at_once(
             self._store,
@@ -2379,7 +2385,7 @@ class Transaction:
             >>> found["cursor"].value, n_deletions
             (7, 0)
         """
-        keys, store = checked_keys(documents), self.buffer._store
+        keys, store = checked_keys(documents, "documents"), self.buffer._store
         return self.joined(lambda: store.write(lambda c: locked_documents(c, store, keys)))
 
     def joined(self, call: Callable[[], T]) -> T:

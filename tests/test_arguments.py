@@ -42,7 +42,7 @@ ALSO_NAMED = {
     "stored": "stored|field",
     "url": "database|URL",
     "value": "field|value",
-    "values": "field",
+    "values": "field|values",
 }
 # Numbers become text where they are given as one of these keys.
 KEYS = {

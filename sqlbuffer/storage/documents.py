@@ -495,15 +495,15 @@ def add_documents(
         connection.execute(_ADD, rows)
 
 
-def checked_keys(keys: Any) -> list[str]:
+def checked_keys(keys: Any, name: str = "keys") -> list[str]:
     """Return the names of documents, in order, each once.
 
     Raises:
         ArgumentError: They are not a list of names.
         FieldError: One is not text that a database can store.
     """
-    listed = checked_items(keys, "keys", "a list of names such as ['a', 'b']", MAX_KEYS)
-    return sorted({encode_key(key, "each of keys") for key in listed})
+    listed = checked_items(keys, name, "a list of names such as ['a', 'b']", MAX_KEYS)
+    return sorted({encode_key(key, f"each of {name}") for key in listed})
 
 
 def _json(what: str, value: Any) -> str:

@@ -96,6 +96,7 @@ class FragmentStore:
         Raises:
             FragmentNotFoundError: There is no fragment with that id.
             FragmentError: A field is unknown.
+            MissingExtraError: It has tensors, and torch is not installed.
         """
         id_, wanted = _checked_id(fragment_uuid), None if fields is None else _wanted(fields)
         try:

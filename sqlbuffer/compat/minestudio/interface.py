@@ -249,6 +249,8 @@ class ReplayBufferInterface:
                 more than `max_chunks`.
             FetchTimeoutError: There were too few chunks in time; the message says why the others
                 left.
+            FragmentError: The timeout is negative, or the consumer cannot be stored as text.
+            FragmentTypeError: The timeout is not a number, or the consumer is not text.
         """
         wait_s, key = _checked_timeout(timeout), checked_key(consumer, "consumer")
         while True:
@@ -289,6 +291,10 @@ class ReplayBufferInterface:
 
         Args:
             consumer: Whose list.
+
+        Raises:
+            FragmentError: The consumer cannot be stored as text.
+            FragmentTypeError: The consumer is not text.
         """
         return _indexed(chunks.prepared(self._buffer, checked_key(consumer, "consumer")))
 
@@ -303,6 +309,10 @@ class ReplayBufferInterface:
 
         Returns:
             How many of the chunks may be fetched now.
+
+        Raises:
+            FragmentError: The consumer cannot be stored as text.
+            FragmentTypeError: The consumer is not text.
         """
         key = checked_key(consumer, "consumer")
         n, pool = self._buffer.transaction(lambda tx: chunks.release(tx, key))

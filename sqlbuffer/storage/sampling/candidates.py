@@ -20,7 +20,7 @@ from sqlbuffer.checks import (
     refused,
 )
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import EncodedRow
 from sqlbuffer.storage.chunks.slices import (
@@ -124,7 +124,7 @@ class Candidates:
         ...         print(c.keys(), c.oldest(1), c.page(1, 2), c.probe([2, 9]))
         ...         print(c.tasks(), c.random_tasks(1), c.first_of_tasks([1, 2]))
         ...         print(len(c.random(2)), c.pick(rng, 1, replace=True), c.select().is_select)
-        ...         print(c.model_versions(3), c.between(1, 3).keys(), len(c.encoded([1, 2])))
+        ...         print(c.model_versions(3), c.between(1, 3).keys())
         ...         return c.newest(batch_size)
         >>> with ReplayBuffer("sqlite://", fields={"obs": np.float32}) as buffer:
         ...     keys = {"task_id": "t", "agent_id": "a", "model_version": 7}
@@ -133,7 +133,7 @@ class Candidates:
         [1 2 3 4 5] [1] [2, 3] {2}
         ['t'] ['t'] {1: 't'}
         2 None True
-        (array([4, 5]), array([7, 7])) [2 3] 2
+        (array([4, 5]), array([7, 7])) [2 3]
         [4.0, 3.0]
     """
 
@@ -585,8 +585,23 @@ class Candidates:
         itself returns no seq.
 
         Raises:
-            ArgumentError: They are not a list of integers.
+            ArgumentError: They are not a list of integers, or the draw reads arrays and not rows.
+
+        Example:
+            >>> from sqlbuffer import ReplayBuffer, Sampler
+            >>> class Stored(Sampler):
+            ...     def choose(self, candidates, batch_size):
+            ...         print([row.state for row in candidates.encoded([2, 1])])
+            ...         return ()
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.extend({"state": [{"x": 1}, {"x": 2}]}).inserted
+            2
+            >>> buffer.sample(2, sampler=Stored())
+            ['{"x":2}', '{"x":1}']
+            RowList([])
         """
+        if isinstance(self.reading, SliceReading):
+            raise ArgumentError("encoded() reads rows: draw with sample(), not arrays")
         arrays, in_parts = PLACES["arrays"], PLACES["payload_bytes"]
         return [
             EncodedRow._make(

@@ -466,9 +466,8 @@ def test_others_read_slots_and_change_nothing(with_roles, login, role):
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM buffer_layouts",
-        "UPDATE buffer_layouts SET config = '{}'",
-        "INSERT INTO participants (buffer_id, role, name) VALUES (1, 'worker', 'x')",
+        "DELETE FROM payload_changes",
+        "INSERT INTO replaced_steps (buffer_id, seq, record) VALUES (1, 1, 'x')",
         "SELECT sqlbuffer_replace_v1(1, '{1}', '{x}', '{null}', '{1}', '{null}', '{null}', 'r')",
     ],
 )
