@@ -323,7 +323,7 @@ def test_the_modules_of_upstream_have_their_names():
 
 def test_a_buffer_whose_maker_died_before_it_had_slots_is_gone_on_with(make, buffer_url):
     make().close()
-    run(buffer_url, "DELETE FROM buffer_layouts")
+    run(buffer_url, "DELETE FROM documents")
     buffer = make()
     buffer.store_episode(r=[1.0])
     assert make(overwrite=False).num_episodes == 1
