@@ -1,8 +1,6 @@
 """Open, create and list the buffers of a database.
 
-A buffer names its layout in `buffers.layout`; null is the plain one. A compatibility
-layer whose buffers keep more than rows registers its layout by name. Core calls `layout_of` and
-knows nothing else about it.
+A buffer whose steps may be replaced in place says so in `buffers.layout`; null is the plain one.
 """
 
 from collections.abc import Callable, Mapping
@@ -266,54 +264,36 @@ def why_empty(connection: Connection, buffer_id: int) -> str:
     return f"is empty (all rows that were stored have left: {left})"
 
 
-class BufferLayout:
-    """The plain layout, which does nothing. Other layouts override the methods that they need."""
-
-    def lock(self, connection: Connection, buffer_id: int) -> None:
-        """Lock the layout's own rows, before a call that deletes rows locks anything else."""
-
-    def after_delete(self, connection: Connection, buffer_id: int) -> None:
-        """Update the layout after `delete`, in the transaction that deleted some rows."""
-
-    def after_clear(self, connection: Connection, buffer_id: int) -> None:
-        """Update the layout after `clear`, in the transaction that deleted all rows."""
-
-    def check_resize(self, name: str) -> None:
-        """Raise `BufferConfigError` if a buffer of this layout and name cannot be resized."""
-
-
 # The layout of buffers whose steps may be replaced in place: readers look for new bytes, and
 # copies and exports refuse such buffers. Only `compat.memmap` makes them.
 SLOTS = "slots"
 
 
-class SlotLayout(BufferLayout):
-    """The layout of buffers whose steps may be replaced."""
-
-    def check_resize(self, name: str) -> None:
-        """Raise an error: the episodes of slots stay until the slots are used again."""
-        raise BufferConfigError(
-            f"buffer {name!r} is one of sqlbuffer.compat.memmap and holds what its slots show; "
-            f"make it again with another max_episodes=..."
-        )
-
-
-_layouts: dict[str | None, BufferLayout] = {None: BufferLayout(), SLOTS: SlotLayout()}
-
-
-def layout_of(info: BufferInfo) -> BufferLayout:
-    """Return the layout of a buffer.
+def check_known(info: BufferInfo) -> None:
+    """Raise unless this version knows what a buffer keeps in addition to its steps.
 
     Raises:
-        BufferConfigError: No layout of that name is registered in this process.
+        BufferConfigError: The buffer has a layout of another version.
     """
-    found = _layouts.get(info.layout)
-    if found is None:
+    if info.layout not in (None, SLOTS):
         raise BufferConfigError(
             f"buffer {info.name!r} has the layout {info.layout!r}, which this process does not "
             f"know; import the package that made the buffer first, or upgrade sqlbuffer"
         )
-    return found
+
+
+def check_resizable(info: BufferInfo) -> None:
+    """Raise unless the capacity of a buffer can be changed.
+
+    Raises:
+        BufferConfigError: It is one of slots, whose episodes stay until the slots are used again.
+    """
+    check_known(info)
+    if info.layout == SLOTS:
+        raise BufferConfigError(
+            f"buffer {info.name!r} is one of sqlbuffer.compat.memmap and holds what its slots "
+            f"show; make it again with another max_episodes=..."
+        )
 
 
 def open_buffer(

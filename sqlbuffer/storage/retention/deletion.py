@@ -8,7 +8,12 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageFullError
 from sqlbuffer.query.tree import Group, Leaf, Node
-from sqlbuffer.storage.buffers.catalog import change_config, layout_of, not_found
+from sqlbuffer.storage.buffers.catalog import (
+    change_config,
+    check_known,
+    check_resizable,
+    not_found,
+)
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import BufferWindow
@@ -101,13 +106,12 @@ class Retention:
 
     def delete(self, rows: Rows) -> int:
         """Delete the rows that match, or those of some numbers; return how many."""
-        layout = layout_of(self.buffer.info)
+        check_known(self.buffer.info)
         if not isinstance(rows, (Leaf, Group)):
             return self._delete(lambda connection: self._delete_numbers(connection, rows))
         node = rows
 
         def work(connection: Connection) -> int:
-            layout.lock(connection, self.buffer.info.id)
             window = self.buffer.note_deletion(connection)
             # No row newer than the stored window is read: its lower end follows from the newest
             # row.
@@ -131,7 +135,6 @@ class Retention:
                     origin=self.buffer.origin,
                 )
             if n_removed:
-                layout.after_delete(connection, self.buffer.info.id)
                 remove_steps(connection, self.buffer.info.id, removed)
             return n_removed
 
@@ -173,8 +176,7 @@ class Retention:
     def _delete_numbers(self, connection: Connection, numbers: Sequence[int]) -> int:
         """Delete rows by their numbers; return how many there were."""
         info, origin = self.buffer.info, self.buffer.origin
-        layout = layout_of(info)
-        layout.lock(connection, info.id)
+        check_known(info)
         window = self.buffer.note_deletion(connection)
         inside = [seq for seq in numbers if window.low < seq <= window.high]
         steps, are_these = quarantine.these(info, window.low, inside)
@@ -183,7 +185,6 @@ class Retention:
         n_removed = remove_rows(connection, info.id, inside, origin)
         add_sums(connection, sums, n_removed, len(inside))
         if n_removed:
-            layout.after_delete(connection, info.id)
             remove_steps(connection, info.id, removed)
         return n_removed
 
@@ -211,16 +212,14 @@ class Retention:
 
         Rows of those that had ended stay in the list of episodes.
         """
-        layout, info = layout_of(self.buffer.info), self.buffer.info
+        info = self.buffer.info
+        check_known(info)
 
         def work(connection: Connection) -> int:
-            layout.lock(connection, info.id)
             if info.has_chunks:
                 found = remove_episodes(connection, info.id, keys) if keys else []
             else:
                 found = self._remove_rows_of(connection, keys)
-            if found:
-                layout.after_delete(connection, info.id)
             if open_ := [id_ for id_, _, status in found if status == "open"]:
                 connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
             return len(found)
@@ -267,10 +266,9 @@ class Retention:
 
         Return how many rows were live. An unfinished copy accepts other rows afterwards.
         """
-        layout = layout_of(self.buffer.info)
+        check_known(self.buffer.info)
 
         def work(connection: Connection) -> int:
-            layout.lock(connection, self.buffer.info.id)
             window = self.buffer.note_deletion(connection)
             id_, origin = self.buffer.info.id, self.buffer.origin
             steps = steps_of(self.buffer.info)
@@ -280,7 +278,6 @@ class Retention:
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
             forget(connection, id_)
             connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
-            layout.after_clear(connection, id_)
             if forget_copy(connection, id_):
                 change_config(connection, id_, {}, is_copying=False)
             return n_removed
@@ -321,7 +318,7 @@ class Retention:
 
     def resize(self, limits: Mapping[str, int | None]) -> None:
         """Set limits of the buffer, and immediately evict rows that exceed them."""
-        layout_of(self.buffer.info).check_resize(self.buffer.info.name)
+        check_resizable(self.buffer.info)
 
         def work(connection: Connection) -> None:
             self.buffer.lock(connection)
