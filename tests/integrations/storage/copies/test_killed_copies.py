@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage.copies import source as source_of_copies
 from tests.conftest import KINDS, MakeDatabaseUrl
 from tests.support.processes import TIMEOUT_S, wait_until
 from tests.support.sql import buffer_id, run, scalar
@@ -83,7 +84,7 @@ def grow(buffer: ReplayBuffer, name: str) -> None:
 
 def copy(source: str, target: str) -> None:
     """Copy in many small batches."""
-    source.MOST_ROWS, source.MOST_CHUNKS = 40, 1
+    source_of_copies.MOST_ROWS, source_of_copies.MOST_CHUNKS = 40, 1
     here = ReplayBuffer(source, "source", create=False)
     here.copy_to(ReplayBuffer(target, "copy", create=False))
 
