@@ -356,7 +356,7 @@ def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, 
         tasks = checked_items(task_ids, "task_ids", "a list of ids such as ['t1']", MAX_TASKS)
     if len(tasks) != len(ids):
         raise ArgumentError(
-            f"task_ids has {len(tasks)} values for {len(ids)} episodes; give one for each"
+            f"task_ids has {len(tasks)} values for {len(ids)} episode_ids; give one for each"
         )
     of_tasks = "each of episode_ids" if task_ids is None else "each of task_ids"
     return [

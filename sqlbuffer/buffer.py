@@ -1793,7 +1793,7 @@ class ReplayBuffer:
         given = checked_items(metas, "metas", "a list of dicts, one for each episode", MAX_TASKS)
         if len(given) != len(episodes):
             raise ArgumentError(
-                f"metas has {len(given)} values for {len(episodes)} episodes; give one for each"
+                f"metas has {len(given)} values for {len(episodes)} episode_ids; give one for each"
             )
         specs = self._store.info.config.fields.meta
         named = [checked_instance(meta, "each of metas", Mapping, "a dict") for meta in given]

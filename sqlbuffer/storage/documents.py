@@ -318,7 +318,7 @@ class Documents:
         """
         given = checked_instance(values, "values", Mapping, "a mapping such as {'a': 1}")
         jsons = sorted(
-            (encode_key(key, "key in values"), _json(f"value of document {key!r}", value))
+            (encode_key(key, "key in values"), _json(f"values: value of document {key!r}", value))
             for key, value in given.items()
         )
 
@@ -419,8 +419,9 @@ def read_at_once(
     """
     plain = [key for key in keys if _PLAIN_KEY.fullmatch(key)]
     others = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
-    # No parameters can be sent with the begin: the keys have no quotes.
-    of_keys = f"d.key IN ({', '.join(map(repr, plain))})" if plain else "1 = 0"
+    # No parameters can be sent with the begin: these keys have no quotes.
+    listed = ", ".join(f"'{key}'" for key in plain)
+    of_keys = f"d.key IN ({listed})" if plain else "1 = 0"
     query = _AHEAD.format(buffer_id=buffer.info.id, of_keys=of_keys)
 
     def look() -> T:
