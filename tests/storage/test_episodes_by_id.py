@@ -2,9 +2,10 @@
 
 import threading
 
+import numpy as np
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import ArgumentError, FieldError
 from tests.support.sql import run
 
@@ -155,3 +156,33 @@ def test_locked_documents_come_with_the_number_of_deletions(buffer):
     found, n_deletions = buffer.transaction(work)
     assert found == {"a": 1}
     assert n_deletions > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"priorities": True}, {"evict_by": "episode", "max_episodes": 4}],
+    ids=["plain", "priorities", "episodes evicted"],
+)
+def test_a_mirror_and_a_copy_lose_deleted_episodes_next_to_late_facts(
+    buffer_url, make_database_url, settings
+):
+    fields = {"obs": ("float32", (2,))}
+    with ReplayBuffer(buffer_url, fields=fields, **settings) as buffer, buffer.mirror() as mirror:
+        for n in range(5):
+            columns = {"obs": np.full((10, 2), n), "reward": np.ones(10)}
+            buffer.store_episode(columns, episode_id=f"e{n}", task_id=f"e{n}")
+        oldest = int("max_episodes" in settings)
+        buffer.annotate([12, 25], reward=5.0)
+        assert buffer.delete(QueryBuilder().in_("seq", [21])) == 1
+        assert buffer.delete_episodes(["e1", "e4", "none"]) == 2
+        left = {0.0, 2.0, 3.0} - ({0.0} if oldest else set())
+        n_left = 29 - 10 * oldest
+        for source in (buffer, mirror):
+            batch = source.sample_arrays(500)
+            assert set(batch.obs[:, 0].tolist()) == left
+            assert set(batch.reward.tolist()) == {1.0, 5.0}
+            assert len(source) == n_left
+        with ReplayBuffer(make_database_url("sqlite"), "copy", create=True, fields=fields) as copy:
+            copy.store_batch(buffer)
+            assert len(copy) == n_left
+            assert {row.exp_meta.episode_id for row in copy} == {f"e{int(n)}" for n in left}

@@ -180,11 +180,6 @@ class State:
     numbers: Numbers = Numbers()
     names: tuple[str, ...] = ()
 
-    @property
-    def has_holes(self) -> bool:
-        """Whether items were removed that are not the oldest."""
-        return self.n < self.numbers.n
-
     def as_json(self) -> dict[str, Any]:
         """Return the value of the document."""
         return {
@@ -493,6 +488,7 @@ class SharedCells:
 
     @property
     def _has_holes(self) -> bool:
+        """Whether items were removed that are not the oldest."""
         return self.n < self._numbers.n
 
     def finish(self) -> None:
