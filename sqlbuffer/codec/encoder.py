@@ -161,7 +161,12 @@ class Encoder:
         return [self._tag(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(items)]
 
     def _tag_set(self, value: Any, path: str, depth: int) -> dict[str, Any]:
+        start = len(self.blob)
         items = self._tag_items(value, path, depth + 1)
+        if len(self.blob) > start and len(items) > 1:
+            # Two equal sets may have their members in other orders; their bytes have one.
+            del self.blob[start:]
+            items = self._tag_items(sorted(value, key=_encoded_alone), path, depth + 1)
         self._check_distinct(items, path)
         tag = "$set" if isinstance(value, set) else "$frozenset"
         return {tag: sorted(items, key=dumps)}
@@ -225,6 +230,11 @@ class Encoder:
         offset = len(self.blob)
         self.blob += data
         return [offset, len(data)]
+
+
+def _encoded_alone(value: Any) -> tuple[str, bytes]:
+    encoder = Encoder()
+    return dumps(encoder.tree(value, "")), bytes(encoder.blob)
 
 
 def _checked_spec(dtype: np.dtype[Any], path: str) -> Any:

@@ -1,5 +1,6 @@
 """Compare values the way stored payloads are compared."""
 
+from collections import Counter
 from itertools import chain
 from typing import Any
 
@@ -56,8 +57,12 @@ def _dicts_equal(left: dict[Any, Any], right: dict[Any, Any], strict: bool) -> b
 
 def _identity(value: Any) -> Any:
     """Return a key that is equal for two values exactly if they are the same to the bit."""
+    # One by one: where the bytes of an item lie among those of others depends on the order of a
+    # set, which two equal ones may have differently. Two NaN are two members.
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(_identity, value))
+        return type(value), frozenset(Counter(map(_identity, value)).items())
+    if type(value) is tuple:
+        return tuple, tuple(map(_identity, value))
     encoder = Encoder()
     try:
         return dumps(encoder.tree(value, "")), bytes(encoder.blob)

@@ -469,6 +469,15 @@ class TestEqual:
         assert equal(back(value), back(value), strict=True)
         assert equal(back(value), back(value))
 
+    def test_equal_sets_have_the_same_bytes_and_each_nan_is_a_member(self):
+        def value():
+            return frozenset({np.timedelta64("NaT", "s"), np.timedelta64(1, "s"), 3}), ("x",)
+
+        values = [value() for _ in range(20)]
+        assert len({encoded(nested) for nested in values}) == 1
+        assert all(equal(nested, values[0], strict=True) for nested in values)
+        assert not equal({math.nan, float("nan")}, {math.nan}, strict=True)
+
     def test_models_that_hold_arrays_can_be_compared(self):
         assert equal(Base(a=np.ones(2)), Base(a=np.ones(2)))
         assert not equal(Base(a=np.ones(2)), Base(a=np.zeros(2)))
