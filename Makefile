@@ -10,10 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := torch==2.13.0
 # Without what it requires, which is the latest torch.
 TORCHDATA := torchdata==0.11.0
+# Tests in another environment, and of millions of rows.
+OF_OTHERS := --ignore tests/peers --ignore tests/nightly
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-integrations test-nightly check bench peers plots training-loops docs reference screenshots terminal-pictures tutorial-pictures format release clean
+.PHONY: help demo test test-all test-fast test-rest test-nightly check covered planted-bugs counts bench peers plots training-loops docs reference screenshots terminal-pictures tutorial-pictures format release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,15 +24,17 @@ demo: $(VENV)/.installed-demo $(if $(findstring --ui,$(ARGS)),$(VENV)/.installed
 	$(BIN)/sqlbuffer demo $(ARGS)
 
 # Hundreds of processes of the tests import the package: each would compile it again, for 0.4 s.
-test test-fast test-integrations: export PYTHONDONTWRITEBYTECODE =
+test test-all test-fast test-rest: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test $(VENV)/.installed-torch ## run the tests on SQLite and PostgreSQL (ARGS="-k word -x")
-	$(BIN)/python -m pytest -n 5 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/integrations $(OF_OTHERS) --part test $(ARGS)
+
+test-all: test test-rest ## run all tests: kills, other programs and libraries too
 
 test-fast: $(VENV)/.installed-test $(VENV)/.installed-torch ## run what takes a minute: SQLite only, no processes, no slow tests
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations --ignore tests/peers --ignore tests/nightly --fast $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore tests/integrations $(OF_OTHERS) --part minute $(ARGS)
 
-test-integrations: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that need foreign programs, other libraries or much time
-	$(BIN)/python -m pytest -n 3 --dist worksteal tests/integrations $(ARGS)
+test-rest: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.installed-torch $(PEERS)/.installed ## run the tests that `make test` leaves out
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(OF_OTHERS) --part rest $(ARGS)
 	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal tests/peers $(ARGS)
 
 test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
@@ -43,6 +47,15 @@ check: $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed-torch #
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+covered: $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed-torch ## note which tests run which line
+	$(BIN)/python -m tests.measures.coverage -n 4 --dist worksteal --ignore tests/integrations $(OF_OTHERS) $(ARGS)
+
+planted-bugs: $(VENV)/.installed-dev ## plant bugs and see which the tests catch, after `make covered` (ARGS="--seed 1")
+	$(BIN)/python -m tests.measures.planted_bugs $(ARGS)
+
+counts: $(VENV)/.installed-dev ## count modules, code, docstrings and imports
+	$(BIN)/python -m tests.measures.counts $(ARGS)
 
 bench: $(VENV)/.installed-test ## measure both databases and print the table (ARGS="--rows 100000")
 	$(BIN)/python -m tests.benchmarks $(ARGS)
@@ -80,7 +93,7 @@ release: $(VENV)/.installed-dev ## build a release, check it and write its notes
 	$(BIN)/python -m tests.release $(ARGS)
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(PEERS) dist build docs/_build .hypothesis
+	rm -rf $(VENV) $(PEERS) dist build docs/_build .covered .hypothesis
 	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find alembic sqlbuffer tests -name __pycache__ -prune -exec rm -rf {} +
 

@@ -30,7 +30,7 @@ from tests.support.storage_hooks import (
     sharing_compiled_statements,
 )
 
-pytest_plugins = ["tests.support.fast", "tests.support.no_skip"]
+pytest_plugins = ["tests.support.parts", "tests.support.no_skip"]
 
 _SHARED = pytest.StashKey[Shared]()
 KINDS = ["sqlite", "postgresql"]

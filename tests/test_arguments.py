@@ -187,6 +187,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_an_argument_is_named_in_a_short_message_before_a_buffer_is_made(name, schema_url):
     with ReplayBuffer(schema_url, "typed", fields={"obs": "float32"}) as buffer:

@@ -1,5 +1,7 @@
 """The fixtures keep their promises, on which every storage test relies."""
 
+import re
+
 import psycopg
 import pytest
 from sqlalchemy import create_engine, inspect, make_url, text
@@ -38,6 +40,7 @@ def test_a_test_can_hold_several_databases_at_once(make_database_url):
     assert len(set(urls)) == 4
 
 
+@pytest.mark.thorough
 def test_icu_database_sorts_text_by_an_icu_locale(icu_database_url):
     with psycopg.connect(icu_database_url) as connection:
         provider, locale = connection.execute(
@@ -101,3 +104,48 @@ def test_selects_are_noted_whatever_a_transaction_begins_with(buffer_url):
         assert buffer.explain()
         assert buffer.sample(1) == []
     assert any("EXPLAIN" not in statement for statement in noted)
+
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("z", [1, True, 1.0, 0.0, -0.0])
+def test_single(z): pass
+
+@pytest.mark.parametrize("x, y", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_product(x, y, kind): pass
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("x", range(3))
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_each_value(x, kind): pass
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_thorough(kind): pass
+"""
+
+
+def test_the_parts_have_every_case_once_and_the_first_has_every_value(pytester):
+    pytester.makepyfile(test_cases=CASES)
+    markers = "markers=each_value: one\nthorough: two"
+
+    def listed(*options):
+        arguments = ("-p", "tests.support.parts", "-o", markers, "--collect-only", "-q")
+        lines = pytester.runpytest(*arguments, *options).outlines
+        return [line.partition("::")[2] for line in lines if "::" in line]
+
+    every, quick, rest = listed(), listed("--part", "test"), listed("--part", "rest")
+    assert sorted(quick + rest) == sorted(every)
+    assert len([case for case in every if "test_each_value" in case]) == 3
+    assert [case for case in quick if "test_thorough" in case] == []
+    assert len([case for case in quick if "test_single" in case]) == 5
+    product = [case for case in quick if "test_product" in case]
+    assert len(product) == 3
+    assert {text for case in product for text in re.findall(r"1-1|1-2|2-1", case)} == {
+        "1-1", "1-2", "2-1",
+    }  # fmt: skip
+    assert {text for case in product for text in re.findall(r"[ab]", case.partition("[")[2])} == {
+        "a", "b",
+    }  # fmt: skip

@@ -121,6 +121,7 @@ async def waiting(kind: Any, url: str) -> AsyncIterator[tuple[AsyncReplayBuffer,
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_they_wait_for_and_unrelated_threads_go_on(kind: Any, buffer_url: str) -> None:

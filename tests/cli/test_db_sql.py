@@ -37,6 +37,7 @@ def empty_url(database_url):
         return database_url
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_script_makes_the_schema_that_init_makes(run, empty_url, make_database_url):
     kind = "sqlite" if is_sqlite(empty_url) else "postgresql"

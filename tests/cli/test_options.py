@@ -20,6 +20,7 @@ def here(run):
         yield run
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [OWN, "replay.db", "./replay.db"])
 @pytest.mark.parametrize(

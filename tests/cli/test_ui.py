@@ -42,6 +42,7 @@ def test_prints_the_address_serves_the_page_and_ends_on_an_interrupt(filled):
         assert process.stderr.read() == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_starts_have_two_tokens_and_a_host_that_others_reach_is_warned_about(filled):
     with served(filled) as (_, first), served(filled, "--host", "0.0.0.0") as (process, second):

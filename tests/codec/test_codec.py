@@ -90,6 +90,7 @@ class Holder(BaseModel):
 
 
 class TestRoundTrip:
+    @pytest.mark.thorough
     @pytest.mark.slow
     @settings(max_examples=150)
     @given(payloads)
@@ -98,6 +99,7 @@ class TestRoundTrip:
         assert equal(decode(text, blob), value, strict=True)
         check_json(text or "0")
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     @given(arrays())
     def test_arrays_come_back_writable_with_dtype_and_shape(self, array):

@@ -47,6 +47,8 @@ def next_seq(buffer: ReplayBuffer) -> int:
     return max(row.seq for row in buffer.get_by_task_id("after"))
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 @pytest.mark.parametrize("evict_by", ["row", "task", "episode"])
 def test_a_copy_shows_in_every_view_what_its_source_shows(
@@ -65,6 +67,7 @@ def test_a_copy_shows_in_every_view_what_its_source_shows(
     assert len(target) == len(list(target))
 
 
+@pytest.mark.thorough
 def test_a_copy_of_leased_rows_has_their_uses_and_none_of_their_leases(
     urls: tuple[str, str],
 ) -> None:
@@ -88,6 +91,8 @@ def uses(url: str, name: str) -> list[Any]:
     return run(url, counts, name=name)
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_a_condition_copies_the_steps_that_match_with_their_numbers(
     urls: tuple[str, str], make: Any
@@ -109,6 +114,8 @@ def test_a_condition_copies_the_steps_that_match_with_their_numbers(
     assert next_seq(target) == report.high_seq + 1
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("fields", [None, FIELDS])
 def test_an_empty_buffer_is_copied_with_its_clock_and_sessions(
     urls: tuple[str, str], fields: Any
@@ -131,6 +138,8 @@ def test_an_empty_buffer_is_copied_with_its_clock_and_sessions(
     assert next_seq(target) == 1
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_a_copy_that_is_broken_off_goes_on_where_it_was_and_copies_nothing_twice(
     urls: tuple[str, str], make: Any, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +180,7 @@ def interrupting(reached: list[int]) -> Any:
     return interrupt
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_a_copy_goes_on_over_lost_connections_of_its_source(
     make_database_url: MakeDatabaseUrl, make: Any
@@ -189,6 +199,7 @@ def test_a_copy_goes_on_over_lost_connections_of_its_source(
         assert all(found == seqs for found in losing_each_message(proxy, copied, every=8))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_unfinished_copy_takes_no_other_steps(
     urls: tuple[str, str], make: Any, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +224,7 @@ def test_an_unfinished_copy_takes_no_other_steps(
     assert [row.seq for row in target] == held
 
 
+@pytest.mark.thorough
 def test_a_batch_is_as_large_as_its_bytes_allow(
     urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +242,7 @@ def test_a_batch_is_as_large_as_its_bytes_allow(
     assert reached[-1] == 40
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -255,6 +268,7 @@ def test_a_buffer_that_cannot_hold_the_same_steps_is_refused_by_name(
     assert len(target) == 0
 
 
+@pytest.mark.thorough
 def test_a_target_that_is_not_empty_is_refused(urls: tuple[str, str]) -> None:
     source = json_rows(urls[0], "source")
     target = emptied(source, urls[1])
@@ -284,6 +298,7 @@ def test_a_buffer_with_a_layout_of_another_library_is_refused_by_name(sqlite_url
         ReplayBuffer(sqlite_url, "plain").copy_to(other)
 
 
+@pytest.mark.thorough
 def test_of_two_that_copy_into_one_buffer_one_ends_and_the_copy_is_exact(
     urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +317,8 @@ def test_of_two_that_copy_into_one_buffer_one_ends_and_the_copy_is_exact(
     assert shown(urls[1], "copy") == shown(urls[0], "source")
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_copy_that_is_cleared_takes_other_steps_and_copies(
@@ -328,6 +345,7 @@ def test_a_copy_that_is_cleared_takes_other_steps_and_copies(
     assert len(target) == 1
 
 
+@pytest.mark.thorough
 def test_a_dropped_copy_leaves_nothing_behind(urls: tuple[str, str]) -> None:
     source = typed_steps(urls[0], "source")
     source.copy_to(emptied(source, urls[1]))
@@ -339,6 +357,8 @@ def test_a_dropped_copy_leaves_nothing_behind(urls: tuple[str, str]) -> None:
     assert report.n_copied == len(source)
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_a_source_that_was_restored_in_between_is_noticed(
     urls: tuple[str, str], make: Any, monkeypatch: pytest.MonkeyPatch
@@ -361,6 +381,7 @@ def test_a_source_that_was_restored_in_between_is_noticed(
         source.copy_to(target)
 
 
+@pytest.mark.thorough
 def test_odd_values_are_copied_there_and_back(
     urls: tuple[str, str], make_database_url: MakeDatabaseUrl
 ) -> None:

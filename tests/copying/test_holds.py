@@ -80,6 +80,7 @@ def fields(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.thorough
 def test_steps_that_leave_the_window_are_copied_and_then_deleted(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -116,6 +117,7 @@ def test_steps_that_leave_the_window_are_copied_and_then_deleted(
         assert scalar(buffer_url, left, id=own, low=low) == 0
 
 
+@pytest.mark.thorough
 def test_priorities_of_held_steps_are_copied_while_learners_clean_up(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -135,6 +137,7 @@ def test_priorities_of_held_steps_are_copied_while_learners_clean_up(
     assert run(sqlite_url, "SELECT seq, priority FROM v_priorities ORDER BY seq") == before
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_tasks_and_episodes_are_evicted_when_the_copy_is_complete(
     buffer_url: str, sqlite_url: str, fields: Any, unit: str
@@ -158,6 +161,7 @@ def test_tasks_and_episodes_are_evicted_when_the_copy_is_complete(
     assert not is_flagged(buffer_url)
 
 
+@pytest.mark.thorough
 def test_rows_of_plain_sql_evict_nothing_that_is_held(buffer_url: str, sqlite_url: str) -> None:
     source = ring(buffer_url, None)
     before = contents(source)
@@ -234,6 +238,7 @@ def test_held_steps_whose_ids_are_stored_again_are_copied_without_their_ids(
     assert [row.id for row in source] == [f"id-{n}" for n in range(CAPACITY)]
 
 
+@pytest.mark.thorough
 def test_an_episode_that_is_stored_again_while_it_is_held_keeps_its_steps_in_the_copy(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -318,6 +323,7 @@ def test_a_copy_whose_hold_has_ended_names_the_steps_that_have_left(
         source.copy_to(target)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_a_copy_whose_hold_has_ended_notices_tasks_and_episodes_that_have_left(
     buffer_url: str, sqlite_url: str, fields: Any, unit: str
@@ -371,6 +377,7 @@ def test_a_copy_goes_on_without_its_hold_if_nothing_has_left(
     assert contents(target) == before
 
 
+@pytest.mark.thorough
 def test_a_source_that_may_only_be_read_is_copied_without_a_hold(
     sqlite_url: str, tmp_path: Any, fields: Any
 ) -> None:

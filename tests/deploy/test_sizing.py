@@ -92,6 +92,7 @@ def documented(shape):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

@@ -67,6 +67,7 @@ def test_a_value_has_one_json_form_wherever_it_stands(value, expected):
         assert text.isascii() or not ascii_only
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(payloads)
 def test_every_payload_becomes_json_on_one_line_and_a_short_text(payload):

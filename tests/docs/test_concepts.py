@@ -27,11 +27,12 @@ def test_the_examples_run(read, name):
     read(f"docs/concepts/{name}.md")
 
 
-def test_the_page_for_writers_of_docs_names_what_there_is(read):
-    read("docs/contributing/write-docs.md")
-    text = text_of("docs/contributing/write-docs.md")
+@pytest.mark.parametrize("page", ["tests", "write-docs"])
+def test_the_pages_for_contributors_name_what_there_is(read, page):
+    read(f"docs/contributing/{page}.md")
+    text = text_of(f"docs/contributing/{page}.md")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"`make ([\w-]+)`", text):
+    for target in re.findall(r"`make ([\w-]+)", text):
         assert f"\n{target}:" in makefile, target
     for module in re.findall(r"`python -m ([\w.]+)`", text):
         assert ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file(), module

@@ -78,6 +78,7 @@ def run(*words):
     return CliRunner().invoke(app, words)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_command_prints_the_entry(name):
     for word in (name, name.lower(), f"sqlbuffer.errors.{name}"):
@@ -104,6 +105,7 @@ def test_the_page_is_part_of_the_wheel():
     assert included[PAGE] == "sqlbuffer/errors.md"
 
 
+@pytest.mark.thorough
 def test_no_message_names_a_page_that_an_installed_user_does_not_have():
     found = []
     for path in (ROOT / "sqlbuffer").rglob("*.py"):

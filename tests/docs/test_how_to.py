@@ -192,6 +192,7 @@ def test_transactions(read):
     assert page.names["buffer"].documents.get("cursor").version == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_loader(read):
     pytest.importorskip("torch")

@@ -36,6 +36,7 @@ def _leads_somewhere(document, text, target):
     return not anchor or anchor in anchors(text if not path else place.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("document", pages())
 def test_links_lead_to_files_and_headings(document):
     assert broken(document, text_of(document), links(document)) == []

@@ -69,6 +69,7 @@ def test_an_example_shows_each_method(name):
     assert [name for name, owner, own in methods if not is_shown(owner, name, own)] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_method_names_the_errors_of_its_code_and_of_its_arguments(name):
     cls, missing = class_of(name), {}
@@ -81,6 +82,7 @@ def test_a_method_names_the_errors_of_its_code_and_of_its_arguments(name):
     assert {method: names for method, names in missing.items() if names} == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLASSES)
 def test_errors_that_a_method_names_exist(name):
     named = {error for *_, own in public_methods(class_of(name)) for error in named_errors(own)}

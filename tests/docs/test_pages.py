@@ -30,6 +30,7 @@ READ = {
     "docs/concepts/overview.md",  # in test_concepts.py
     "docs/concepts/which-call.md",  # in test_concepts.py
     "docs/contributing/benchmarks.md",
+    "docs/contributing/tests.md",  # in test_concepts.py
     "docs/contributing/write-docs.md",  # in test_concepts.py
     "docs/tutorials/agent-rollouts.md",  # in test_tutorials.py
     "docs/tutorials/dataframes.md",  # in tests/peers
@@ -90,6 +91,7 @@ def test_settings_names_each_setting_with_its_group_and_default():
     assert [line.split("`")[1] for line in own] == list(type(DEFAULT_CONNECTION).model_fields)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_watching(read):
     pytest.importorskip("tensorboardX", reason="allowed: tensorboardX is not installed")

@@ -38,6 +38,7 @@ def page(tmp_path):
     return write
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_page_is_done_as_it_is_written(page, read):
     done = read(page(GOOD))
@@ -46,6 +47,7 @@ def test_a_page_is_done_as_it_is_written(page, read):
         assert len(buffer) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("good", "broken", "message"),
     [

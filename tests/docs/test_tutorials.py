@@ -11,6 +11,7 @@ from tests.support.markdown import ROOT
 from tests.support.sql import run
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_agent_rollouts(read):
     page = read("docs/tutorials/agent-rollouts.md")

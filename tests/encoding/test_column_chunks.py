@@ -35,6 +35,7 @@ def key_of(columns, name, i):
     return given_key[i] if isinstance(given_key, list) else given_key
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(steps(), st.sampled_from([None, "an episode"]))
 def test_what_was_packed_comes_back(drawn, episode):

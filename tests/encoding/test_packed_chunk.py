@@ -14,6 +14,7 @@ from tests.encoding.chunk_columns import each, steps
 LAYOUT = Layout(parse_specs({"x": "int64"}))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(steps(), st.data())
 def test_selected_steps_are_those_of_the_chunk(drawn, data):

@@ -32,6 +32,7 @@ def chunk_of(steps, layout=SMALL, first_t=0):
     return chunk
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(steps())
 def test_steps_are_packed_as_columns_are(drawn):

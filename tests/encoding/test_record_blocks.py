@@ -42,6 +42,7 @@ def blocks_of(chunk, places):
     return [stored[first // chunk.block_steps] for first in firsts]
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(steps(), st.data())
 def test_runs_and_single_steps_are_those_of_the_chunk(drawn, data):
@@ -145,6 +146,7 @@ def test_missing_and_short_blocks_are_named(shape, compression):
         layout.unpack(rows_of_blocks(layout, [block, block[:9]], [0, 0], [7, 8]), seqs=[7, 8])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("shape", [(40,), (-1,)])
 @given(data=st.data())

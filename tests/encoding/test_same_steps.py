@@ -34,6 +34,7 @@ def compared(left, right):
     return same_steps(LAYOUT, left, range(n), right, range(n)).tolist()
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(steps())
 def test_chunks_of_the_same_steps_are_the_same(drawn):
@@ -92,6 +93,7 @@ def test_json_that_a_database_wrote_another_way_is_the_same():
     assert compared(left, right) == [True] * 3
 
 
+@pytest.mark.thorough
 @given(st.data(), steps())
 def test_places_are_compared_in_pairs(data, drawn):
     layout, fields = drawn.layout, {n: drawn.columns[n] for n in drawn.layout.specs}

@@ -147,6 +147,7 @@ def test_each_engine_makes_the_batches_of_the_model(schema_url, kind):
     compare_engines(schema_url, kind, names[list(KINDS).index(kind) % len(names)], 0, 2)
 
 
+@pytest.mark.thorough
 def test_each_engine_leaves_out_what_was_evicted_before_a_step(schema_url):
     """With this seed trajectories and windows begin right above the end of a full buffer."""
     compare_engines(schema_url, "small", "full", 2, 3)

@@ -71,6 +71,7 @@ WAYS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 def test_every_call_shows_them(buffer, way):
     rows = sorted(WAYS[way](buffer), key=lambda row: row.seq)

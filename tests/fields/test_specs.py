@@ -211,6 +211,7 @@ def rows_of_fields(draw):
     return rows, tails
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(rows_of_fields())
 def test_what_was_packed_is_unpacked_whatever_follows_it(made):

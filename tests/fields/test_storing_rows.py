@@ -89,6 +89,7 @@ def test_rows_come_back_as_they_were(buffer):
     assert buffer.store_batch([changed, rows[4]]).conflicting_ids == (changed.id,)
 
 
+@pytest.mark.thorough
 def test_rows_go_from_buffer_to_buffer(buffer, buffer_url):
     rows = make_rows(40)
     buffer.store_batch(rows)
@@ -121,6 +122,7 @@ def test_a_default_stands_for_a_field_that_is_left_out(buffer):
     assert [row.fields["level"] for row in buffer] == [7, 7]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -179,6 +181,7 @@ def test_an_episode_that_has_ended_takes_no_more(buffer):
     assert len(buffer) == 2
 
 
+@pytest.mark.thorough
 def test_writers_append_to_one_episode_at_once(buffer, buffer_url):
     def write(n):
         with ReplayBuffer(buffer_url) as own:

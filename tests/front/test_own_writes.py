@@ -54,6 +54,7 @@ READS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("read", READS)
 def test_a_read_sees_steps_that_wait(make, read):
     buffer = make()
@@ -113,6 +114,7 @@ def test_nothing_is_stored_twice_by_readers_and_writers_at_once(make):
     assert len(buffer) == 304
 
 
+@pytest.mark.thorough
 def test_a_rate_limiter_holds_a_writer_back_and_no_reader(make, buffer_url):
     limiter = RateLimiter(1.0, min_size=4, error_buffer=8.0)
     buffer = make(rate_limiter=limiter, wait_s=0.2)
@@ -139,6 +141,7 @@ def test_steps_that_cannot_be_stored_fail_no_reader(buffer_url):
             append(episode, 1, buffer)
 
 
+@pytest.mark.thorough
 def test_a_loop_of_steps_and_draws_writes_chunks_of_many_steps(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, flush_s=NEVER_S) as buffer:
         fill(buffer, 4_096)

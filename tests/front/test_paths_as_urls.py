@@ -43,6 +43,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [str, pathlib.Path])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_path_names_a_sqlite_file(here, form, kind):

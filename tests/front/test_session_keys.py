@@ -47,6 +47,7 @@ CALLS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize(
     ("given", "key"),
@@ -64,6 +65,7 @@ def test_numbers_become_text(buffer, call, given, key):
     assert {row.exp_meta.session_id for row in buffer} == {key}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("given", ["", True, float("nan"), b"a", {}])
 def test_what_names_no_session_is_refused(buffer, call, given):

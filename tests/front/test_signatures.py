@@ -26,6 +26,7 @@ def test_add_and_append_show_their_fixed_names() -> None:
     assert "**fields" in str(inspect.signature(EpisodeWriter.append))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", named(ReplayBuffer.add))
 @pytest.mark.parametrize("fields", [None, {"obs": "float32"}], ids=["rows", "typed"])
 def test_a_fixed_name_of_add_that_is_none_is_left_out(

@@ -49,6 +49,7 @@ def check_same(batches: Iterable[ColumnBatch], rows: list[DataRow]) -> None:
     assert done == len(rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKE)
 def test_a_stream_has_the_steps_and_values_that_a_buffer_shows(
     buffer_url: str, make: Make, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +96,7 @@ def test_an_empty_buffer_has_no_batches(database_url: str, fields: Any) -> None:
         assert (list(stream), stream.low, stream.high, stream.pieces(3)) == ([], 0, 0, [])
 
 
+@pytest.mark.thorough
 def test_steps_that_leave_in_the_meantime_are_held(
     buffer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_steps_that_leave_although_they_were_held_are_an_error(
             list(batches)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_held_steps_are_read_until_they_are_deleted(buffer_url: str, evict_by: str) -> None:
     buffer = typed_steps(buffer_url, "source", evict_by=evict_by)

@@ -26,6 +26,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().rstrip("\n").split("\n")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
 def test_a_buffer_stores_what_another_one_writes(
     buffer_url: str, make: Any, tmp_path: Path
@@ -133,6 +134,7 @@ def test_numbers_are_those_of_python(buffer_url: str, monkeypatch: pytest.Monkey
         assert repr(row.exp_data.reward_t) == "nan"
 
 
+@pytest.mark.thorough
 def test_types_follow_from_the_first_lines(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +248,7 @@ def test_a_file_that_is_refused_makes_no_database(
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 
+@pytest.mark.thorough
 def test_lines_of_a_pipe_stay_in_a_new_buffer_after_the_first_ones(
     buffer_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_missing_file_is_named(sqlite_url: str, tmp_path: Path) -> None:
         insert_jsonl(tmp_path / "nothing", sqlite_url)
 
 
+@pytest.mark.thorough
 def test_commands_pass_steps_through_a_pipe(buffer_url: str, tmp_path: Path) -> None:
     source = json_rows(buffer_url, "source", max_capacity=1_000)
     program = f'{sys.executable} -c "from sqlbuffer.cli import app; app()"'

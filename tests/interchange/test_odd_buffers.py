@@ -31,6 +31,7 @@ VALUES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", VALUES)
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_values_of_every_type_come_back_from_parquet(
@@ -109,6 +110,7 @@ except ExportError as error:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["parquet", "jsonl"])
 def test_a_full_disk_is_named_and_nothing_is_left(
     postgres_url: str, tmp_path: Path, what: str
@@ -123,6 +125,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     assert list((tmp_path / "in").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_import_that_is_killed_goes_on(buffer_url: str, tmp_path: Path) -> None:
     source = ReplayBuffer(buffer_url, "source", fields={"x": ("float32", (64,))})
     for e in range(60):

@@ -21,6 +21,7 @@ def steps_of(folder: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("steps-*"))])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_the_files_have_all_steps_and_episodes(buffer_url: str, make: Any, tmp_path: Path) -> None:
     buffer, out = make(buffer_url, "source"), tmp_path / "in" / "out"
@@ -43,6 +44,7 @@ def test_the_files_have_all_steps_and_episodes(buffer_url: str, make: Any, tmp_p
     assert report.n_episodes == len(episodes) == (5 if make is typed_steps else 0)
 
 
+@pytest.mark.thorough
 def test_the_schema_says_what_the_fields_are(buffer_url: str, tmp_path: Path) -> None:
     buffer = typed_steps(buffer_url, "source")
     export_parquet(buffer, tmp_path / "out")
@@ -110,6 +112,7 @@ def test_an_export_that_is_broken_off_leaves_nothing(sqlite_url: str, tmp_path: 
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_jsonl", [False, True])
 def test_what_a_killed_export_leaves_is_removed_by_the_next_one(
     sqlite_url: str, tmp_path: Path, is_jsonl: bool

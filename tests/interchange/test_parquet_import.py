@@ -52,6 +52,8 @@ def contents(folder: Path) -> tuple[Any, Any]:
     return repr(steps.to_pylist()), repr(episodes.to_pylist())
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("evict_by", ["row", "task", "episode"])
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_export_restores_what_the_views_show(
@@ -100,6 +102,8 @@ def test_steps_keep_the_ids_that_the_library_made(urls: tuple[str, str], tmp_pat
     assert [row.seq for row in copy.get_all(one)] == [11]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
 def test_an_export_of_what_was_restored_is_the_same(
     urls: tuple[str, str], make: Make, tmp_path: Path
@@ -195,6 +199,7 @@ def test_uses_of_leased_rows_are_restored(urls: tuple[str, str], tmp_path: Path)
     assert run(urls[1], counts, name="copy") == run(urls[0], counts, name="source") != []
 
 
+@pytest.mark.thorough
 def test_row_groups_end_with_chunks_so_that_an_import_restores_these(
     urls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +216,7 @@ def test_row_groups_end_with_chunks_so_that_an_import_restores_these(
         assert [row.fields["obs"].tolist() for row in copy.get_all()] == obs.tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, FIELDS])
 def test_an_empty_buffer_is_restored_with_its_settings(
     urls: tuple[str, str], fields: Any, tmp_path: Path
@@ -222,6 +228,7 @@ def test_an_empty_buffer_is_restored_with_its_settings(
     assert (report.n_steps, len(copy), copy.config) == (0, 0, source.config)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_export_is_appended_to_a_buffer_with_steps_once(
     buffer_url: str, make: Make, tmp_path: Path
@@ -477,6 +484,7 @@ def test_an_export_that_is_damaged_while_it_is_read_leaves_nothing(
     assert import_parquet(out, buffer_url, "old").is_restored
 
 
+@pytest.mark.thorough
 def test_a_single_file_of_an_export_is_appended(buffer_url: str, tmp_path: Path) -> None:
     source = typed_steps(buffer_url, "source")
     export_parquet(source, tmp_path / "out")
@@ -487,6 +495,7 @@ def test_a_single_file_of_an_export_is_appended(buffer_url: str, tmp_path: Path)
     assert comparable([row.fields for row in copy]) == comparable([row.fields for row in source])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_a_damaged_file_of_others_is_refused_and_leaves_nothing(

@@ -29,6 +29,7 @@ def test_drawing_with_replacement_needs_one_row(buffer):
         take(buffer.loader("step", 3), 1)
 
 
+@pytest.mark.thorough
 def test_each_row_is_as_likely(buffer):
     fill(buffer, 40)
     drawn = flat(take(buffer.loader("step", 10, seed=1), 200))
@@ -114,6 +115,7 @@ def test_transitions_are_the_default(buffer):
     assert batch.next_obs.shape == (4, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

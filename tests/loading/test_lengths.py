@@ -42,6 +42,8 @@ def buffer(buffer_url):
         yield buffer
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES.keys())
 def test_a_loader_is_as_long_as_its_iteration(buffer, options):
     if options["mode"] == "trajectory":

@@ -198,6 +198,7 @@ def test_a_state_resumes_a_mixture(demo, online):
         demo.loader("step", 4).load_state_dict(state)
 
 
+@pytest.mark.thorough
 def test_workers_draw_from_a_mixture(demo, online):
     dataset = IterableDataset(mix({demo: 1, online: 1}).loader("step", 8, seed=1))
     loader = DataLoader(dataset, None, num_workers=2, multiprocessing_context="fork", timeout=60)

@@ -55,6 +55,7 @@ def places(batches):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pass_has_each_thing_once_in_full_batches(stored, mode):
     options, expected = MODES[mode]
@@ -68,6 +69,7 @@ def test_a_pass_has_each_thing_once_in_full_batches(stored, mode):
     assert found == sorted(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_draws_are_of_the_same_things_and_repeat_with_a_seed(stored, mode):
     options, expected = MODES[mode]
@@ -82,6 +84,8 @@ def test_draws_are_of_the_same_things_and_repeat_with_a_seed(stored, mode):
         next(iter(stored.loader(mode, 64, **options)))
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_a_state_goes_on_in_each_mode(stored, mode, epochs):
@@ -144,6 +148,7 @@ def test_sequences_stacks_and_windows_have_their_shapes(stored):
     assert first.mask.shape == (4, 5)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_datasets_of_torch_take_each_mode(stored):
     for mode, (options, expected) in MODES.items():
@@ -172,6 +177,7 @@ def test_trajectories_of_a_mixture_are_padded_to_the_longest_of_all(stored, buff
         assert batch.info["source"].tolist() == ["default", "other"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

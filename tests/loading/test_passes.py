@@ -99,6 +99,7 @@ def write_until(url, path):
     return number
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_pass_is_exact_while_another_process_writes(buffer_url, tmp_path):
     with ReplayBuffer(buffer_url, max_capacity=KEPT, fields=FIELDS) as buffer:

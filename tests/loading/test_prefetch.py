@@ -44,6 +44,7 @@ def _no_thread_is_left():
     assert threads() == []
 
 
+@pytest.mark.thorough
 def test_prefetched_batches_are_the_same_and_in_order(buffer):
     fill(buffer, 50)
     for options in ({"seed": 1, "epochs": 2}, {"shuffle": False, "epochs": 1}):
@@ -69,6 +70,7 @@ def test_no_more_is_fetched_ahead_than_was_asked_for():
     assert len(made) == 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leave", ["break", "exception", "close", "garbage", "cycle"])
 def test_leaving_a_loop_early_stops_the_thread_and_returns_its_connection(
     connections_in_use, buffer, leave
@@ -136,6 +138,7 @@ def test_the_state_is_that_of_the_last_batch_handed_out(buffer):
     assert flat(ahead) == flat(plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_loader_in_use_can_be_pickled_and_forked(buffer):
     fill(buffer, 50)

@@ -29,6 +29,7 @@ def flat(batches):
     return [x for batch in batches for x in batch]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_divide_a_pass(filled, world, shuffle):
@@ -39,6 +40,7 @@ def test_ranks_divide_a_pass(filled, world, shuffle):
         assert parts[0] == list(range(0, 103, world))
 
 
+@pytest.mark.thorough
 def test_each_pass_has_another_order_that_all_ranks_share(filled):
     parts = [read(filled, rank, 2, epochs=2) for rank in range(2)]
     both = [flat(parts[0]), flat(parts[1])]
@@ -63,6 +65,8 @@ def test_rows_stored_between_the_starts_of_ranks_are_left_to_the_next_pass(fille
     assert counts.tolist() == [2] * 103 + [1] * 47
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("n", [97, 100, 103, 112])
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -267,6 +271,7 @@ def write(url, n):
             buffer.extend({"x": range(10)})
 
 
+@pytest.mark.thorough
 def test_processes_that_start_together_divide_what_is_there_while_others_write(filled):
     url, epochs = filled.url, 4
     calls = [(read_part, url, rank, 3, epochs) for rank in range(3)]
@@ -287,6 +292,7 @@ def begin_and_wait(url, rank):
         time.sleep(60)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_was_killed_begins_again_with_the_rows_of_the_others(filled):
     url = filled.url
     with running([(begin_and_wait, url, 0)]):

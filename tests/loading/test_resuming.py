@@ -31,6 +31,7 @@ def goes_on(url, options, state, n):
         return actions(next(batches) for _ in range(n))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", HOW)
 def test_another_loader_goes_on_with_the_batches_that_would_have_come(buffer, how):
     fill(buffer, 50)
@@ -104,6 +105,7 @@ def test_a_state_at_the_last_batch_has_nothing_left(buffer):
     assert len(flat(other)) == 8
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_loader_pickles_without_data_and_goes_on(buffer):
     sizes = []

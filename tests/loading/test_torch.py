@@ -65,12 +65,14 @@ def check_pass(buffer, n_workers, method):
         assert second != flat(batches)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_workers", "method"), WORKERS)
 def test_workers_cover_a_pass_once_between_them(buffer, n_workers, method):
     check_pass(buffer, n_workers, method)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "prefetch": 2}])
 def test_persistent_workers_begin_another_epoch_with_what_is_there_then(buffer, options):
@@ -105,6 +107,7 @@ def test_all_workers_have_the_range_of_the_first_of_them(buffer):
     assert sorted(seen + flat(first) + flat(second)) == list(range(20))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_two_workers_draw_the_same_batch(buffer, persistent):
@@ -119,6 +122,7 @@ def test_no_two_workers_draw_the_same_batch(buffer, persistent):
     assert len({tuple(batch) for batch in found}) == len(found) == 24
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_seed_given_decides_and_not_that_of_torch(buffer):
     fill(buffer, 100)
@@ -130,6 +134,7 @@ def test_the_seed_given_decides_and_not_that_of_torch(buffer):
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_a_seeded_sampler_draws_other_batches_in_each_worker(buffer):
     fill(buffer, 1000)
     dataset = IterableDataset(buffer.loader("step", 8, sampler=RandomSampler(seed=1)))
@@ -137,6 +142,7 @@ def test_a_seeded_sampler_draws_other_batches_in_each_worker(buffer):
     assert len({tuple(batch) for batch in found}) == 8
 
 
+@pytest.mark.thorough
 def test_named_tuples_come_out_of_workers(buffer):
     fill(buffer, 16)
     loader = buffer.loader("step", 8, epochs=1, to_named_tuple=("obs", "action"))
@@ -270,6 +276,7 @@ def test_the_library_is_imported_without_torch_which_is_asked_for_where_it_is_ne
     )
 
 
+@pytest.mark.thorough
 def test_processes_agree_on_what_the_first_of_them_said():
     meeting = Meeting()
     found = run_at_once([(meeting.agree, "range", os.getpid)] * 4)
@@ -319,6 +326,7 @@ def test_the_orders_of_workers_have_each_number_once(shuffle, n_workers):
         assert sorted(found) == list(range(11, 11 + span))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_forked_workers_read_a_file_that_their_parent_writes_and_closes(make_database_url):
     """Neither the workers nor the rows of the parent suffer when connections were open."""

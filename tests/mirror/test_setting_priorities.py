@@ -209,6 +209,7 @@ def update(url, worker, until):
     return True
 
 
+@pytest.mark.thorough
 def test_learners_that_update_the_same_steps_agree_in_the_end(buffer, mirror, buffer_url):
     with running([(update, buffer_url, worker, time.time() + 1.0) for worker in (1, 2)]) as workers:
         assert all(workers.results(60))

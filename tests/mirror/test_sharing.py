@@ -56,12 +56,14 @@ def check(buffer, mirror):
     assert_same_draws(buffer, mirror, "transition", n_step=3)
 
 
+@pytest.mark.thorough
 def test_a_reader_draws_what_the_follower_has(buffer, follower, reader):
     check(buffer, reader)
     check(buffer, follower)
     assert reader.path == follower.path
 
 
+@pytest.mark.thorough
 def test_a_reader_draws_what_was_changed(buffer, buffer_url, reader):
     ends = {"terminated": np.arange(50) == 49}
     buffer.store_episode({**columns(50, 200), **ends}, episode_id="second")
@@ -119,6 +121,7 @@ def test_the_memory_grows_under_a_reader(buffer_url):
     assert not path.exists()
 
 
+@pytest.mark.thorough
 def test_names_and_episodes_outgrow_their_room(buffer_url):
     long = "x" * 400
     with (
@@ -150,6 +153,7 @@ def check_ragged(batch):
         assert (ids[n:] == 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_values_of_varying_length_outgrow_their_room(buffer_url, compression):
     settings = {"fields": RAGGED, "compression": compression, "max_capacity": 5_000}
@@ -188,6 +192,7 @@ def test_values_of_varying_length_count_as_memory(buffer_url):
             assert mirror.sample_arrays(3).ids_lens.tolist() == [5_000] * 3
 
 
+@pytest.mark.thorough
 def test_of_two_processes_the_one_that_is_left_takes_over(buffer):
     follower = buffer.mirror(shared=True)
     path = follower.path
@@ -223,6 +228,7 @@ def killed(url, said):
         yield Path(said.read_text()), kill
 
 
+@pytest.mark.thorough
 def test_after_the_follower_is_killed_a_reader_takes_over(buffer, buffer_url, tmp_path):
     with killed(buffer_url, tmp_path / "said") as (path, kill):
         with buffer.mirror(shared=True) as reader:
@@ -305,6 +311,7 @@ def test_a_file_of_another_state_is_not_used(buffer, buffer_url, tmp_path):
         check(buffer, mirror)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_damaged_is_replaced(buffer, tmp_path):
     path = tmp_path / "mirror"
     with buffer.mirror(shared=True, path=path):

@@ -145,6 +145,7 @@ def test_rows_of_a_buffer_with_priorities_begin_with_the_largest(schema_url, ses
     assert found == [(3.0,), (3.0,)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(

@@ -77,6 +77,7 @@ def test_a_database_in_memory_is_shared_by_its_engine():
     assert [row.exp_meta.step for row in buffer.get_all()] == [2]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_buffers_do_without_the_orm():
     code = (

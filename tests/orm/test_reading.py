@@ -108,6 +108,7 @@ def found_by_each(session, conditions):
     return [[id_ for id_, *is_found in table if is_found[i]] for i in range(len(conditions))]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(drawn=rows_and_conditions())

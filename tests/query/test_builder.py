@@ -168,6 +168,7 @@ class TestBuilder:
 
 
 class TestCheck:
+    @pytest.mark.thorough
     @pytest.mark.slow
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(rows_and_conditions())
@@ -177,6 +178,7 @@ class TestCheck:
             copied = json.loads(json.dumps(tree))
             assert QueryFilter(copied).filter(rows) == QueryFilter(tree).filter(rows)
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(rows_and_conditions())
@@ -267,6 +269,7 @@ class TestCheck:
                 check(tree)
             assert len(str(caught.value)) < 1000
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", ["and_", "or_"])
     def test_long_chains_of_one_operator_are_flat(self, join):
         builder = QueryBuilder().eq("exp_meta.step", 0)

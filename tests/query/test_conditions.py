@@ -125,6 +125,7 @@ class TestLike:
         assert found(buffer, where("not_like", 1)) == ["0", "1", "2", "6"]
         assert found(buffer, where("not_like", [1])) == []  # a list is no key in Python
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_like_finds_an_element_of_any_type(self, buffer):
         lists = [1, "1"], [1.0], [True], [None, math.inf], [[1, 2]], [{"a": 1.0}], ["a"], []
@@ -174,6 +175,7 @@ class TestOtherTypes:
         assert found(buffer, where("like", "5")) == ["1"]
         assert len(found(buffer, where("ne", 5))) == len(self.STATES) - 2
 
+    @pytest.mark.thorough
     def test_a_column_compared_with_another_type_does_not_match(self, buffer):
         fill(buffer, 1, reward=1.0, terminated=True)
         for field in ("exp_meta.step", "exp_data.reward_t", "terminated", "seq"):
@@ -185,6 +187,7 @@ class TestOtherTypes:
         for value in (True, [1], {}):
             assert found(buffer, leaf("eq", value, "exp_meta.task_id")) == []
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_a_number_is_neither_more_nor_less_than_a_text(self, buffer):
         texts = dict.fromkeys(("task_id", "agent_id", "pre_agent", "episode_id", "session_id"), "5")
@@ -201,6 +204,7 @@ class TestOtherTypes:
             assert found(buffer, leaf("ne", 5, field)) == ["5"]
             assert found(buffer, leaf("not_in", [5], field)) == ["5"]
 
+    @pytest.mark.thorough
     def test_lists_and_dicts_are_equal_when_their_elements_are(self, buffer):
         values = [1, 2], [1.0, 2.0], [True, 2], ["1", 2], [1, 2, 3], {"a": [1]}, {"a": [1.0]}
         values += {"a": 1}, {"b": [1]}, {"a": [1], "b": None}, [2, 1], [0.1, -0.0], [2**53 + 1]
@@ -245,6 +249,7 @@ class TestValues:
         assert found(buffer, where("in", values[5:])) == ["5", "6", "7", "8", "9"]
         assert found(buffer, where("in", [2.5, "a"])) == ["1", "2"]
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_quotes_and_backslashes_are_themselves(self, buffer):
         texts = ["it's", 'say "x"', "back\\slash", "\\'", "%s", ":x", "?", "$1", "--", "/*", "\n"]
@@ -272,6 +277,7 @@ class TestValues:
         assert found(buffer, leaf("eq", 0, "terminated")) == ["0"]
         assert found(buffer, leaf("lt", 1, "exp_data.terminated")) == ["0"]
 
+    @pytest.mark.thorough
     def test_nan_equals_nothing_and_is_not_missing(self, buffer):
         buffer.add(id="nan", state={"x": math.nan}, reward=math.nan, execute_time=math.nan)
         buffer.add(id="none", state={"x": None}, execute_time=1.0)
@@ -314,6 +320,7 @@ class TestValues:
 
 
 class TestPaths:
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_paths_reach_into_dicts_lists_and_tuples_of_every_payload(self, buffer):
         payload = {"info": {"level": 3}, "tags": ["a", "b"], "pair": (1, {"x": 2}), "0": "zero"}
@@ -339,6 +346,7 @@ class TestPaths:
         for path in ("[0][0][0]", "[-1][0][0]", ".x[0]", "[0][0].x", ".x.x"):
             assert found(buffer, leaf("ne", None, f"exp_data.state{path}")) == []
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "key",
         [
@@ -396,6 +404,7 @@ HOSTILE = [
 
 
 class TestHostility:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("text", HOSTILE)
     def test_hostile_values_are_only_values(self, buffer, text):
         buffer.add(id="plain", state={"x": "y"})
@@ -459,6 +468,7 @@ class TestShownSql:
         {},
     )
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("tree", CONDITIONS, ids=str)
     def test_the_sql_can_be_run_as_it_is(self, buffer, url, tree):
         if tree.get("op") == "is_null":
@@ -498,6 +508,7 @@ def first_column(url, statement):
 
 
 class TestSize:
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_fifty_thousand_members(self, buffer):
         fill(buffer, *({"x": x} for x in (7, "id7", 7.0, "other", 10**6)), reward=7.0)
@@ -550,6 +561,7 @@ class TestTrees:
             buffer.size(tree, query_condition=tree)
 
 
+@pytest.mark.thorough
 def test_text_is_ordered_by_bytes_whatever_the_locale(icu_database_url):
     texts = ["a", "B", "Z", "_", "é", "ab", "\uffff", "\U00010000"]
     with ReplayBuffer(icu_database_url, create=True) as buffer:

@@ -163,6 +163,7 @@ def leaf(field, op, value):
     return {"field": field, "op": op, "value": value}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(

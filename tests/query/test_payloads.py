@@ -43,6 +43,7 @@ experiences = st.builds(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.lists(experiences, min_size=1, max_size=5), time=floats)

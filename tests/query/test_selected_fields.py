@@ -86,6 +86,7 @@ def test_all_of_a_payload_is_the_payload(payload):
     assert equal(untag(pruned(tree, None), blob), payload, strict=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=4), payloads, min_size=1, max_size=4), st.data())
 def test_a_key_leads_to_its_value_whatever_it_is_called(mapping, data):
@@ -145,6 +146,7 @@ def test_what_is_no_field_is_refused(names, message):
         SelectedFields.parse(names)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [np.ndarray.copy, np.asfortranarray], ids=["c", "fortran"])
 @pytest.mark.parametrize(
     "index",

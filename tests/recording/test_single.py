@@ -40,6 +40,7 @@ def ends(url):
     return run(url, "SELECT status, length FROM v_episodes ORDER BY first_seq")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "make",
     [

@@ -85,12 +85,14 @@ def test_steps_and_episodes_are_those_of_single_environments(schema_url, mode):
     check(schema_url, make_cartpole, "sync", mode, n_steps=100)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_in_processes_are_stored_alike(sqlite_url, mode):
     check(sqlite_url, make_cartpole, "async", mode, n_steps=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_observations_and_actions_of_parts_are_taken_apart(sqlite_url, kind, mode):
@@ -107,6 +109,7 @@ def test_a_vector_of_one_is_stored_alike(sqlite_url, mode):
     check(sqlite_url, make_cartpole, "sync", mode, n_steps=60, n=1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_environments_that_the_mask_names_are_cut_and_the_others_go_on(sqlite_url, kind, mode):
@@ -267,6 +270,7 @@ def test_the_vector_environment_shines_through(sqlite_url):
         assert len(buffer) == N_ENVS
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_environments_that_are_recorded_inside_a_vector_store_from_their_processes(schema_url):
     make = make_cartpole

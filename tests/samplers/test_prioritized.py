@@ -67,6 +67,7 @@ def test_rows_have_their_probabilities(buffer_url, state):
         np.testing.assert_array_equal(batch.x, batch.seq)
 
 
+@pytest.mark.thorough
 def test_a_seed_repeats_on_both_databases_whatever_is_known_of_blocks(both_urls):
     priorities = skewed(300, 1)
     found = set()
@@ -167,6 +168,8 @@ def test_deleted_rows_are_not_drawn(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), left)
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["by the library", "plainly"])
 @pytest.mark.parametrize("is_updated", [True, False])
@@ -185,6 +188,7 @@ def test_numbers_without_a_row_are_not_drawn_from_blocks_that_are_added_up(
         assert_shares(seqs, dict.fromkeys(range(3, 641, 3), 1.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", STATES)
 def test_a_condition_leaves_the_ratios_of_probabilities(buffer_url, state):
     priorities = skewed(300)
@@ -216,6 +220,7 @@ def test_exact_gives_probabilities_among_the_rows_that_match(buffer_url):
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_condition_that_few_rows_match_finds_them(buffer_url):
     priorities = np.abs(np.random.default_rng(2).standard_normal(2_000))
@@ -245,6 +250,7 @@ def test_without_replacement_no_row_comes_twice(buffer_url):
         assert replaced.n_rows == 500
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_strata_give_a_row_each(buffer_url):
     priorities = np.abs(np.random.default_rng(3).standard_normal(640)) + 0.01

@@ -42,6 +42,7 @@ def check_draws(buffer, url, n=12):
     return len(held)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_that_commit_late_join_the_draw_with_their_own_priorities(make_database_url):
     url = make_database_url("postgresql", schema=True)
@@ -58,6 +59,7 @@ def test_rows_that_commit_late_join_the_draw_with_their_own_priorities(make_data
     assert check_draws(ReplayBuffer(url), url) == 505
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_deleted_by_hand_leave_the_draw(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)])
@@ -70,6 +72,7 @@ def test_rows_deleted_by_hand_leave_the_draw(buffer_url):
     assert check_draws(buffer, buffer_url) == n_left
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_resizing_keeps_the_shares_of_what_is_left(buffer_url):
     buffer = filled(buffer_url, [1.0 + i % 7 for i in range(200)], max_capacity=200)

@@ -49,6 +49,7 @@ def loader(buffer, mode, n=32, **options) -> Loader:
     return buffer.loader(mode, n, sampler=PrioritizedSampler(seed=2), **MODES[mode], **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_first_steps_are_drawn_by_their_priorities(buffer, mode):
     batches = [batch for batch, _ in zip(loader(buffer, mode, 64), range(12), strict=False)]
@@ -162,6 +163,7 @@ def test_a_batch_costs_four_or_five_statements(buffer_url):
         assert len(noted) == 6
 
 
+@pytest.mark.thorough
 def test_updates_between_draws_count_at_once(buffer_url):
     with filled(buffer_url, np.ones(400)) as buffer, ReplayBuffer(buffer_url) as learner:
         assert summarize_all(buffer)
@@ -238,6 +240,7 @@ def test_a_batch_that_is_drawn_anew_is_one_step_of_annealing(buffer_url, call):
         assert sampler.beta == 0.25
 
 
+@pytest.mark.thorough
 def test_strata_of_transitions_are_as_often_of_old_steps_as_of_new_ones(buffer_url):
     with ReplayBuffer(buffer_url, fields={"obs": "float32"}, priorities=True) as buffer:
         for number in range(100):

@@ -31,6 +31,8 @@ def versions_1_to_5(url, **settings):
     return ReplayBuffer(url)
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize("exact", [True, False])
@@ -92,6 +94,7 @@ def claim(url, seed, n):
     return handed_out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_learners_at_once_use_each_row_as_often_as_it_may_be(buffer_url):
     """Whose claims meet, so that batches are put together of several draws."""
@@ -155,6 +158,7 @@ def test_a_batch_of_two_draws_has_the_weights_of_one(make_database_url, call, no
     assert scalar(url, "SELECT count(*) FROM samples") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_used_up_rows_leave_the_others_their_shares(buffer_url):
     priorities = dict(enumerate(1.0 + np.arange(120.0) % 11, 1))
@@ -216,6 +220,7 @@ def limited_episodes(url, n_episodes=12, **more):
     return ReplayBuffer(url)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_made_of_several_rows_is_drawn_whole(buffer_url, mode):
@@ -253,6 +258,7 @@ def test_a_trajectory_uses_its_steps_and_is_not_drawn_once_one_is_used_up(buffer
         next(batches)
 
 
+@pytest.mark.thorough
 def test_workers_of_torch_share_the_uses(buffer_url):
     filled(buffer_url, 1.0 + np.arange(128.0), max_use=2, track_samples=True).close()
     buffer = ReplayBuffer(buffer_url)
@@ -297,6 +303,7 @@ def test_a_limiter_counts_batches_by_priority_and_holds_them(buffer_url):
         assert sum(uses_in(buffer_url).values()) == sampled
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_what_leaves_whole_leaves_the_others_their_shares(buffer_url, unit):

@@ -177,6 +177,7 @@ def twins(both_urls):
     return [build(url) for url in both_urls.values()]
 
 
+@pytest.mark.thorough
 def test_a_seed_repeats_its_batches_on_both_databases(twins):
     for case, draw in SEEDED.items():
         for replace in (False, True):
@@ -189,6 +190,7 @@ def test_a_seed_repeats_its_batches_on_both_databases(twins):
             assert len(set(map(tuple, one))) == 3, case  # it advances from call to call
 
 
+@pytest.mark.thorough
 def test_a_seed_repeats_its_tasks_on_both_databases(twins):
     for condition in (None, HALF, steps_between(2_000, 2_050)):
         samplers = [RandomTaskSample(seed=123) for _ in range(3)]

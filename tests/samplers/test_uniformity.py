@@ -98,6 +98,7 @@ def draw_tasks(buffer, sampler, n_batches, batch_size, condition=None):
     return [task for batch in batches for task in batch]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("replace", [False, True])
 def test_rows_of_a_small_window_are_drawn_alike(buffer_url, make_sampler, paths, replace):
     buffer = ReplayBuffer(buffer_url, max_capacity=60)
@@ -109,6 +110,8 @@ def test_rows_of_a_small_window_are_drawn_alike(buffer_url, make_sampler, paths,
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_rows_of_a_large_window_are_drawn_alike(buffer_url, make_sampler, paths, replace):
@@ -124,6 +127,7 @@ def test_rows_of_a_large_window_are_drawn_alike(buffer_url, make_sampler, paths,
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sampler, paths):
     buffer = ReplayBuffer(buffer_url, max_capacity=1_500)
@@ -142,6 +146,7 @@ def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sa
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_that_an_unselective_filter_leaves_are_drawn_alike(buffer_url, make_sampler, paths):
     buffer = fill(buffer_url, 3_000)
@@ -151,6 +156,7 @@ def test_rows_that_an_unselective_filter_leaves_are_drawn_alike(buffer_url, make
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_that_a_selective_filter_leaves_are_drawn_alike(buffer_url, paths):
     buffer = fill(buffer_url, 6_000)
@@ -160,6 +166,7 @@ def test_rows_that_a_selective_filter_leaves_are_drawn_alike(buffer_url, paths):
     assert paths["order"] == 60
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, paths):
     """The database orders by random numbers of its own: 60 of 60 rows in 60 batches of 16, where
@@ -175,6 +182,7 @@ def test_rows_of_a_selective_filter_without_a_seed_are_all_reached(buffer_url, p
     assert paths["order"] > 60 - 4
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_few_misses_do_not_make_a_filter_selective(buffer_url, paths):
     """Of 9 numbers none is one of the tenth that match in two batches of five."""
@@ -204,6 +212,7 @@ def test_a_batch_close_to_the_whole_window_is_drawn_alike(buffer_url, make_sampl
     assert abs(statistic - 2_000) < 4 * (2 * 2_000) ** 0.5
 
 
+@pytest.mark.thorough
 def test_the_places_of_a_batch_are_alike(buffer_url):
     """The first of a batch is as random as the last: learners split batches."""
     buffer = fill(buffer_url, 2_000)
@@ -231,6 +240,7 @@ def unequal_tasks(buffer_url):
     return buffer, list(lengths)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_long_and_short_tasks_are_drawn_alike(unequal_tasks, make_sampler, paths):
     buffer, tasks = unequal_tasks
@@ -238,6 +248,7 @@ def test_long_and_short_tasks_are_drawn_alike(unequal_tasks, make_sampler, paths
     assert paths["probe"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tasks_whose_rows_match_are_drawn_alike_when_few_match(unequal_tasks, paths):
     buffer, _ = unequal_tasks
@@ -261,6 +272,7 @@ def spread(url, n_rows, width, task_of):
     return buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_long_tasks_of_a_large_window_are_probed_for(buffer_url, paths):
     """Every thousandth of 300,000 numbers begins a task."""
@@ -270,6 +282,7 @@ def test_long_tasks_of_a_large_window_are_probed_for(buffer_url, paths):
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_long_tasks_that_are_probed_for_are_drawn_alike(buffer_url, paths):
     buffer = spread(buffer_url, 2_400, 5, lambda seq: f"t{int(seq**0.47)}")
@@ -281,6 +294,7 @@ def test_long_tasks_that_are_probed_for_are_drawn_alike(buffer_url, paths):
     assert paths["probe"] > 5 * paths["order"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tasks_of_a_small_window_are_drawn_alike(buffer_url, paths):
     buffer = ReplayBuffer(buffer_url, max_capacity=300)
@@ -291,6 +305,7 @@ def test_tasks_of_a_small_window_are_drawn_alike(buffer_url, paths):
     assert set(paths) == {"order"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tasks_cut_by_the_window_are_drawn_like_whole_ones(buffer_url, paths):
     buffer = fill(buffer_url, 6_000, rows_per_task=150)
@@ -301,6 +316,7 @@ def test_tasks_cut_by_the_window_are_drawn_like_whole_ones(buffer_url, paths):
     assert paths["probe"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tasks_that_leave_whole_leave_the_others_alike(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=4_400, evict_by="task")
@@ -315,6 +331,7 @@ def test_tasks_that_leave_whole_leave_the_others_alike(buffer_url):
     assert_uniform_in_bins(drawn, seqs_of(buffer), 40)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_buffer_that_evicts_by_task_is_still_probed_after_many_turns(buffer_url, paths):
     """Else each batch reads all keys: the window does not begin at the first number ever given."""

@@ -83,6 +83,7 @@ class _Tx:
         return getattr(self._tx, name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -158,6 +159,7 @@ def test_locked_documents_come_with_the_number_of_deletions(buffer):
     assert n_deletions > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [{}, {"priorities": True}, {"evict_by": "episode", "max_episodes": 4}],

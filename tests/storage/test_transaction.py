@@ -104,6 +104,7 @@ def test_an_error_undoes_all_calls_even_if_it_is_caught(buffer, is_caught):
     assert change.inserted == 3
 
 
+@pytest.mark.thorough
 def test_a_count_in_a_transaction_that_is_undone_is_not_remembered(buffer):
     def work(tx):
         tx.extend(columns(tx.buffer, range(9_000)), task_id="undone")
@@ -139,6 +140,7 @@ def kill_in_the_middle(url):
     ReplayBuffer(url).transaction(work)
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_in_between_has_changed_nothing(buffer, buffer_url):
     with running([(kill_in_the_middle, buffer_url)], "spawn") as workers:
         wait_until(lambda: workers.processes[0].exitcode == -signal.SIGKILL, "it was killed")
@@ -445,6 +447,7 @@ def test_a_change_names_the_version_that_it_replaces(buffer_url):
             documents.put("a", 4, version=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["version", "lock"])
 def test_writers_count_without_a_loss(buffer_url, way):
     n_writers, n_each = 4, 12

@@ -91,6 +91,7 @@ def test_draws_priorities_uses_and_deletions_are_part_of_a_transaction(buffer_ur
         assert run(buffer_url, largest)[0][0] == pytest.approx(5.0, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_draw_in_a_transaction_leaves_the_sums_to_be_added_up_behind_it(buffer_url):
     with ReplayBuffer(buffer_url, priorities=True, max_capacity=20_000) as buffer:
         buffer.extend({"state": list(range(20_000))})

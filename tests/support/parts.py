@@ -1,13 +1,18 @@
-"""`--fast`, for use while editing: SQLite only, no test that starts a process, no slow test.
+"""`--part`, which says how much of the tests to run.
 
-Of a test with many cases on a database, the first two run.
+`test` is `make test`: no test that is marked `thorough`, and of a test with several parameters
+enough cases for each value of each of them. `rest` is what `test` leaves out. `minute` is for use
+while editing: SQLite only, no process, no slow test, two cases of each test.
+
+Without it all tests run. Of one that is marked `each_value`, whose parameters have nothing to do
+with each other, there are only ever the cases of each value.
 """
 
 import multiprocessing.process
 import os
 import subprocess
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -19,29 +24,82 @@ _MOST_CASES = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help=__doc__)
+    parser.addoption("--part", choices=["minute", "test", "rest"], help=__doc__)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("fast"):
-        return
-    cases: Counter[str] = Counter()
-    kept, left_out = [], []
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        if _is_left_out(item) or cases[test] == _MOST_CASES:
-            left_out.append(item)
-        else:
-            kept.append(item)
-            cases[test] += not _OF_A_DATABASE.isdisjoint(getattr(item, "fixturenames", ()))
-    config.hook.pytest_deselected(items=left_out)
+    part = config.getoption("part")
+    kept: list[pytest.Item] = []
+    for _, group in groupby(items, key=_function_of):
+        cases = list(group)
+        if cases[0].get_closest_marker("each_value"):
+            cases = cases_of_each_value(cases)
+        if part == "minute":
+            cases = _of_a_minute(cases)
+        elif part is not None:
+            of_test = cases_of_each_value([c for c in cases if not _is_thorough(c)])
+            cases = [case for case in cases if (case in of_test) == (part == "test")]
+        kept += cases
+    wanted = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = kept
+
+
+def cases_of_each_value(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Choose few cases of a test such that each value of each parameter occurs in one of them."""
+    values = {case: _values_of(case) for case in cases}
+    chosen = list(cases[:1])
+    pending = set().union(*values.values()).difference(*map(values.get, chosen))
+    while pending:
+        best = max(cases, key=lambda case: len(values[case] & pending))
+        chosen.append(best)
+        pending -= values[best]
+    return chosen
+
+
+def _values_of(case: pytest.Item) -> set[tuple[object, ...]]:
+    """Return a case's value of each parameter; those that one `parametrize` names are one value."""
+    parameters = getattr(case, "callspec", None)
+    if parameters is None:
+        return set()
+    keys = {name: _key(value) for name, value in parameters.params.items()}
+    values: set[tuple[object, ...]] = set()
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        together = tuple(name for name in names if name in keys)
+        values.add((together, *(keys.pop(name) for name in together)))
+    return values | set(keys.items())
+
+
+def _key(value: object) -> object:
+    # Equal values of other types, as 1 and True, are different cases; so are NaN and 0.0 and -0.0.
+    if isinstance(value, float):
+        return float, repr(value)
+    return (type(value), value) if isinstance(value, str | int | None) else id(value)
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _is_thorough(case: pytest.Item) -> bool:
+    return "integrations" in case.path.parts or case.get_closest_marker("thorough") is not None
+
+
+def _of_a_minute(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    kept = [case for case in cases if not _is_left_out(case)]
+    of_a_database = any(
+        not _OF_A_DATABASE.isdisjoint(getattr(case, "fixturenames", ())) for case in kept
+    )
+    return kept[:_MOST_CASES] if of_a_database else kept
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_server_and_no_process(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Skip a test where it starts what `--fast` leaves out: no list of such tests is needed."""
-    if not pytestconfig.getoption("fast"):
+    """Skip a test where it starts what a minute leaves out: no list of such tests is needed."""
+    if pytestconfig.getoption("part") != "minute":
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +111,7 @@ def _no_server_and_no_process(pytestconfig: pytest.Config) -> Iterator[None]:
 
 
 def _skip(*_: Any, **__: Any) -> None:
-    pytest.skip("allowed: --fast leaves out processes and PostgreSQL")
+    pytest.skip("allowed: a minute has no time for processes and PostgreSQL")
 
 
 def _is_left_out(item: pytest.Item) -> bool:

@@ -117,6 +117,7 @@ def test_rates_and_ratios_are_of_all_that_was_written_and_drawn(schema_url, clie
     assert means["≈ sampled / written"] == "6.8"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
 def test_draws_before_the_oldest_step_left_have_no_ratio(schema_url, client_of, typed):
     date(schema_url, "train", typed, {3: 50, 8: 30, 63: 20}, {0: 340, 50: 340, 60: 60}, 69)
@@ -154,6 +155,7 @@ HISTORIES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_any_part_of_the_history_can_be_in_the_address(schema_url, client_of):
     fill(schema_url, "train", typed=False)
     client = client_of(schema_url)

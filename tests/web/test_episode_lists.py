@@ -129,6 +129,7 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
     assert [shown[0][1], shown[0][4]] == ["t2", "6"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", [{}, {"agent": "a1"}])
 @pytest.mark.parametrize("sort", ["newest", "best", "spread"])
 def test_pages_go_on_where_they_ended_while_a_writer_writes(schema_url, client_of, sort, given):
@@ -220,6 +221,7 @@ def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
     assert len(found) == 13
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sort", [*SORTS, "spread"])
 @pytest.mark.parametrize(
     "given",

@@ -72,6 +72,7 @@ def test_an_order_without_an_index_says_how_many_it_covers(
     assert {each["episode_id"] for each in found} == {line[0] for line in rows_of(text)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reward", [1.0, math.inf, -math.inf, None])
 @pytest.mark.parametrize("sort", ["best", "worst"])
 @pytest.mark.parametrize("agent", ["", "a"], ids=["all", "filtered"])

@@ -54,6 +54,7 @@ def open_and_write(shared, lock, task_id):
     MultiProcMemoryStorage(shared, [], lock).add_batch([row(task_id, step) for step in range(5)])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", FRESH])
 def test_children_that_open_the_same_dict_at_once_share_one_file(manager, method):

@@ -92,6 +92,7 @@ def start_method(request):
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_multi_processing_block_keeps_the_rows_of_four_writers(start_method):
     names = run(

@@ -149,6 +149,7 @@ def test_sorted_by_step_takes_none_and_keeps_rollouts_apart():
     assert keys == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [InMemoryStorage, ListStorage])
 def test_long_tasks_are_drawn_no_more_often_than_short_ones(make):

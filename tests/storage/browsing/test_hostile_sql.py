@@ -244,6 +244,7 @@ def is_refused(pool: ReadPool, url: str, statement: str) -> bool:
     return True
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_sqlite_refuses_what_does_more_than_read(database, tmp_path):
     before = contents(tmp_path)
@@ -294,6 +295,7 @@ def test_the_statements_that_lock_are_ones_that_postgresql_takes(database):
             connection.execute("ROLLBACK")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("database", "statement"),
     [
@@ -340,6 +342,7 @@ def test_tables_of_json_are_still_read_after_the_schema_changed(sqlite_url):
     pool.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [7_000_000, 400_000])
 def test_statements_that_never_look_at_a_limit_end_at_it_and_stop_no_page(sqlite_url, size):
     ReplayBuffer(sqlite_url).close()
@@ -381,6 +384,7 @@ def test_statements_run_as_the_analyst_where_there_is_the_role(url_with_roles):
     pool.close()
 
 
+@pytest.mark.thorough
 def test_a_writer_goes_on_while_statements_without_end_run(schema_url):
     pool = ReadPool(schema_url)
     ended = []

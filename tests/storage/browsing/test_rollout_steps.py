@@ -96,6 +96,8 @@ def x_of(row):
     return row.fields["x"] if row.fields else row.exp_data.state["x"]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("store", [rows_in_episodes, rows_alone, typed_episodes])
 @pytest.mark.parametrize("limit", [1, 5, N, 100])
 def test_an_episode_is_paged_in_its_order_both_ways(buffer_url, store, limit):
@@ -143,6 +145,7 @@ def test_a_task_without_episodes_is_paged_agent_by_agent_or_together(buffer_url,
         assert not key_page(connection, buffer, Rollout("no such"), 3).keys
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_task_of_many_agents_whose_steps_alternate_is_paged(buffer_url, typed):
     n_agents, n_steps = MOST_AGENTS + 3, 4
@@ -159,6 +162,7 @@ def test_a_task_of_many_agents_whose_steps_alternate_is_paged(buffer_url, typed)
         assert [key.position for key in keys] == [2 + n_agents * i for i in range(n_steps)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("store", [rows_in_episodes, rows_alone, typed_episodes])
 def test_steps_that_have_left_are_not_shown(buffer_url, store):
     with store(buffer_url, max_capacity=20) as buffer:

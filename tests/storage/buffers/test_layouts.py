@@ -38,6 +38,7 @@ def test_a_call_on_a_plain_buffer_uses_no_table_of_compat(buffer_url, call):
         assert used == {"experiences"}
 
 
+@pytest.mark.thorough
 def test_a_process_without_compat_empties_slots(buffer_url):
     with closing(memmap.ReplayBuffer(buffer_url, **IN_SLOTS)) as buffer:
         buffer.store_episode(r=[1.0])

@@ -139,6 +139,7 @@ def open_and_store(url, number):
     return buffer.store(make_row(number)).inserted
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_8_processes_create_schema_and_buffer_at_once(database_url):
     results = run_at_once([(open_and_store, database_url, i) for i in range(8)])
@@ -351,6 +352,7 @@ def test_an_unknown_driver_or_a_url_that_is_none_is_refused(url, message):
         ReplayBuffer(url)
 
 
+@pytest.mark.thorough
 def test_opening_logs_nothing_above_debug(database_url):
     code = f"""
 import logging

@@ -24,6 +24,7 @@ def prepare(url, name, step):
     yield
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_of_a_prepared_transaction_are_not_missed():
     programs = server_programs()

@@ -10,6 +10,7 @@ from sqlbuffer.compat.aworld import InMemoryStorage
 from tests.compat.aworld.aworld_rows import row
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_private_file_goes_with_its_storage_but_not_with_a_copy():
     storage = InMemoryStorage()

@@ -99,6 +99,7 @@ def n_rows(url):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_writer_counts_full_blocks_and_any_process_adds_them_up(large):
     assert run(large, KEPT) == run(large, TRUE)
@@ -130,6 +131,7 @@ def test_a_delete_that_is_undone_leaves_the_counts(large):
     assert fresh_len(large) == before == n_rows(large)
 
 
+@pytest.mark.thorough
 def test_rows_deleted_by_plain_sql_are_not_counted(large):
     run(large, "DELETE FROM experiences WHERE seq BETWEEN 5000 AND 9000")
     assert fresh_len(large) == rows_shown(large) == n_rows(large)
@@ -149,6 +151,7 @@ def test_dropping_a_buffer_drops_its_counts(large):
     assert run(large, KEPT) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_counts_of_blocks_that_have_left_the_window_go(large):
     with ReplayBuffer(large) as buffer:
@@ -160,6 +163,7 @@ def test_counts_of_blocks_that_have_left_the_window_go(large):
     assert [block for block, _ in run(large, KEPT)] == [low // BLOCK + 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
     with ReplayBuffer(buffer_url, evict_by="task", max_capacity=100_000) as buffer:
@@ -168,6 +172,7 @@ def test_buffers_that_evict_whole_tasks_count_no_blocks(buffer_url):
     assert run(buffer_url, KEPT) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_numbers_of_a_transaction_that_is_undone_are_no_rows(buffer_url):
     with fill(buffer_url, 4_000) as buffer:

@@ -46,6 +46,7 @@ def check_columns(url):
         assert {name: lines for name, lines in disagreements(connection).items() if lines} == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings), "none"))
 def test_the_columns_agree_with_the_document_whatever_changes(buffer_url, settings):
     with ReplayBuffer(buffer_url, **settings) as buffer:
@@ -106,6 +107,7 @@ def change(url, number):
                 buffer.set_rate_limiter(RateLimiter(8.0, 10 + i))
 
 
+@pytest.mark.thorough
 def test_changes_by_several_processes_lose_none(buffer_url):
     ReplayBuffer(buffer_url, max_use=3).close()
     run_at_once([(change, buffer_url, number) for number in (0, 1)])

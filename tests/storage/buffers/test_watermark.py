@@ -133,6 +133,7 @@ def read_along(url, n_looks):
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_readers_miss_no_row_and_see_none_twice_beside_a_transaction_of_another_database(url):
     with ReplayBuffer(url) as buffer:
@@ -211,6 +212,7 @@ def write_slowly(url, name, batches):
                 )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_row_of_8_writers_is_settled_once(buffer_url, buffer):
     writers = [(write_rows, buffer_url, f"w{n}", 60) for n in range(6)]

@@ -53,6 +53,7 @@ def trim(url):
         scalar(url, TRIM)
 
 
+@pytest.mark.thorough
 def test_old_entries_are_trimmed_and_new_ones_stay(buffer_url, buffer):
     before = position(buffer_url)
     buffer.annotate([1, 2], reward=1.0)
@@ -66,6 +67,7 @@ def test_old_entries_are_trimmed_and_new_ones_stay(buffer_url, buffer):
     assert not misses(buffer_url, position(buffer_url))
 
 
+@pytest.mark.thorough
 def test_nothing_is_trimmed_before_its_time(buffer_url, buffer):
     before = position(buffer_url)
     buffer.annotate([1, 2], reward=1.0)
@@ -75,6 +77,7 @@ def test_nothing_is_trimmed_before_its_time(buffer_url, buffer):
     assert not misses(buffer_url, before)
 
 
+@pytest.mark.thorough
 def test_a_log_that_is_emptied_is_known_to_be_trimmed(buffer_url, buffer):
     before = position(buffer_url)
     buffer.annotate([1], reward=1.0)
@@ -84,6 +87,7 @@ def test_a_log_that_is_emptied_is_known_to_be_trimmed(buffer_url, buffer):
     assert misses(buffer_url, before)
 
 
+@pytest.mark.thorough
 def test_the_log_of_another_buffer_is_trimmed_apart(buffer_url, buffer):
     with ReplayBuffer(buffer_url, name="other") as other:
         before = position(buffer_url)
@@ -97,6 +101,7 @@ def test_the_log_of_another_buffer_is_trimmed_apart(buffer_url, buffer):
         assert entries(buffer_url, "other") == [("labelled", [1])]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_log_keeps_its_last_10_000_entries(buffer_url, buffer):
     before = position(buffer_url)

@@ -2,6 +2,7 @@
 
 import gymnasium
 import numpy as np
+import pytest
 
 from sqlbuffer import FifoSampler, QueryBuilder, ReplayBuffer, fields_from_env, mix
 from sqlbuffer.compat import memmap
@@ -60,6 +61,7 @@ def read(buffer):
     assert both.sample_arrays(8, condition=typed).n_rows == 8
 
 
+@pytest.mark.thorough
 def test_no_typed_buffer_has_a_row_after_all_features(buffer_url):
     fields = fields_from_env(gymnasium.make("CartPole-v1"))
     kinds = {

@@ -40,6 +40,7 @@ def test_each_step_is_found_by_its_id(buffer):
     assert found(buffer, ids[303], "nowhere/1", ids[-1]) == [ids[303], ids[-1]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "id_",
     ["", "/", "/3", "{}", "{}/", "{}/256", "{}/-1", "{}/03", "{}/999999999999", "e/0", "own/300"],

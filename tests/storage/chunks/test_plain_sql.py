@@ -44,6 +44,8 @@ def obs(n):
     return {"obs": np.arange(float(n)), "reward": np.ones(n)}
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("target", ["experiences", "new_experiences", "v_experiences", "numbered"])
 @pytest.mark.parametrize("default", [None, 0.5], ids=["required", "default"])
 def test_a_row_is_refused_since_it_has_no_fields(buffer_url, target, default):
@@ -62,6 +64,8 @@ def test_a_row_is_refused_since_it_has_no_fields(buffer_url, target, default):
         assert buffer.extend(obs(1)).seqs.tolist() == [4]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("statement", ["DELETE FROM chunks", "TRUNCATE chunks"])
 @pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"max_episodes": 9}], ids=repr)
 def test_deleted_chunks_take_all_along(buffer_url, statement, limits):
@@ -112,6 +116,8 @@ def test_a_dropped_buffer_leaves_nothing(buffer_url):
         assert len(buffer) == 299
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("fields", [None, FIELDS], ids=["rows", "chunks"])
 @pytest.mark.parametrize("limits", [{}, {"evict_by": "task"}, {"max_episodes": 9}], ids=repr)
 def test_the_view_deletes_steps_and_what_belongs_to_them(buffer_url, fields, limits):

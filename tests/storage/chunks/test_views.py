@@ -125,6 +125,7 @@ def both_layouts(schema_url):
     return schema_url
 
 
+@pytest.mark.thorough
 def test_views_show_both_layouts_alike(both_layouts):
     for view in ORDERED_BY:
         rows, chunks = (shown(both_layouts, view, name) for name in ("rows", "chunks"))

@@ -56,6 +56,7 @@ def step_of(i):
     return {"obs": obs(1, i)["obs"][0], "task_id": "single", "step": i}
 
 
+@pytest.mark.thorough
 def test_no_step_has_the_number_of_another_among_8_writers(buffer_url):
     barrier = Barrier(N_WRITERS)
 

@@ -50,6 +50,7 @@ def assert_whole(url, n_rows):
     assert scalar(url, "SELECT count(*) FROM v_experiences") == n_rows
 
 
+@pytest.mark.thorough
 def test_a_parent_that_closes_leaves_its_childrens_log_alone(url, tmp_path):
     """One child uses the inherited buffer, the other opens its own; a third process writes too."""
     buffer = ReplayBuffer(url)
@@ -77,6 +78,7 @@ def fork_and_end(url, log):
     return buffer
 
 
+@pytest.mark.thorough
 def test_a_parent_that_ends_leaves_its_childs_log_alone(url, tmp_path):
     log = tmp_path / "acknowledged"
     code = f"from {__name__} import fork_and_end; kept = fork_and_end({url!r}, {str(log)!r})"
@@ -101,6 +103,7 @@ def threads_that(work, n_threads):
             thread.join(TIMEOUT_S)
 
 
+@pytest.mark.thorough
 def test_children_forked_while_threads_write_can_store(url):
     n_children = 15
     buffer = ReplayBuffer(url)
@@ -125,6 +128,7 @@ def store_rows_of(buffer, prefix):
     return buffer.store_batch(make_rows(range(10), prefix=prefix)).inserted
 
 
+@pytest.mark.thorough
 def test_children_forked_beside_the_background_flush_of_episodes_can_store(url):
     buffer = ReplayBuffer(url, fields={"obs": ("float32", (3,))}, flush_s=0.001)
     n_children = 10
@@ -246,6 +250,7 @@ def test_connections_that_the_library_did_not_make_count_as_open(url):
     assert_whole(url, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_threads_fork_at_the_same_time(url):
     buffer = ReplayBuffer(url)

@@ -65,6 +65,7 @@ def renew(lease: Any) -> None:
     lease.batch.renew(60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", [acknowledge, give_back, renew])
 def test_who_ends_a_lease_locks_its_rows_in_their_order(postgres_url: str, end: Any) -> None:
     url = make_url(postgres_url).set(drivername="postgresql").render_as_string(False)

@@ -67,6 +67,7 @@ def check_blocks(url, alpha):
     return checked
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unit", LIMITS)
 def test_learners_and_writers_neither_deadlock_nor_lose_an_update(make_database_url, unit):
     url = make_database_url("postgresql", schema=True)

@@ -42,6 +42,7 @@ def test_a_stream_leaves_out_rows_committed_since_it_began(late_writer):
     assert tasks_of(buffer).count("late") == 1
 
 
+@pytest.mark.thorough
 def test_a_stream_shows_a_transaction_whole_or_not_at_all(late_writer):
     buffer, connection = late_writer
     rows = buffer.get_all()
@@ -52,6 +53,7 @@ def test_a_stream_shows_a_transaction_whole_or_not_at_all(late_writer):
     assert tasks_of(buffer).count("late") == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_length_remembers_no_count_of_rows_that_may_still_come(late_writer):
     buffer, connection = late_writer

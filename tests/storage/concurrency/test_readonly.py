@@ -94,6 +94,7 @@ def read_only(path):
     return f"sqlite:///file:{path}?mode=ro&uri=true"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_read_only_open_reads_while_others_write(open_folder):
     path = open_folder / "replay.db"
@@ -102,6 +103,7 @@ def test_a_read_only_open_reads_while_others_write(open_folder):
         assert "not writable" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [read_only, "sqlite:///{}".format], ids=["read_only", "plain"])
 def test_a_user_who_may_not_write_the_file_reads_while_others_write(open_folder, form):
@@ -123,6 +125,7 @@ def read_across_a_torn_header(url, path, is_ready, is_torn):
         return list(buffer.get_all()) == before, len(before)
 
 
+@pytest.mark.thorough
 def test_a_reader_without_rights_waits_for_a_header_that_is_being_written(open_folder):
     path = open_folder / "replay.db"
     url, spawned = f"sqlite:///{path}", multiprocessing.get_context("spawn")

@@ -94,6 +94,7 @@ def test_who_connects_behind_the_last_close_leaves_no_connection_open(schema_url
     wait_until(lambda: n_connections(schema_url) == 0, "the connections are closed")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_threads_that_open_and_close_at_once_leave_no_connection_open(buffer_url: str) -> None:
     ReplayBuffer(buffer_url).close()

@@ -258,6 +258,7 @@ READS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", READS)
 def test_reads_go_on_whichever_message_is_lost(proxy, layout, caplog):
     options = {"fields": {"obs": "int64"}, "priorities": True} if layout == "typed" else {}

@@ -85,6 +85,7 @@ def test_children_use_the_buffer_of_their_parent(buffer, method):
     check_children(buffer, method)
 
 
+@pytest.mark.thorough
 def test_a_child_forked_in_the_middle_of_a_stream_does_not_disturb_it(buffer):
     buffer.store_batch(make_rows(range(1_000)))
     rows = buffer.get_all()
@@ -142,6 +143,7 @@ def sample_seqs(buffer, sampler):
     return [seqs_of(buffer.sample(16, sampler=sampler)) for _ in range(3)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_8_threads_store_and_sample(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=300)
@@ -248,6 +250,7 @@ def write_batches_for_ever(url, name, size):
         batch += 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_writers_killed_in_mid_stream_leave_whole_batches_only(buffer_url, evict_by):
     size, kills = 50, 4
@@ -278,6 +281,7 @@ def store_and_die(url, rows):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_a_batch_that_was_acknowledged_survives_the_death_of_its_writer(buffer_url, buffer):
     for start in range(0, 50, 10):
         with running([(store_and_die, buffer_url, make_rows(range(start, start + 10)))]) as writers:
@@ -328,6 +332,7 @@ def works(buffer):
         return False
 
 
+@pytest.mark.thorough
 def test_a_process_that_ends_without_close_moves_the_log_into_the_file(make_database_url):
     url = make_database_url("sqlite")
     code = f"from sqlbuffer import ReplayBuffer; b = ReplayBuffer({url!r}); b.add(reward=1.0)"

@@ -49,6 +49,7 @@ def error_of(url):
     return caught.value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("password", [*PASSWORDS, None])
 def test_a_wrong_password(url, password, caplog):
     caplog.set_level("DEBUG")

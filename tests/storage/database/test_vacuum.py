@@ -89,6 +89,7 @@ def size_of(url):
     return scalar(url, "SELECT pg_total_relation_size('experiences')")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_table_does_not_grow_while_the_capacity_is_turned_over(url, buffer, monkeypatch):
     # The server's own analysis of another table takes a snapshot. The pause after it is scaled like
@@ -102,6 +103,7 @@ def test_the_table_does_not_grow_while_the_capacity_is_turned_over(url, buffer, 
     assert len(buffer) == buffer.size() == CAPACITY
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_without_cleaning_it_would_grow(url, buffer, monkeypatch):
     turn_over(buffer, 2)
@@ -117,6 +119,7 @@ def test_nothing_is_cleaned_where_nothing_is_evicted(url):
     assert vacuums(url) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_buffer_that_the_statistics_do_not_know_is_analyzed(url):
     fill(url, CAPACITY, name="known")
@@ -183,6 +186,7 @@ def lease(buffer):
         return vacuum._lease(connection, 60.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_lease_of_another_process_is_respected(url, buffer):
     run(url, "UPDATE maintenance SET holder = 'x 1', leased_until = now() + interval '1 hour'")
@@ -193,6 +197,7 @@ def test_a_lease_of_another_process_is_respected(url, buffer):
     assert vacuums(url) >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(
     url, buffer, monkeypatch
@@ -218,6 +223,7 @@ def test_while_a_snapshot_holds_dead_rows_cleaning_pauses_for_longer_and_longer(
     assert cleaner_of(buffer)._pause_s == vacuum.FIRST_PAUSE_S
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_snapshot_of_a_moment_does_not_let_the_table_grow(url, buffer, monkeypatch):
     monkeypatch.setattr(vacuum, "FIRST_PAUSE_S", 0.0)
@@ -236,6 +242,7 @@ def test_a_snapshot_of_a_moment_does_not_let_the_table_grow(url, buffer, monkeyp
     assert size_of(url) < MAX_GROWTH * early
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_behind_an_engine_of_the_user_it_is_cleaned_as_well(url):
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -284,6 +291,7 @@ def test_a_writer_that_may_not_clean_says_so_once_and_goes_on(url, writer_url, c
     assert vacuums(url) == analyses(url) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_far_below_the_window_are_swept_after_a_vacuum(url, buffer):
     buffer.store_batch(make_rows(range(100)))
@@ -300,6 +308,7 @@ def test_rows_far_below_the_window_are_swept_after_a_vacuum(url, buffer):
     assert min(steps_of(buffer)) >= 10_000
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_child_cleans_for_itself(url, buffer):
     turn_over(buffer, 1)
@@ -319,6 +328,7 @@ def open_store_and_close(url, start):
         buffer.store_batch(make_rows(range(start, start + 250)))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_writers_that_each_live_for_a_moment_clean_together(url, monkeypatch):
     """None of them writes as many rows as a look is made for."""
@@ -365,6 +375,7 @@ def test_ids_of_writes_are_forgotten_when_no_call_asks_for_them_any_more(url, bu
     assert scalar(url, "SELECT count(*) FROM applied_writes") >= old
 
 
+@pytest.mark.thorough
 def test_a_cleaner_that_loses_its_connection_leaves_the_writers_alone(url, buffer):
     turn_over(buffer, 2)
     run(url, "ALTER FUNCTION sqlbuffer_sweep_v1 RENAME TO sqlbuffer_sweep_gone")

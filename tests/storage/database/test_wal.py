@@ -79,6 +79,7 @@ def store_once(url):
         buffer.extend(FEW)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_writer_that_lives_for_a_moment_cuts_the_log_back(buffer, path):
     enlarge(buffer, path)

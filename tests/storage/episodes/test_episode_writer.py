@@ -422,6 +422,7 @@ def write_until_killed(url, name):
         episode.finish({"obs": [0.0, 0.0]})
 
 
+@pytest.mark.thorough
 def test_writers_that_are_killed_leave_whole_episodes_and_open_ones(buffer_url, buffer):
     names = ["a", "b"]
     with running([(write_until_killed, buffer_url, name) for name in names]) as workers:
@@ -452,6 +453,7 @@ def write_some(url, name):
             episode.end(obs=[0.0, 0.0])
 
 
+@pytest.mark.thorough
 def test_several_are_open_at_once_in_several_processes(buffer_url, buffer):
     run_at_once([(write_some, buffer_url, name) for name in "abc"])
     found = run(buffer_url, "SELECT episode_id, length, status FROM v_episodes")

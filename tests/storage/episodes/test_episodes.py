@@ -154,6 +154,7 @@ def test_an_episode_without_rewards_has_no_return(buffer_url, buffer):
     assert episodes(buffer_url)[0][6] is None
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_many_writers_store_episodes_of_one_task_at_once(buffer_url, buffer):
     calls = [(store_episodes, buffer, name) for name in "abcd"]
@@ -267,6 +268,7 @@ def check_finals(source, kinds):
                     np.testing.assert_array_equal(found, value(t))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kinds", "compression"),
     [(KINDS, "zstd"), ({**KINDS, **VARYING}, None), ({**KINDS, **VARYING}, "zstd")],

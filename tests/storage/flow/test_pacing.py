@@ -277,6 +277,7 @@ def test_who_waits_is_seen_by_others_until_it_may_go_on(buffer_url):
         assert run(buffer_url, "SELECT * FROM v_waiting") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_view_says_what_flow_says(buffer, buffer_url):
     query = "SELECT inserted, sampled, ratio, may_insert, may_sample FROM v_flow"
@@ -492,6 +493,7 @@ def learn(url, n_batches):
     return sum(len(buffer.sample(16)) for _ in range(n_batches))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_learner_and_two_collectors_settle_at_the_ratio(buffer_url, tmp_path):
     stop = tmp_path / "stop"
@@ -559,6 +561,7 @@ def sample_here(buffer):
     return len(buffer.sample(3))
 
 
+@pytest.mark.thorough
 def test_a_fork_counts_in_a_row_of_its_own(buffer, buffer_url):
     buffer.store_batch(rows(20))
     buffer.sample(4)
@@ -571,6 +574,7 @@ def test_a_fork_counts_in_a_row_of_its_own(buffer, buffer_url):
     assert len(pids) == 3
 
 
+@pytest.mark.thorough
 def test_rows_of_processes_long_gone_become_one_and_no_count_is_lost(buffer, buffer_url):
     buffer.store_batch(rows(20))
     buffer.sample(4)

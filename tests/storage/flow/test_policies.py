@@ -51,6 +51,7 @@ def test_the_room_is_the_most_that_may_be_inserted(ratio, min_size, error, inser
     assert not limiter.may_insert(counts, room + 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(RATIOS, st.integers(1, 200), st.integers(16, 900), BATCHES, BATCHES, st.randoms())
 def test_one_side_can_always_go_on_where_the_buffer_of_errors_holds_both_batches(

@@ -81,6 +81,7 @@ def store_many(url, n):
             buffer.store_batch(rows(10))
 
 
+@pytest.mark.thorough
 def test_the_count_of_evicted_rows_never_falls_while_others_write(buffer_url):
     with ReplayBuffer(buffer_url, max_capacity=700) as buffer:
         with running([(store_many, buffer_url, 40) for _ in range(3)]) as writers:
@@ -102,6 +103,7 @@ def sample_and_tell(url, n):
         return buffer.stats().sampled
 
 
+@pytest.mark.thorough
 def test_processes_count_together(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch(rows(20))
@@ -217,6 +219,7 @@ def test_uses_priorities_and_staleness_are_those_of_the_rows(buffer_url):
         assert found.uses.mean == 4 / 20
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_large_buffer_is_told_by_a_uniform_sample(buffer_url):
     with fill(buffer_url, 20_000, max_capacity=20_000) as buffer:

@@ -309,6 +309,7 @@ def with_setting(url, name, value):
     return make_url(url).update_query_dict({"options": options}).render_as_string(False)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_that_waits_for_the_disk_is_durable():
     with running_server() as server:

@@ -43,6 +43,7 @@ def rows_of(result):
     return json.loads(result.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_rows_of_large_databases_are_counted_and_tasks_are_not(run, large, command):
@@ -60,6 +61,7 @@ def test_rows_of_large_databases_are_counted_and_tasks_are_not(run, large, comma
     assert "--exact" not in run(command, large, "--exact").stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, {"number": "int64"}], ids=["rows", "chunks"])
 def test_lists_and_views_say_what_len_says(run, buffer_url, fields, monkeypatch):
     monkeypatch.setattr(f"{LISTINGS}.MOST_COUNTED", 100)
@@ -77,6 +79,7 @@ def test_lists_and_views_say_what_len_says(run, buffer_url, fields, monkeypatch)
     assert scalar(buffer_url, "SELECT rows FROM v_buffers") == n_rows
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_estimates_are_marked(run, uncounted, command):
@@ -118,6 +121,7 @@ def test_info_says_when_the_first_and_the_last_row_were_taken(run, large):
     assert {key for key in exact if exact[key] != measured[key]} == {"tasks"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_emptied_buffer_has_no_rows(run, large):
     with ReplayBuffer(large) as buffer:
@@ -127,6 +131,7 @@ def test_an_emptied_buffer_has_no_rows(run, large):
     assert (found["rows"], found["last_insert_at"]) == (0, None)
 
 
+@pytest.mark.thorough
 def test_watch_counts_rows_or_marks_its_estimate(run, large, request):
     ReplayBuffer(large).delete(QueryBuilder().eq("exp_meta.task_id", "t3").build())
     counted = rows_of(run("watch", large, "--once", "--json"))
@@ -140,6 +145,7 @@ def test_watch_counts_rows_or_marks_its_estimate(run, large, request):
     assert "rows ≈ 13,000, fill -" in run("watch", large, "--once").stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_watch_asks_no_more_for_many_buffers_than_for_few(schema_url):
     def make(number):

@@ -271,6 +271,7 @@ def test_refuses_rows_that_are_none(sqlite_url: str, rows: Any) -> None:
         buffer.annotate(rows, reward=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_refuses_values_that_no_label_has(sqlite_url: str, values: dict[str, Any]) -> None:
     buffer = filled(sqlite_url, 2)

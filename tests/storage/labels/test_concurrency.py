@@ -46,6 +46,7 @@ def judge(url: str, own: int, n_judges: int) -> None:
                 buffer.annotate(seqs, reward=seqs * 1000.0 + version, version=version)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_judges_of_the_same_rows_agree_with_writers_beside_them(
@@ -76,6 +77,7 @@ def note_versions(url: str, n: int) -> None:
             buffer.annotate([3, 1, 2], reward=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_annotation_without_a_version_has_its_own(buffer_url: str) -> None:
     with ReplayBuffer(buffer_url) as buffer:
@@ -86,6 +88,7 @@ def test_each_annotation_without_a_version_has_its_own(buffer_url: str) -> None:
     assert versions == [(version, 3) for version in range(1, 31)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cuts", [["before"], ["after"], ["after", "before"], ["before", "after"]])
 def test_an_annotation_whose_connection_is_cut_is_written_once(
     postgres_url: str, cuts: list[str | None]

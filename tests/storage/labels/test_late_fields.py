@@ -131,6 +131,8 @@ def test_a_field_can_be_annotated_by_a_condition(buffer):
     assert [row.fields["weight"] for row in buffer] == [1, 1, 1, 1, 3, 3]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("there", KINDS)
 def test_copies_and_exports_have_late_fields(buffer, make_database_url, tmp_path, there):
     buffer.annotate([2], weight=0.5, is_good=True)
@@ -170,6 +172,7 @@ def test_a_full_buffer_keeps_the_late_fields_of_what_is_left(schema_url):
                 assert in_order(steps, "weight") == late
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("values", "message"),
     [

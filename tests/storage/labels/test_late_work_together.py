@@ -141,6 +141,7 @@ OF_BUFFER = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["clear", "delete", "hand", "drop"])
 def test_deleted_rows_leave_nothing_in_any_table(buffer_url, end):

@@ -32,6 +32,7 @@ def interrupted(name: str, by: Callable[[], object]) -> Callable[..., Any]:
     return interrupting
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["_begin_labels", "_write_chunk", "_change_returns"])
 def test_rows_that_are_evicted_meanwhile_leave_no_labels(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, method: str
@@ -52,6 +53,7 @@ def test_rows_that_are_evicted_meanwhile_leave_no_labels(
         assert [row.seq for row in buffer] == [5, 6, 7, 8]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_annotations_race_with_writers_and_leave_nothing_behind(buffer_url: str) -> None:
     with ReplayBuffer(buffer_url, max_capacity=30, create=True) as buffer:

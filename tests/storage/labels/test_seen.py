@@ -67,6 +67,7 @@ def test_windows_and_trajectories_have_the_rewards_that_hold(buffer_url: str) ->
     assert n_step.reward.tolist() == [23.0]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_conditions_are_on_the_values_that_hold(buffer_url: str) -> None:
     buffer = of_episodes(buffer_url)

@@ -51,6 +51,7 @@ class Model:
         return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_values_of_the_highest_versions_hold(both_urls: dict[str, str], kind: str) -> None:
     buffer = ReplayBuffer(both_urls[kind])

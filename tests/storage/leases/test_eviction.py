@@ -48,6 +48,7 @@ def test_what_a_lost_consumer_held_goes_when_its_lease_has_run_out(full, buffer_
     assert stored_rows(buffer_url) == scalar(buffer_url, "SELECT count(*) FROM queue_items") == 10
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_is_held_far_below_the_window_goes_too(full, buffer_url):
     lease = full.lease(2, order="fifo")
@@ -67,6 +68,7 @@ def test_shrinking_leaves_what_is_held(full, buffer_url):
     assert stored_rows(buffer_url) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_turnover_leaves_nothing_behind(full, buffer_url):
     for start in range(10, 400, 5):

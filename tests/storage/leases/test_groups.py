@@ -144,6 +144,7 @@ def test_whole_episodes_are_claimed(buffer_url, order):
         assert len(steps_leased(buffer, 4, group_timeout_s=900, **options)) == 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_task_whose_episode_has_lost_steps_is_not_whole(buffer_url, order):
     with ReplayBuffer(buffer_url, leases=True, fields=OBS, max_capacity=10) as buffer:

@@ -393,6 +393,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_malformed_arguments_are_refused_at_the_door(sqlite_url, wrong):

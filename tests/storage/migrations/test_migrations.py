@@ -109,6 +109,7 @@ def test_alembic_finds_no_difference_between_migrations_and_models(buffer_url):
         assert compare_metadata(context, metadata) == []
 
 
+@pytest.mark.thorough
 def test_a_migrated_database_is_what_the_models_make(database_url, model_url):
     migrate.upgrade(database_url)
     with connected(database_url) as migrated, connected(model_url) as made:
@@ -284,6 +285,7 @@ def test_tables_of_others_by_names_of_the_schema_are_recognised(database_url, th
         assert scalar(database_url, "PRAGMA journal_mode") == "delete"
 
 
+@pytest.mark.thorough
 def test_a_schema_other_than_public_is_used_throughout(postgres_url):
     run(postgres_url, 'CREATE SCHEMA "Replay Data"')
     inside = make_url(postgres_url).update_query_dict({"options": '-csearch_path="Replay\\ Data"'})

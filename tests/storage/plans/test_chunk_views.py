@@ -11,6 +11,8 @@ from sqlbuffer.web.pages.sql_page import EXAMPLES
 from tests.storage.plans.test_views import DRAWS_AND_STEPS, N_BATCHES
 from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
 
+pytestmark = pytest.mark.thorough
+
 N_STEPS = 100_000
 PER_TASK = 100
 MOST_ROWS_READ = 1_000

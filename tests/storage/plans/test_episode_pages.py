@@ -28,6 +28,8 @@ from sqlbuffer.storage.database.transactions import snapshot
 from tests.storage.plans.watch import wait_for_cleaner, watched
 from tests.support.sql import buffer_id, fill, is_sqlite, numbered, run
 
+pytestmark = pytest.mark.thorough
+
 N_STEPS = 100_000
 LONG, SHORT, PER_TASK = 60_000, 100, 20
 N_BATCHES = 2_000

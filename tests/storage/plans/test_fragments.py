@@ -10,6 +10,8 @@ from sqlbuffer.compat.minestudio import ReplayBufferInterface, chunks
 from tests.storage.plans.test_leases import Cost
 from tests.support.sql import fill
 
+pytestmark = pytest.mark.thorough
+
 N_CHUNKS = 100_000
 N_WORKERS = 10_000
 AT_ONCE = 10_000

@@ -35,6 +35,8 @@ from tests.storage.plans.watch import STATEMENTS, TABLES, Watch, rows_read, wait
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
 
+pytestmark = pytest.mark.thorough
+
 N_ROWS = 100_000
 ROWS_PER_TASK = 20
 N_LABELLED = 20_000

@@ -8,6 +8,8 @@ from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.choosing import ClaimRequest, GroupChoice, Scope, choose_rows
 from tests.support.sql import fill, is_sqlite, run
 
+pytestmark = pytest.mark.thorough
+
 N_ROWS = 100_000
 MOST_ROWS_READ = 25_000
 MOST_STEPS = 700_000

@@ -7,6 +7,8 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.storage.plans.watch import TABLES, watched
 
+pytestmark = pytest.mark.thorough
+
 FEW, MANY = 1_000, 4_000
 # A quadratic read does 16 times the work, and a linear one does 4 times.
 MOST_GROWTH = 8

@@ -7,6 +7,8 @@ from sqlbuffer.compat.ding import AdvancedReplayBuffer
 from tests.storage.plans.test_hot_statements import MOST_ROWS_READ, MOST_STEPS, N_ROWS, SCAN, Watch
 from tests.support.sql import buffer_id, fill, run
 
+pytestmark = pytest.mark.thorough
+
 NUMBERS = range(500, 99_000, 1_500)
 INFO = {
     "replay_unique_id": [f"ring_{i}" for i in NUMBERS],

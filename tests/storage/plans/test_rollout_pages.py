@@ -9,6 +9,8 @@ from sqlbuffer.storage.database.transactions import driver_of
 from tests.storage.plans.watch import TABLES, watched
 from tests.support.sql import buffer_id, connected, fill, is_sqlite
 
+pytestmark = pytest.mark.thorough
+
 N_EPISODES = 100_000
 READ = (*TABLES, "rollout_stats", "group_stats", "group_changes")
 _NUMBERS = {
@@ -101,6 +103,7 @@ def test_a_filtered_page_reads_what_it_looks_at(large_url, task, sort):
     assert_bounded(watch, 130_000, 8_000_000)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sort", [sort for sort in SORTS if sort not in INDEXED_SORTS])
 def test_an_order_without_an_index_reads_the_newest(large_url, sort):
     with watched(large_url, tables=READ) as watch, watch.engine.connect() as connection:

@@ -15,6 +15,8 @@ from sqlbuffer.storage.schema.metadata import metadata
 from tests.storage.plans.watch import watched
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
 
+pytestmark = pytest.mark.thorough
+
 N_SLOTS, N_STEPS = 1_000, 100
 MOST_ROWS_READ = 10_000
 MOST_STEPS = 100_000

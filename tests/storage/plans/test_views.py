@@ -8,6 +8,8 @@ import pytest
 from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
 from tests.support.sql import fill
 
+pytestmark = pytest.mark.thorough
+
 N_ROWS = 100_000
 N_BATCHES = 20
 MOST_ROWS_READ = 1_000

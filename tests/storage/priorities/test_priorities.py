@@ -185,6 +185,7 @@ def test_a_priority_is_refused_where_there_are_none(buffer_url):
     assert initial(buffer_url) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -207,6 +208,7 @@ def test_no_other_priority_is_taken(sqlite_url, wrong):
     assert current(sqlite_url) == {1: 1.0, 2: 1.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -224,6 +226,7 @@ def test_numbers_of_rows_are_integers(sqlite_url, wrong):
     assert current(sqlite_url) == {1: 1.0, 2: 1.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", [None, -1, float("nan"), float("inf"), True, "1", [1.0, 2.0]])
 def test_eps_is_a_number_from_0_on(sqlite_url, wrong):
     with ReplayBuffer(sqlite_url, priorities=True) as buffer:

@@ -75,6 +75,7 @@ def test_what_left_the_window_leaves_the_narrow_tables(buffer_url):
         assert run(buffer_url, "SELECT clean_seq FROM buffers") == [(7,)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_updates_alone_keep_the_narrow_tables_small(buffer_url):
     with make_buffer(buffer_url, max_capacity=8) as buffer:
@@ -84,6 +85,7 @@ def test_updates_alone_keep_the_narrow_tables_small(buffer_url):
         assert run(buffer_url, "SELECT count(*), min(seq) FROM priorities") == [(9, 248)]
 
 
+@pytest.mark.thorough
 def test_the_smallest_and_largest_priorities_can_be_added_up(buffer_url):
     for alpha in (0.0, 0.6, 1.0):
         with make_buffer(buffer_url, name=f"alpha {alpha}", alpha=alpha) as buffer:
@@ -283,6 +285,7 @@ class Walk:
         assert min_is_lower_bound or least == (positive.min() if len(positive) else None)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", LIMITS)
 def test_what_is_kept_of_blocks_is_true_whatever_happens(buffer_url, unit):

@@ -210,6 +210,7 @@ def read_until(url, n):
                 return most
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_both_limits_hold_under_concurrent_writers(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_episodes=6, max_capacity=40) as buffer:
@@ -223,6 +224,7 @@ def test_both_limits_hold_under_concurrent_writers(buffer_url):
         assert scalar(buffer_url, "SELECT count(*) FROM v_episodes") == 80
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_list_of_episodes_has_a_limit_of_its_own(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=6, keep_episodes=5) as buffer:
@@ -269,6 +271,7 @@ PROGRAMS = given(
 
 
 # The integrations run more of them.
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @PROGRAMS

@@ -57,6 +57,7 @@ def holds_exactly(buffer, url, steps):
     return True
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_oldest_rows_leave_first(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=10)
@@ -291,6 +292,7 @@ def test_one_statement_may_write_to_several_buffers(make_database_url):
     assert [len(buffer) for buffer in buffers] == [3, 3, 5]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_the_count_stays_right_when_rows_are_deleted_by_hand(buffer_url, evict_by):
@@ -312,6 +314,7 @@ def test_the_count_stays_right_when_rows_are_deleted_by_hand(buffer_url, evict_b
         assert len(buffer) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_count_in_another_process_follows_deletes_and_resizes(buffer_url):
     counting = ReplayBuffer(buffer_url)
@@ -346,6 +349,7 @@ def write(url, task, n_rows, sizes):
     return written
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_window_is_exact_at_every_moment_of_a_run_with_several_writers(buffer_url):
     capacity, sizes = 200, (1, 40, 7, 64, 13)
@@ -482,6 +486,7 @@ def test_by_task_shrinking_evicts_whole_tasks_at_once(buffer_url, make_buffer):
     assert len(buffer) == scalar(buffer_url, "SELECT count(*) FROM tasks") == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_by_task_two_writers_never_pass_the_capacity(buffer_url):
     # So large that a task is not evicted between its halves while its writer has to wait.

@@ -104,6 +104,7 @@ def test_many_rows_leave_in_several_transactions(buffer_url):
         assert len(set(steps_in(buffer.sample(64)))) == 64
 
 
+@pytest.mark.thorough
 @both_layouts
 def test_the_window_begins_at_the_first_row_that_is_left(buffer):
     buffer.store_batch(rows_of([0] * 2_000 + [9] * 20 + [0] * 10))

@@ -64,6 +64,7 @@ def test_exactly_the_rows_that_are_not_barred_are_sampled(buffers):
             assert sorted(set(steps_in(drawn))) == FREE, (bar, name)
 
 
+@pytest.mark.thorough
 def test_holds_beside_a_condition(buffers):
     early = QueryBuilder().lt("exp_meta.step", 5)
     for buffer in buffers.values():
@@ -72,6 +73,7 @@ def test_holds_beside_a_condition(buffers):
             assert steps_in(buffer.sample(3, condition=early, sampler=sampler)) == [1, 2, 4]
 
 
+@pytest.mark.thorough
 def test_everything_else_sees_all_rows(buffers):
     for buffer in buffers.values():
         assert len(buffer) == buffer.size() == len(list(buffer.get_all())) == 41
@@ -96,6 +98,7 @@ class Named(TaskSampler):
         return ["t0", "t1", "t2"]
 
 
+@pytest.mark.thorough
 def test_a_task_with_a_barred_row_is_left_whole(buffer_url):
     for name in BARS:
         buffer, bar = made(buffer_url, name)

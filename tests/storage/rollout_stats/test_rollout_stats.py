@@ -177,6 +177,7 @@ def test_rollouts_outlive_their_steps(buffer_url, fields):
     assert run(buffer_url, GROUPS, id=buffer_id(buffer_url))[0][1:4] == (4, 4, 2.5)
 
 
+@pytest.mark.thorough
 def test_the_list_is_as_long_as_the_list_of_episodes(buffer_url, fields):
     settings = {"fields": fields, "max_capacity": 4, "keep_episodes": 10}
     with ReplayBuffer(buffer_url, **settings) as buffer:
@@ -228,6 +229,7 @@ def add_rollouts(url, writer):
             write(buffer, "u", None, [1.0])
 
 
+@pytest.mark.thorough
 def test_several_writers_of_one_task_lose_nothing(buffer_url, buffer):
     run_at_once([(add_rollouts, buffer_url, writer) for writer in range(4)])
     # What the last ones have left to the next.

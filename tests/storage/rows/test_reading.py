@@ -78,6 +78,7 @@ def test_all_rows_come_in_insert_order_over_many_pages(long_buffer):
     )
 
 
+@pytest.mark.thorough
 def test_rows_stored_while_all_are_read_are_left_out(long_buffer):
     rows = long_buffer.get_all()
     first = next(rows)
@@ -85,6 +86,7 @@ def test_rows_stored_while_all_are_read_are_left_out(long_buffer):
     assert steps_of([first, *rows]) == list(range(3_000))
 
 
+@pytest.mark.thorough
 def test_rows_evicted_before_their_page_is_read_are_left_out(long_buffer):
     rows = long_buffer.get_all()
     first = [next(rows) for _ in range(10)]
@@ -105,6 +107,7 @@ def open_transactions(url):
     return run(url, statement)[0][0]
 
 
+@pytest.mark.thorough
 def test_no_transaction_is_open_between_pages(long_buffer, buffer_url):
     rows = long_buffer.get_all()
     for _ in range(300):

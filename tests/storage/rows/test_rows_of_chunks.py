@@ -28,6 +28,7 @@ def step(n, **more):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_conditions_on_reals_find_the_same_steps_by_every_way(schema_url, dtype):
     declared = {"obs": "float32", "r": {"dtype": dtype, "column": True}}
@@ -76,6 +77,7 @@ def shown(rows):
     return [repr((row.exp_meta, row.exp_data, row.fields)) for row in rows]
 
 
+@pytest.mark.thorough
 def test_every_way_to_read_returns_what_was_stored(buffer):
     stored = list(odd_steps())
     for start in range(0, len(stored), 7):
@@ -103,6 +105,7 @@ def test_the_statement_of_a_condition_is_shown(buffer):
     assert buffer.explain(condition)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2**21, -1])
 def test_a_page_of_large_steps_is_bounded(schema_url, size):
     with ReplayBuffer(schema_url, "b", create=True, fields={"obs": ("uint8", (size,))}) as buffer:
@@ -128,6 +131,7 @@ def test_a_sampler_compares_the_numbers_of_a_subquery(buffer):
     assert {row.seq for row in buffer.sample(3, sampler=NotFirst())} == {2, 3, 4}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["gt", "gte", "lt", "lte", "eq"])
 @pytest.mark.parametrize("bound", [-(2**63), -1, 0, 2, 2**63 - 1])
 def test_numbers_are_compared_with_any_integer(buffer, name, bound):

@@ -57,6 +57,7 @@ def test_statements_know_of_no_limit_where_there_is_none(buffer_url, call):
         assert not written
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", CALLS)
 def test_a_limit_of_age_costs_no_statement_more(buffer_url, call):
     numbers = []

@@ -55,6 +55,7 @@ def test_a_batch_costs_two_or_three_statements(buffer):
             assert len(noted) == (3 if "trajectories" in kind else 2), (kind, name)
 
 
+@pytest.mark.thorough
 def test_keys_that_are_given_cost_one_statement(buffer):
     for kind, make in READERS.items():
         reader = reader_of(buffer, make(buffer._store.info.config.fields))

@@ -60,6 +60,7 @@ def fill(buffer, n_single=60, n_episodes=6, prefix="e"):
         buffer.store_episode(steps, task_id="whole", episode_id=f"{prefix}{k}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draw", DRAWS)
 def test_they_are_refused_without_a_next_observation(schema_url, draw):
     with ReplayBuffer(schema_url, fields=PLAIN) as buffer:
@@ -77,6 +78,7 @@ def test_they_are_refused_without_a_next_observation(schema_url, draw):
                 draw(buffer, 8, {"condition": SINGLE, "skip_single": True})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draw", DRAWS)
 def test_they_are_no_longer_refused_when_they_have_left(schema_url, draw):
     with ReplayBuffer(schema_url, fields=PLAIN, max_capacity=100) as buffer:
@@ -101,6 +103,7 @@ def test_a_mirror_refuses_one_that_arrives_later(schema_url):
             assert mirror.sample_transitions(8).n_rows == 8
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("draw", DRAWS)
 def test_with_a_next_observation_each_is_a_transition_of_one_step(schema_url, draw, n_step):

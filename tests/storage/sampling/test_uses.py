@@ -76,6 +76,7 @@ def test_a_seeded_sampler_repeats_its_batches(both_urls):
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.thorough
 def test_what_raises_counts_nothing(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_use=2) as buffer:
         buffer.store_episode(arrays_of(10), final={"obs": [1.0]})
@@ -133,6 +134,7 @@ def test_a_task_uses_each_of_its_rows_and_is_drawn_whole(buffer_url, make_buffer
         assert uses_in(buffer_url) == {seq: 1 if seq in (4, 6) else 2 for seq in range(1, 13)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "options", "keys"),
     [
@@ -163,6 +165,7 @@ def test_passes_and_datasets_are_refused(buffer):
         torch.Dataset(buffer, "step")
 
 
+@pytest.mark.thorough
 def test_workers_share_the_limit(buffer_url):
     pytest.importorskip("torch")
     from torch.utils.data import DataLoader

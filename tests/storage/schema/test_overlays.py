@@ -53,6 +53,8 @@ def overlay(request):
     return request.param
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("by", ["library", "plain SQL"])
 @pytest.mark.parametrize("evict_by", ["row", "task", "episode"])
 def test_a_deleted_row_leaves_nothing_in_an_overlay(buffer_url, overlay, evict_by, by):
@@ -68,6 +70,8 @@ def test_a_deleted_row_leaves_nothing_in_an_overlay(buffer_url, overlay, evict_b
         assert seqs_in(buffer_url, overlay) == [1, 3, 4, 5]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 @pytest.mark.parametrize("evict_by", ["task", "episode"])
 def test_a_task_or_episode_that_is_evicted_leaves_nothing_in_an_overlay(
     buffer_url, overlay, evict_by
@@ -81,6 +85,8 @@ def test_a_task_or_episode_that_is_evicted_leaves_nothing_in_an_overlay(
         assert seqs_in(buffer_url, overlay) == seqs_in(buffer_url, "experiences") == [3, 4]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 def test_a_row_that_is_evicted_leaves_an_overlay_at_once_or_by_range(buffer_url, overlay):
     with ReplayBuffer(buffer_url, max_capacity=4) as buffer:
         buffer.store_batch([make_row(step) for step in range(4)])
@@ -95,6 +101,8 @@ def test_a_row_that_is_evicted_leaves_an_overlay_at_once_or_by_range(buffer_url,
         assert seqs_in(buffer_url, overlay) == seqs_in(buffer_url, "experiences") == [4, 5, 6, 7]
 
 
+@pytest.mark.thorough
+@pytest.mark.each_value
 def test_a_dropped_buffer_leaves_nothing_in_an_overlay(buffer_url, overlay):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store(make_row(1))

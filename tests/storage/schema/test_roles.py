@@ -503,6 +503,7 @@ def test_a_writer_that_samples_leaves_expired_rows_to_others(with_roles, login):
             writer.expire()
 
 
+@pytest.mark.thorough
 def test_all_roles_copy_from_a_buffer_learners_hold_it_and_the_owner_copies_into_one(
     with_roles, login, tmp_path
 ):

@@ -220,6 +220,7 @@ def test_rows_of_an_episode_come_in_any_order(buffer_url):
             assert buffer.add(step=step, episode_id="e").inserted == 1
 
 
+@pytest.mark.thorough
 def test_writers_of_the_same_steps_of_an_episode_store_each_once(make):
     buffers = [make() for _ in range(3)]
 
@@ -256,6 +257,7 @@ def test_writers_of_the_same_ids_store_each_step_once(buffer_url, make):
     assert run(buffer_url, f"SELECT count(DISTINCT id), count(*) FROM {STEPS} e") == [(40, 40)]
 
 
+@pytest.mark.thorough
 def test_writers_of_the_same_episode_store_it_once(buffer_url, make):
     buffers = [make() for _ in range(3)]
 

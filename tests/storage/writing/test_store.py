@@ -282,6 +282,7 @@ def test_a_capacity_of_one_holds_the_newest_row(buffer_url):
     assert steps_of(buffer.sample(8)) == [14]
 
 
+@pytest.mark.thorough
 def test_a_buffer_without_capacity_is_unlimited(buffer):
     assert buffer.max_capacity is None
     for start in range(0, 3_000, 1_000):
@@ -398,6 +399,7 @@ def test_buffers_can_be_dropped_at_the_same_time(buffer_url):
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 0
 
 
+@pytest.mark.thorough
 def test_names_are_any_text(buffer_url):
     names = [
         "Größe 大小 🚀",

@@ -17,6 +17,7 @@ def priorities_of(buffer):
     return [item["priority"] for item in buffer.state_dict()["data"] if item is not None]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_items_are_drawn_by_priority_over_many_blocks(make):
     buffer = make("advanced", size=3_000, seed=1, anneal_step=0)

@@ -137,6 +137,7 @@ arrays = st_numpy.arrays(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), constants | arrays), max_size=3))

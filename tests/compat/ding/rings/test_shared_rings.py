@@ -37,6 +37,7 @@ def test_numbers_of_pushes_are_found_though_numbers_of_steps_are_left_out():
     assert numbers.above(3).runs == ((3, 6, 2),)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_items_that_are_used_up_or_too_old_leave_the_table(buffer, buffer_url):
     for iteration in range(4):
@@ -69,6 +70,7 @@ def test_what_an_interrupted_sample_has_removed_is_not_taken_for_gone(
         assert min(item["obs"] for item in newest) >= 20_000 - 48
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_url):
     config = {"replay_buffer_size": 100, "max_staleness": 5, "url": buffer_url}
@@ -82,6 +84,7 @@ def test_rows_that_were_pushed_out_are_forgotten_though_they_are_not_old(buffer_
     buffer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_sums_of_blocks_are_kept_as_items_leave(buffer, buffer_url):
     for iteration in range(3):

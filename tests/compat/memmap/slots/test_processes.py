@@ -81,6 +81,7 @@ def test_many_writers_lose_nothing(make, reopen):
         assert buffer.data["a"][slot, :length].tolist() == list(range(length))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_reader_sees_whole_episodes_while_they_are_overwritten(make, reopen):
     buffer, reader = make(circular=True), reopen(read_only=True)

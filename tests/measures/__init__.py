@@ -1,0 +1,1 @@
+"""What the code is made of, and what the tests of it catch: measured, not judged."""
