@@ -137,35 +137,44 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
     made = time.time() if meta.execute_time is None else meta.execute_time
+    reward, advantage, value = data.reward_t, data.adv_t, data.v_t
+    name, pre_agent, episode, session = (
+        meta.task_name, meta.pre_agent, meta.episode_id, meta.session_id,
+    )  # fmt: skip
+    # Most rows leave most columns out, so no function is called for a None.
     execute_time = encode_real(made, "execute_time", "exp_meta.execute_time", tags)
-    reward_t = encode_real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
-    adv_t = encode_real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
-    v_t = encode_real(data.v_t, "v_t", "exp_data.v_t", tags)
-    episode, session = meta.episode_id, meta.session_id
+    reward_t = (
+        None if reward is None else encode_real(reward, "reward_t", "exp_data.reward_t", tags)
+    )
+    adv_t = None if advantage is None else encode_real(advantage, "adv_t", "exp_data.adv_t", tags)
+    v_t = None if value is None else encode_real(value, "v_t", "exp_data.v_t", tags)
+    version = model_version if meta.model_version is None else meta.model_version
+    actions, messages = data.actions, data.messages
+    has_extra = bool(tags) or data.extra is not None
     # In the order of the columns: by position costs a third of what it costs by name.
     return Record(
         # A row of plain SQL, read and stored elsewhere, may have none.
         uuid7() if row.id is None else encode_key(row.id, "id"),
         encode_key(meta.task_id, "exp_meta.task_id"),
-        _name(meta.task_name, "exp_meta.task_name"),
+        None if name is None else encode_key(name, "exp_meta.task_name", MAX_NAME_BYTES),
         encode_key(meta.agent_id, "exp_meta.agent_id"),
-        _name(meta.pre_agent, "exp_meta.pre_agent"),
+        None if pre_agent is None else encode_key(pre_agent, "exp_meta.pre_agent", MAX_NAME_BYTES),
         encode_step(meta.step, "exp_meta.step"),
         None,
         execute_time,
         None if episode is None else encode_key(episode, "exp_meta.episode_id"),
         None if session is None else encode_key(session, "exp_meta.session_id"),
         encoder.json(data.state, "exp_data.state"),
-        encoder.json(data.actions, "exp_data.actions"),
-        encode_messages(data.messages, "exp_data.messages", encoder),
-        encode_extra(data.extra, tags, encoder),
+        None if actions is None else encoder.json(actions, "exp_data.actions"),
+        None if messages is None else encode_messages(messages, "exp_data.messages", encoder),
+        encode_extra(data.extra, tags, encoder) if has_extra else None,
         None,
         reward_t,
         adv_t,
         v_t,
-        encode_flag(data.terminated, "exp_data.terminated"),
-        encode_flag(data.truncated, "exp_data.truncated"),
-        _version(meta.model_version, model_version),
+        None if data.terminated is None else encode_flag(data.terminated, "exp_data.terminated"),
+        None if data.truncated is None else encode_flag(data.truncated, "exp_data.truncated"),
+        None if version is None else encode_step(version, "exp_meta.model_version"),
         encoder.blob or None,
     )
 
@@ -182,10 +191,6 @@ def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
     if len(value) > limit or (len(value) * 4 > limit and len(value.encode()) > limit):
         raise FieldError(f"{name}: longer than {limit} bytes; put long text into exp_data.extra")
     return value
-
-
-def _name(value: Any, name: str) -> str | None:
-    return None if value is None else encode_key(value, name, MAX_NAME_BYTES)
 
 
 def encode_step(value: Any, name: str) -> int:
@@ -205,11 +210,6 @@ def encode_flag(value: Any, name: str) -> bool | None:
     if value is not None and not isinstance(value, (bool, np.bool_)):
         raise FieldError(f"{name}: expected True, False or None, got {shown(value)}")
     return None if value is None else bool(value)
-
-
-def _version(own: int | None, default: int | None) -> int | None:
-    version = default if own is None else own
-    return None if version is None else encode_step(version, "exp_meta.model_version")
 
 
 def encode_real(value: Any, name: str, path: str, tags: dict[str, Any]) -> float | None:
