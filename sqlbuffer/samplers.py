@@ -71,9 +71,12 @@ class Sampler(ABC):
     Attributes:
         reads_priorities: True if the sampler draws by priority; the sums of priorities are then
             updated before each draw.
+        reads_encoded: True if the sampler reads its rows with `Candidates.encoded` and returns no
+            `seq`. Of the fields of a call that names some, only those of `EncodedRow` are read.
     """
 
     reads_priorities = False
+    reads_encoded = False
 
     def _repr_html_(self) -> str:
         """Return its repr, for notebooks."""

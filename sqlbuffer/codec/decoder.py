@@ -42,8 +42,10 @@ def decode(text: str | None, blob: Blob | None) -> Any:
         return None
     if '"$' not in text:
         return orjson.loads(text)
-    plan = _plan_of(text) if len(text) <= _LONGEST_PLANNED and isinstance(blob, bytes) else None
-    if plan is None:
+    plan = None
+    if len(text) <= _LONGEST_PLANNED and isinstance(blob, bytes):
+        plan = _plans.get(text) or _plan_of(text)
+    if plan is None or not plan.plain:
         return untag(orjson.loads(text), blob or b"")
     value = dict(plan.plain)
     for key, dtype, shape, start, end, tensor in plan.arrays:
@@ -68,21 +70,19 @@ class _Plan(NamedTuple):
 
 _LONGEST_PLANNED, _MOST_PLANS = 2_000, 1_024
 # Steps are alike, so most texts occur again and again. A plan is made when a text occurs again;
-# before, its value is None.
+# before, its value is None. Where nothing is gained, it is `_NO_PLAN`.
 _plans: dict[str, "_Plan | None"] = {}
 
 
 def _plan_of(text: str) -> _Plan | None:
-    """Return how the values of a text are read; None where nothing is gained."""
-    if text not in _plans:
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[text] = None
-        return None
-    plan = _plans[text]
-    if plan is None:
+    """Return a new plan for a text; None if the text occurs for the first time."""
+    if text in _plans:
         plan = _plans[text] = _made_plan(text)
-    return plan if plan.plain else None
+        return plan
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[text] = None
+    return None
 
 
 _NO_PLAN = _Plan({}, [])

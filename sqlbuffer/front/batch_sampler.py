@@ -88,7 +88,7 @@ class BatchSampler:
             return self._tasks(sampler, batch_size, node, strict, fields, "batch_size")
         sampler, n = checked_sampler(sampler), checked_batch_size(batch_size, sampler)
         strict = checked_flag(strict, "strict")
-        payloads, decoder = self._decoding.of(fields)
+        payloads, decoder = self._decoding.of(fields, is_encoded=sampler.reads_encoded)
         if n == 0 and not sampler.reads_priorities:
             return RowList()
         drawn, number = self._store.drawing.draws.sample_rows(

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.records import Decoder, Rebuild, encode_key
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.query.tree import EVERYTHING, Node, check
-from sqlbuffer.steps import DataRow
+from sqlbuffer.steps import DataRow, EncodedRow
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.reading.row_queries import RowQueries
 from sqlbuffer.storage.rows.payload_parts import Payloads
@@ -59,6 +59,9 @@ class Conditions:
         return node
 
 
+_ENCODED = frozenset((*EncodedRow._fields, "payload_bytes"))
+
+
 class RowDecoding:
     """Chooses the parts of rows to read, and rebuilds the rows.
 
@@ -78,28 +81,36 @@ class RowDecoding:
         self._rebuild_state, self._rebuild_action = state_type, action_type
         layout = source.buffer.layout
         self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
-        self._of: dict[tuple[str, ...], tuple[Payloads, Decoder]] = {}
+        self._of: dict[tuple[bool, tuple[str, ...]], tuple[Payloads, Decoder]] = {}
 
-    def of(self, fields: Sequence[str] | None) -> tuple[Payloads, Decoder]:
-        """Return what reads rows with these fields, and what rebuilds them; None: all fields."""
+    def of(
+        self, fields: Sequence[str] | None, *, is_encoded: bool = False
+    ) -> tuple[Payloads, Decoder]:
+        """Return what reads rows with these fields, and what rebuilds them.
+
+        Args:
+            fields: The fields; None for all.
+            is_encoded: Only the columns of `EncodedRow` are read.
+        """
         if fields is None:
             return self._source.whole_rows, self.whole
         # To make them again for each batch took as long as to read the batch.
-        names = tuple(fields) if isinstance(fields, list) and _are_texts(fields) else None
-        known = None if names is None else self._of.get(names)
+        is_kept = isinstance(fields, list) and _are_texts(fields)
+        key = (is_encoded, tuple(fields)) if is_kept else None
+        known = None if key is None else self._of.get(key)
         if known is None:
-            known = self._made(fields)
-            if names is not None and len(self._of) < _MOST_KEPT:
-                self._of[names] = known
+            known = self._made(fields, is_encoded)
+            if key is not None and len(self._of) < _MOST_KEPT:
+                self._of[key] = known
         return known
 
-    def _made(self, fields: Sequence[str]) -> tuple[Payloads, Decoder]:
+    def _made(self, fields: Sequence[str], is_encoded: bool) -> tuple[Payloads, Decoder]:
         layout = self._source.buffer.layout
         wanted = SelectedFields.parse(fields, layout.specs)
         # A type takes a whole value.
         state = self._rebuild_state if wanted.is_whole("state") else None
         action = self._rebuild_action if wanted.is_whole("actions") else None
-        payloads = self._source.payloads(wanted)
+        payloads = self._source.payloads(wanted, _ENCODED if is_encoded else None)
         return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
 
 

@@ -57,8 +57,8 @@ insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.ins
 read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
 
 _ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
-_EXTRA_ARRAYS_SIZE = itemgetter(PLACES["extra"], _ARRAYS, _SIZE)
-_PAYLOAD_PLACES = tuple(PLACES[name] for name in PAYLOADS)
+_EXTRA = PLACES["extra"]
+_PAYLOADS_OF = itemgetter(*(PLACES[name] for name in PAYLOADS))
 _TEXTS = slice(Record._fields.index("state"), Record._fields.index("fields") + 1)
 
 
@@ -162,6 +162,11 @@ def is_in_parts(row: Row) -> bool:
     return row[_SIZE] is not None
 
 
+def have_parts(rows: Sequence[Row]) -> bool:
+    """Return True if any of several rows has its bytes in parts."""
+    return [row[_SIZE] for row in rows].count(None) < len(rows)
+
+
 class Payloads:
     """Reads rows of a buffer, whole or in part, and writes their parts.
 
@@ -221,7 +226,8 @@ class Payloads:
     def _column(self, column: Any) -> ColumnElement[Any]:
         if column.name in self._names:
             return cast("ColumnElement[Any]", column)
-        wanted = set() if self._wanted is None else self._wanted.fields.keys() & set(PAYLOADS)
+        # `extra` alone seldom refers to arrays.
+        wanted = set() if self._wanted is None else self._wanted.fields.keys() & set(PAYLOADS[:-1])
         if column.name == "arrays" and self._takes_whole and wanted:
             small = case((func.length(column) <= SMALL_BYTES, column))
             return small.label(column.name)
@@ -390,9 +396,8 @@ class Payloads:
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""
         if self._wanted is None:
-            return not any(map(is_in_parts, rows))
-        wanted = self._wanted
-        return self._takes_whole and all(_is_ready(row, wanted) for row in rows)
+            return not have_parts(rows)
+        return self._takes_whole and _are_ready(rows, "extra" in self._wanted.fields)
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
         plans: list[ReadPlan] = []
@@ -400,7 +405,7 @@ class Payloads:
         for row in rows:
             if self._wanted is None:
                 plan = _whole(row)
-            elif self._takes_whole and _is_ready(row, self._wanted):
+            elif self._takes_whole and _are_ready([row], "extra" in self._wanted.fields):
                 plan, total = ReadPlan(row), total + len(row[_ARRAYS] or b"")
             elif self._read:
                 plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
@@ -480,16 +485,16 @@ def _whole(row: Row) -> ReadPlan:
     return ReadPlan(row) if size is None else ReadPlan(row, [PieceRun(0, size, 0)], size)
 
 
-def _is_ready(row: Row, wanted: SelectedFields) -> bool:
-    """Return True if a row that was read has all that is wanted, which are whole fields."""
-    extra, arrays, size = _EXTRA_ARRAYS_SIZE(row)
-    if extra is not None and ("extra" not in wanted.fields or '"$reals"' in extra):
+def _are_ready(rows: Sequence[Row], wants_extra: bool) -> bool:
+    """Return True if rows that were read have all that is wanted, which are whole fields."""
+    if have_parts(rows):
         return False
-    if size is not None:
+    extras = [row[_EXTRA] for row in rows if row[_EXTRA] is not None]
+    if extras and (not wants_extra or '"$reals"' in "".join(extras)):
         return False
-    return arrays is not None or not any(
-        row[place] is not None and '"$' in row[place] for place in _PAYLOAD_PLACES
-    )
+    bare = [row for row in rows if row[_ARRAYS] is None]
+    texts = filter(None, chain.from_iterable(map(_PAYLOADS_OF, bare)))
+    return not any('"$' in text for text in texts)
 
 
 def _part(row: Row, wanted: SelectedFields) -> ReadPlan:

@@ -1,8 +1,8 @@
 """The candidates of a sampler: the keys of the matching rows, without their payloads."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.rows.payload_parts import have_parts, is_in_parts
 from sqlbuffer.storage.rows.row_selection import (
     BUFFER_ID,
     SEQS,
@@ -98,9 +99,9 @@ _SEQ_OF = itemgetter(0)
 _EPISODE_ID = Slice._fields.index("episode_id")
 FEW_HOLES, MOST_PROBED = 8, 65_536
 MAX_SEQS = 2**20  # in one call
-
-
-_OF_ENCODED = itemgetter(0, *(PLACES[name] for name in ("id", "model_version", "state", "extra")))
+_OF_ENCODED = itemgetter(0, *(PLACES[name] for name in EncodedRow._fields[1:]))
+# Without a call of Python for each row.
+_encoded_row: Callable[[Any], EncodedRow] = partial(tuple.__new__, EncodedRow)
 
 
 class Candidates:
@@ -409,7 +410,7 @@ class Candidates:
         else:
             seqs = self._matching_among(seqs) if self.is_filtered else seqs
             rows = self.reading.read(self.connection, seqs, self.has_labels, self.has_deleted)
-        self._payloads.update((row[0], row) for row in rows)
+        self._payloads.update(zip(map(_SEQ_OF, rows), rows, strict=True))
 
     def model_versions(self, after: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the matching seq above a number that have a model version, and these versions.
@@ -590,6 +591,7 @@ class Candidates:
         Example:
             >>> from sqlbuffer import ReplayBuffer, Sampler
             >>> class Stored(Sampler):
+            ...     reads_encoded = True
             ...     def choose(self, candidates, batch_size):
             ...         print([row.state for row in candidates.encoded([2, 1])])
             ...         return ()
@@ -602,16 +604,14 @@ class Candidates:
         """
         if isinstance(self.reading, SliceReading):
             raise ArgumentError("encoded() reads rows: draw with sample(), not arrays")
-        arrays, in_parts = PLACES["arrays"], PLACES["payload_bytes"]
-        return [
-            EncodedRow._make(
-                (
-                    *_OF_ENCODED(row),
-                    row[arrays] if row[in_parts] is None else memoryview(row[arrays]),
-                )
-            )
-            for row in self.rows(_checked_seqs(seqs))
-        ]
+        rows = self.rows(_checked_seqs(seqs))
+        encoded = list(map(_encoded_row, map(_OF_ENCODED, rows)))
+        if have_parts(rows):
+            return [
+                row._replace(arrays=memoryview(row.arrays or b"")) if is_in_parts(stored) else row
+                for row, stored in zip(encoded, rows, strict=True)
+            ]
+        return encoded
 
     def rows(self, seqs: Sequence[int] | Select[Any]) -> list[tuple[Any, ...]]:
         """Return the columns of the chosen rows in the given order, without rows evicted since.
