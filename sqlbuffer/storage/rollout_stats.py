@@ -27,6 +27,8 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.column_inserts import insert_columns
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
@@ -313,11 +315,24 @@ def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> 
     connection.execute(_FORGET, _of(buffer_id, rollout))
 
 
-def forget(connection: Connection, buffer_id: int) -> None:
-    """Delete all rollouts of a buffer."""
+def forget(connection: Connection, buffer_id: int, *others: Table) -> None:
+    """Delete all rollouts of a buffer, and its rows of other tables."""
     # Groups first: then rollouts are not subtracted from them.
-    for table in (group_stats, rollout_stats, group_changes):
-        connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
+    _delete_of(connection, buffer_id, (group_stats, rollout_stats, group_changes, *others))
+
+
+def _delete_of_sqlite(connection: Connection, buffer_id: int, tables: Sequence[Table]) -> None:
+    for table in tables:
+        driver_of(connection).execute(f"DELETE FROM {table.name} WHERE buffer_id = ?", (buffer_id,))
+
+
+def _delete_of_postgresql(connection: Connection, buffer_id: int, tables: Sequence[Table]) -> None:
+    # All in one message, which needs the text protocol and takes no parameters.
+    deletes = [f"DELETE FROM {table.name} WHERE buffer_id = {buffer_id:d}" for table in tables]
+    driver_of(connection).cursor().execute("; ".join(deletes), prepare=False, binary=False)
+
+
+_delete_of = by_database(sqlite=_delete_of_sqlite, postgresql=_delete_of_postgresql)
 
 
 def add_up(connection: Connection, buffer_id: int) -> None:

@@ -276,8 +276,7 @@ class Retention:
                 remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
             inside = steps.c.seq <= window.high
             n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
-            forget(connection, id_)
-            connection.execute(delete(episodes).where(episodes.c.buffer_id == id_))
+            forget(connection, id_, episodes)
             if forget_copy(connection, id_):
                 change_config(connection, id_, {}, is_copying=False)
             return n_removed
