@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sqlbuffer.compat.ding.base_buffer import register_buffer
 from sqlbuffer.compat.ding.naive_buffer import NaiveReplayBuffer
@@ -36,15 +36,13 @@ class EpisodeReplayBuffer(NaiveReplayBuffer):
         Raises:
             TypeError: An item has no length.
         """
-        found: list[int] = []
-        for length in self._ring.lengths():
-            if length is None:
-                raise TypeError(
-                    f"{self._instance_name}: item {len(found)} is not an episode; push episodes as "
-                    "lists of steps: push([episode], ...)"
-                )
-            found.append(length)
-        return found
+        lengths = self._ring.lengths()
+        if None in lengths:
+            raise TypeError(
+                f"{self._instance_name}: item {lengths.index(None)} is not an episode; push "
+                "episodes as lists of steps: push([episode], ...)"
+            )
+        return cast("list[int]", lengths)
 
     def push(self, data: list[Any] | Any, cur_collector_envstep: int) -> None:
         """Store an episode that is not a list, or each of a list of episodes; see

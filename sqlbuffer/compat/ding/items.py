@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -43,15 +43,7 @@ def decoded_item(text: str | None, arrays: Any) -> Any:
     Raises:
         ItemError: It has a named tuple whose class is not found.
     """
-    return checked_item(decode(text, arrays))
-
-
-def checked_item(item: Any) -> Any:
-    """Return an item that was decoded.
-
-    Raises:
-        ItemError: It has a named tuple whose class is not found.
-    """
+    item = decode(text, arrays)
     if MADE_CLASSES:
         _check_classes(item)
     return item
@@ -70,9 +62,8 @@ def _check_classes(value: Any) -> None:
             _check_classes(part)
 
 
-def reward_of(item: Any) -> float | None:
-    """Return the reward of an item, or what holds one only, as a column takes it."""
-    value = item.get("reward") if isinstance(item, Mapping) else None
+def real_column(value: Any) -> float | None:
+    """Return a reward, or what holds one only, as a column takes it."""
     if type(value) is not float:
         if isinstance(value, (str, bytes)) or value is None:
             return None

@@ -22,7 +22,7 @@ from sqlbuffer.compat.ding.items import (
     decoded_item,
     encoded_items,
     integer_column,
-    reward_of,
+    real_column,
 )
 from sqlbuffer.compat.ding.prioritized_ring import (
     Drawn,
@@ -41,7 +41,7 @@ from sqlbuffer.errors import (
     FieldError,
 )
 from sqlbuffer.samplers import RandomSampler, Sampler
-from sqlbuffer.steps import DataRow, EncodedRow, Experience, ExpMeta, uuid7
+from sqlbuffer.steps import DataRow, EncodedRow, Experience, ExpMeta, uuid7s
 from sqlbuffer.weighted_sampling import draw_stratified, strata_of_all, weights_of
 
 T = TypeVar("T")
@@ -226,6 +226,8 @@ class _Reading(Sampler):
         found: The steps, in the chosen order.
     """
 
+    reads_encoded = True
+
     def __init__(self, choose: Callable[[Any], Sequence[int]]) -> None:
         self._chosen = choose
         self.found: list[EncodedRow] = []
@@ -367,22 +369,22 @@ class SharedRing:
         versions: Sequence[int | None] | None = None,
     ) -> list[DataRow]:
         """Return the steps of encoded items."""
-        step = integer_column(envstep)
-        rows = []
+        column = integer_column(envstep)
+        step = 0 if column is None else column
+        rows, ids = [], uuid7s(len(items))
         for i, (item, (text, blob)) in enumerate(zip(given, items, strict=True)):
             if 4 * len(text or "") + len(blob or b"") > self._most_bytes:
                 self._check_size(i, text, blob)
-            if versions is not None:
-                version = versions[i]
-            else:
-                version = integer_column(item.get("collect_iter")) if type(item) is dict else None
-            length = None
+            reward = extra = None
+            version = None if versions is None else versions[i]
+            if type(item) is dict:
+                reward = real_column(item.get("reward"))
+                if versions is None:
+                    version = integer_column(item.get("collect_iter"))
             if self._keeps_lengths and hasattr(item, "__len__"):
-                length = {"length": len(item)}
-            rows.append(
-                _row(self._source, 0 if step is None else step, item, version, length,
-                     Encoded(text, blob or b""))
-            )  # fmt: skip
+                extra = {"length": len(item)}
+            state = Encoded(text, blob or b"")
+            rows.append(_row(ids[i], self._source, step, state, reward, version, extra))
         return rows
 
     def _check_size(self, i: int, text: str | None, blob: Any) -> None:
@@ -838,19 +840,19 @@ def _all_keys(candidates: Any) -> Sequence[int]:
 
 
 def _row(
+    id_: str,
     source: tuple[str, str],
     step: int,
-    item: Any,
+    state: Encoded,
+    reward: float | None,
     version: int | None,
     extra: dict[str, Any] | None,
-    state: Encoded,
 ) -> DataRow:
     """Return the step of an item. Its parts are known to be right, so nothing is checked again:
     that would take longer than all the rest.
     """
     data, meta = new(Experience), new(ExpMeta)
     row: DataRow = new(DataRow)
-    reward = reward_of(item) if type(item) is dict else None
     data.__dict__ = {
         "state": state, "actions": None, "reward_t": reward, "adv_t": None, "v_t": None,
         "messages": None, "terminated": None, "truncated": None, "extra": extra,
@@ -860,7 +862,7 @@ def _row(
         "execute_time": None, "pre_agent": None, "episode_id": None, "model_version": version,
         "session_id": None,
     }  # fmt: skip
-    row.__dict__ = {"exp_meta": meta, "exp_data": data, "fields": {}, "id": uuid7(), "seq": None}
+    row.__dict__ = {"exp_meta": meta, "exp_data": data, "fields": {}, "id": id_, "seq": None}
     return row
 
 
@@ -874,4 +876,4 @@ def items_of(rows: Sequence[EncodedRow], *, encoded: bool = False) -> list[Any]:
     """Return the items of steps, or the items encoded."""
     if encoded:
         return [(row.state, row.arrays) for row in rows]
-    return [decoded_item(row.state, row.arrays) for row in rows]
+    return [decoded_item(state, arrays) for _, _, _, state, _, arrays in rows]
