@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from sqlbuffer.checks import integer_of, real_of
@@ -463,7 +462,7 @@ class AdvancedReplayBuffer(RingBuffer):
 
     def _hold(self, held: HeldItems, anneal_step: int | None) -> None:
         new = _new_items(held.items)
-        self._ring.hold(replace(held, items=new.items), new.versions)
+        self._ring.hold(held._replace(items=new.items), new.versions)
         if anneal_step is not None:
             self._anneal_step = anneal_step
 

@@ -6,7 +6,6 @@ priorities and uses are (`Cells`): in the memory of this process, or in a databa
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -55,8 +54,7 @@ class NewItems(NamedTuple):
     versions: Sequence[int | None]
 
 
-@dataclass(frozen=True)
-class Pushed:
+class Pushed(NamedTuple):
     """The result of a push.
 
     Attributes:
@@ -70,12 +68,11 @@ class Pushed:
     numbers: range = range(0)
     places: Sequence[int] = ()
     default: float = 1.0
-    left: Left = Left()  # noqa: RUF009  it is a tuple
+    left: Left = Left()
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class WantedItems:
+class WantedItems(NamedTuple):
     """Arguments of a draw.
 
     Attributes:
@@ -122,8 +119,7 @@ class NewPriority(NamedTuple):
     largest: float
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Items that were drawn, before their uses are counted.
 
     Attributes:
@@ -143,7 +139,7 @@ class Drawn:
     items: Sequence[Any] = ()
     ids: Sequence[str] = ()
     versions: Sequence[int | None] = ()
-    priorities: Reals = field(default_factory=lambda: np.empty(0))
+    priorities: Reals = np.empty(0)
     least: float = np.inf
     n_stale: int = 0
     left: Sequence[Any] = ()
@@ -151,8 +147,7 @@ class Drawn:
     is_empty_range: bool = False
 
 
-@dataclass(frozen=True)
-class SampledItems:
+class SampledItems(NamedTuple):
     """The result of a draw by priority.
 
     Attributes:
@@ -184,8 +179,7 @@ class SampledItems:
     is_empty_range: bool = False
 
 
-@dataclass(frozen=True)
-class HeldItems:
+class HeldItems(NamedTuple):
     """All that a prioritized ring holds.
 
     Attributes:
@@ -254,8 +248,12 @@ class Cells(Protocol):
     def set_priorities(self, keys: Sequence[int], priorities: Sequence[float]) -> None:
         """Set the priorities of items."""
 
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the keys of the items that are held, by id."""
+    def find(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Return the keys of the items that are held, by id.
+
+        Args:
+            numbers: The numbers in the ids.
+        """
 
     def take_all(self, *, track: bool) -> Left:
         """Remove all items."""
@@ -342,7 +340,7 @@ class PrioritizedRing:
         """Set the exponent of the importance weights, for every process."""
 
         def work(cells: Cells) -> None:
-            cells.state = replace(cells.state, beta=beta)
+            cells.state = cells.state._replace(beta=beta)
 
         self.place.change(work)
 
@@ -370,7 +368,7 @@ class PrioritizedRing:
                 refused = self._limit.refused_insert(counters.flow, n_pushed)
                 if refused is not None:
                     return Pushed(refused=refused)
-                counters = replace(counters, pushed=counters.pushed + n_pushed)
+                counters = counters._replace(pushed=counters.pushed + n_pushed)
             counters = cells.state = counters.after_push(n_pushed, self.size)
             numbers = range(counters.push_count - len(new.items), counters.push_count)
             default = counters.max_priority
@@ -389,7 +387,7 @@ class PrioritizedRing:
         def work(cells: Cells) -> SampledItems:
             drawn = cells.draw_by_weight(wanted, lambda n: self._refused(cells, wanted, n))
             if drawn.refused is None and len(drawn.keys) < wanted.size:
-                drawn = replace(drawn, refused=ALL_USED_UP)
+                drawn = drawn._replace(refused=ALL_USED_UP)
             if drawn.refused is not None:
                 return SampledItems(
                     n_removed=drawn.n_stale,
@@ -425,10 +423,10 @@ class PrioritizedRing:
             cells.set_priorities(used_up, [0.0] * len(used_up))
         elif used_up:
             left = cells.remove(used_up, track=wanted.tracks)
-        new = replace(counters, beta=min(1.0, beta + wanted.beta_step))
+        new = counters._replace(beta=min(1.0, beta + wanted.beta_step))
         if self._limit is not None:
             new = new.decayed(self._limit, time.time())
-            new = replace(new, sampled=new.sampled + wanted.size)
+            new = new._replace(sampled=new.sampled + wanted.size)
         cells.state = new
         return SampledItems(
             items=drawn.items,
@@ -453,12 +451,12 @@ class PrioritizedRing:
 
         def work(cells: Cells) -> int:
             counters = cells.state
-            at = [
-                id_
-                for id_, new in given.items()
-                if new.place == counters.place_of(number_of(id_), self.size)
-            ]
-            found = {key: given[id_] for id_, key in cells.find(at).items()}
+            numbers = {
+                id_: number
+                for id_, number in zip(given, map(number_of, given), strict=True)
+                if given[id_].place == counters.place_of(number, self.size)
+            }
+            found = {key: given[id_] for id_, key in cells.find(numbers).items()}
             if max_use is not None and found:
                 used = dict(zip(found, cells.uses_of(list(found)), strict=True))
                 found = {key: new for key, new in found.items() if used[key] < max_use}
@@ -468,7 +466,7 @@ class PrioritizedRing:
             cells.set_priorities(keys, [found[key].priority + EPS for key in keys])
             largest = max(new.largest for new in found.values())
             if largest > counters.max_priority:
-                cells.state = replace(counters, max_priority=largest)
+                cells.state = counters._replace(max_priority=largest)
             return len(keys)
 
         return self.place.change(work, is_relaxed=True)
@@ -482,7 +480,7 @@ class PrioritizedRing:
 
         def work(cells: Cells) -> Left:
             left = cells.take_all(track=track)
-            cells.state = replace(cells.state, tail=0, max_priority=1.0)
+            cells.state = cells.state._replace(tail=0, max_priority=1.0)
             return left
 
         return self.place.change(work)
@@ -621,20 +619,19 @@ class PrivateCells(PrivateRing):
         stale = self._stale(wanted.oldest_version)
         gone = Drawn(n_stale=len(stale), left=self.remove(stale, track=wanted.tracks))
         if (reason := refused(self._n)) is not None:
-            return replace(gone, refused=reason)
+            return gone._replace(refused=reason)
         among = None
         if wanted.which is not None:
             among = np.sort(self._numbers()[wanted.which])
             if not among.size:
-                return replace(gone, refused=no_items_of(self._n), is_empty_range=True)
+                return gone._replace(refused=no_items_of(self._n), is_empty_range=True)
         numbers = self._weights.draw(
             wanted.key, self._low, self._counters.push_count, wanted.size, among
         )
         if len(numbers) < wanted.size:
             return gone
         cells = numbers % self.n_cells
-        return replace(
-            gone,
+        return gone._replace(
             keys=numbers.tolist(),
             items=values_of(map(self._cell, numbers.tolist())),
             ids=self._ids[cells].tolist(),
@@ -689,9 +686,8 @@ class PrivateCells(PrivateRing):
         """Set the priorities of items."""
         self._weights.set(np.array(keys) % self.n_cells, np.array(priorities, np.float64))
 
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
+    def find(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers of the items that are held, by id."""
-        numbers = {id_: number_of(id_) for id_ in ids}
         return {id_: n for id_, n in numbers.items() if self._ids[n % self.n_cells] == id_}
 
     def take_all(self, *, track: bool) -> Left:

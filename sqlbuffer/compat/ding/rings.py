@@ -1,7 +1,6 @@
 """The interface of the rings that hold a buffer's items, and the ring in memory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +15,7 @@ Choice = Callable[[int, int], Sequence[int]]
 Cell = tuple[CopiedItems, int]
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """The counters of a ring. Those from `max_priority` on are of advanced buffers.
 
     Attributes:
@@ -41,11 +39,11 @@ class Counters:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "Counters":
         """Return the counters in a document."""
-        return cls(*(value[name] for name in cls.__dataclass_fields__))
+        return cls(*(value[name] for name in cls._fields))
 
     def after_push(self, n: int, size: int) -> "Counters":
         """Return the counters of a ring of a size after a push of n items."""
-        return replace(self, push_count=self.push_count + n, tail=(self.tail + n) % size)
+        return self._replace(push_count=self.push_count + n, tail=(self.tail + n) % size)
 
     def place_of(self, number: int, size: int) -> int:
         """Return the place in the ring of an item that is held, by its number over all pushes."""
@@ -54,7 +52,7 @@ class Counters:
     def decayed(self, limit: RatioWindow, now: float) -> "Counters":
         """Return the counters with the counts of the rate limit decayed to a moment."""
         left, at = limit.decayed_by_second(self.flow, self.decayed_at, now)
-        return replace(self, pushed=left.inserted, sampled=left.sampled, decayed_at=at)
+        return self._replace(pushed=left.inserted, sampled=left.sampled, decayed_at=at)
 
     @property
     def flow(self) -> FlowCounts:

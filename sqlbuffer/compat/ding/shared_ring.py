@@ -7,7 +7,7 @@ the order of the steps agree.
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -183,7 +183,7 @@ class State:
     def as_json(self) -> dict[str, Any]:
         """Return the value of the document."""
         return {
-            **asdict(self.counters),
+            **self.counters._asdict(),
             "size": self.size,
             "n": self.n,
             "runs": [list(run) for run in self.numbers.runs],
@@ -195,7 +195,7 @@ class State:
         """Return the state that a document says, of a ring that has a size now."""
         counters = Counters.of(value)
         # Another process may have set another size since.
-        counters = replace(counters, tail=counters.tail % size)
+        counters = counters._replace(tail=counters.tail % size)
         numbers = Numbers(tuple((a, b, n) for a, b, n in value["runs"]))
         least = min(size, value["size"])
         if least < value["size"]:
@@ -578,12 +578,11 @@ class SharedPrioritizedCells(SharedCells):
             if not sampler.stale:
                 break
             left = self.remove(sampler.stale, track=wanted.tracks)
-            gone = replace(gone, n_stale=gone.n_stale + len(sampler.stale), left=left)
+            gone = gone._replace(n_stale=gone.n_stale + len(sampler.stale), left=left)
         if sampler.refused is not None:
             is_empty = sampler.is_empty_range
-            return replace(gone, refused=sampler.refused, is_empty_range=is_empty)
-        return replace(
-            gone,
+            return gone._replace(refused=sampler.refused, is_empty_range=is_empty)
+        return gone._replace(
             keys=[row.seq for row in rows],
             items=items_of(rows),
             ids=[row.id for row in rows],
@@ -612,11 +611,11 @@ class SharedPrioritizedCells(SharedCells):
         """Set the priorities of items."""
         self._tx.update_priorities(keys, priorities, 0.0)
 
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
+    def find(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers of the steps of the items that are held, by id."""
         found = {}
-        for id_ in ids:
-            seq = self._numbers.seq_of(number_of(id_))
+        for id_, number in numbers.items():
+            seq = self._numbers.seq_of(number)
             if seq is not None and id_.rpartition("_")[0] in self._names:
                 found[id_] = seq
         if self._has_holes and found:

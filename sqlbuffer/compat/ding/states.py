@@ -4,7 +4,6 @@ import io
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,7 +199,7 @@ def _fitted(
             f"of one: {sorted(numbers)[:5]}.."
         )
     if had != size:
-        counters = replace(counters, tail=end % size)
+        counters = counters._replace(tail=end % size)
     if counters.tail >= size:
         raise ReplayError(f"a state of {size} places cannot have tail={counters.tail}")
     order = sorted(range(len(found)), key=numbers.__getitem__)
