@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ from sqlbuffer.steps import uuid7
 from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer, joined_connection
-from sqlbuffer.storage.database.urls import shown_url
+from sqlbuffer.storage.database.urls import key_of, shown_url
 from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.dialects.connections import writing
 
@@ -35,14 +35,14 @@ class Commits:
     n: int = 0
 
 
-_commits: defaultdict[tuple[URL, int], Commits] = defaultdict(Commits)
+_commits: defaultdict[tuple[Hashable, int], Commits] = defaultdict(Commits)
 
 note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_write)
 
 
 def commits_of(url: URL, buffer_id: int) -> Commits:
     """Return the counter of a buffer, which all its openers in this process share."""
-    return _commits[url, buffer_id]
+    return _commits[key_of(url), buffer_id]
 
 
 @dataclass(frozen=True)

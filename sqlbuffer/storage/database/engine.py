@@ -4,7 +4,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from sqlbuffer.storage.database.urls import (
     check_characters,
     is_immutable,
     is_memory,
+    key_of,
     parsed_url,
     sqlite_path,
     unread_log,
@@ -43,7 +44,7 @@ IDLE_BEFORE_PING_S = 1.0
 SQLITE_FILE_PRAGMAS = ("PRAGMA journal_mode = WAL",)
 
 _lock = threading.Lock()
-_engines: dict[str, Engine] = {}
+_engines: dict[Hashable, Engine] = {}
 _inherited: list[Engine] = []
 _numbers = itertools.count(1)
 _epochs: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
@@ -122,7 +123,7 @@ def _resolve_sqlite(url: URL) -> URL:
 
 def engine_for(url: URL) -> Engine:
     """Return this process's engine of a resolved URL; the same one each time."""
-    key = url.render_as_string(hide_password=False)
+    key = key_of(url)
     with _lock:
         if key not in _engines:
             _engines[key] = _create(url)
@@ -144,7 +145,7 @@ def begin_epoch(engine: Engine) -> None:
 
 def close_idle(url: URL) -> None:
     """Drop this process's engine of a URL and close its idle connections."""
-    key = url.render_as_string(hide_password=False)
+    key = key_of(url)
     with _lock:
         engine = _engines.pop(key, None)
     if engine is not None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
@@ -31,6 +31,11 @@ _OF_SERVERS = re.compile(r"@|^[^/]*:|^\s*[a-z_]+\s*=|^(sqlite|postgres)\w*/")
 MAX_URL = 2**16
 _MODES = ("ro", "rw", "rwc")
 _OPTIONS = frozenset({"mode", "immutable", "uri"})
+
+
+def key_of(url: URL) -> Hashable:
+    """Return a key for a dict; the hash of a URL renders it, which takes ten times as long."""
+    return (*url[:-1], frozenset(url.query.items()))
 
 
 def parsed_url(url: Any) -> URL:
