@@ -16,8 +16,6 @@ from sqlalchemy import (
     Integer,
     Table,
     Text,
-    bindparam,
-    cast,
     delete,
     exists,
     insert,
@@ -42,7 +40,6 @@ from sqlbuffer.storage.schema.metadata import (
     transaction_id,
 )
 from sqlbuffer.storage.schema.overlays import flag_column
-from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 change_log = Table(
@@ -161,12 +158,24 @@ Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
 
 # Maximum number of rows that an entry names.
 ROWS_AN_ENTRY = 10_000
-_LOG = insert(change_log).values(
-    buffer_id=bindparam("of_buffer", type_=change_log.c.buffer_id.type),
-    kind=bindparam("kind", type_=Text()),
-    origin=bindparam("origin", type_=UUID),
-    seqs=cast(bindparam("seqs", type_=SeqList()), SEQS),
-)
+_LOG = "INSERT INTO change_log (buffer_id, kind, origin, seqs) VALUES "
+
+
+def _log_sqlite(
+    connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
+) -> None:
+    given = (buffer_id, kind, origin, f"[{numbers}]")
+    driver_of(connection).execute(f"{_LOG} (?, ?, ?, ?)", given)
+
+
+def _log_postgresql(
+    connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
+) -> None:
+    given = (buffer_id, kind, origin, f"{{{numbers}}}")
+    driver_of(connection).execute(f"{_LOG} (%s, %s, %s::uuid, %s::bigint[])", given)
+
+
+_log = by_database(sqlite=_log_sqlite, postgresql=_log_postgresql)
 
 
 def log_change(
@@ -185,17 +194,9 @@ def log_change(
         seqs: The rows; may contain rows that the buffer does not hold.
         origin: The opener that changes them; see `OpenBuffer.origin`.
     """
-    entries = [
-        {
-            "of_buffer": buffer_id,
-            "kind": kind,
-            "origin": origin,
-            "seqs": seqs[start : start + ROWS_AN_ENTRY],
-        }
-        for start in range(0, len(seqs), ROWS_AN_ENTRY)
-    ]
-    if entries:
-        connection.execute(_LOG, entries)
+    for start in range(0, len(seqs), ROWS_AN_ENTRY):
+        numbers = ",".join(map(str, seqs[start : start + ROWS_AN_ENTRY]))
+        _log(connection, buffer_id, kind, origin, numbers)
 
 
 # Position of a transaction in the change log: the text of its snapshot, or the last entry on
