@@ -185,14 +185,6 @@ class Documents:
 
         return buffer.with_retries(look)
 
-    def _write(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of a write, in the transaction around it or in its own."""
-        own = joined_connection(self._buffer.engine)
-        if own is None:
-            return self._buffer.write(work)
-        with translated(self._buffer.url):
-            return work(own)
-
     def get(self, key: str, *, lock: bool = False) -> Document | None:
         """Return a document; None if there is none.
 
@@ -281,7 +273,7 @@ class Documents:
         def work(connection: Connection) -> int:
             return self._put(connection, key, value, _checked(version))
 
-        return self._call(lambda: self._write(work))
+        return self._call(lambda: self._buffer.write(work))
 
     def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
         json = _json(f"value of document {encode_key(key, 'key')!r}", value)
@@ -326,7 +318,7 @@ class Documents:
             put_documents(connection, self._buffer.info.id, jsons)
 
         if jsons:
-            self._call(lambda: self._write(work))
+            self._call(lambda: self._buffer.write(work))
 
     def delete(self, key: str, *, version: int | None = None) -> bool:
         """Delete a document; return True if there was one.
@@ -350,7 +342,7 @@ class Documents:
                 raise self._changed(connection, key, before)
             return False
 
-        return self._call(lambda: self._write(work))
+        return self._call(lambda: self._buffer.write(work))
 
     def delete_many(self, keys: Iterable[str]) -> int:
         """Delete several documents in one statement; return how many there were.
@@ -373,7 +365,7 @@ class Documents:
         def work(connection: Connection) -> int:
             return connection.execute(_DELETE_MANY, self._among(keys)).rowcount
 
-        return self._call(lambda: self._write(work))
+        return self._call(lambda: self._buffer.write(work))
 
     def _beginning_with(self, prefix: str) -> dict[str, Any]:
         """Return the parameters that say which documents begin with a prefix."""
@@ -417,8 +409,8 @@ def read_at_once(
             the server.
         work: Function of the connection, of these documents and of the number of deletions.
     """
-    plain = [key for key in keys if _PLAIN_KEY.fullmatch(key)]
     others = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
+    plain = [key for key in keys if key not in others] if others else keys
     # No parameters can be sent with the begin: these keys have no quotes.
     listed = ", ".join(f"'{key}'" for key in plain)
     of_keys = f"d.key IN ({listed})" if plain else "1 = 0"
@@ -504,7 +496,8 @@ def checked_keys(keys: Any, name: str = "keys") -> list[str]:
         FieldError: One is not text that a database can store.
     """
     listed = checked_items(keys, name, "a list of names such as ['a', 'b']", MAX_KEYS)
-    return sorted({encode_key(key, f"each of {name}") for key in listed})
+    label = f"each of {name}"
+    return sorted({encode_key(key, label) for key in listed})
 
 
 def _json(what: str, value: Any) -> str:

@@ -20,7 +20,7 @@ from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.engine import begin_epoch, close_idle, engine_for
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.retrying import retried
-from sqlbuffer.storage.database.transactions import is_joined, reading
+from sqlbuffer.storage.database.transactions import is_joined, joined_connection, reading
 from sqlbuffer.storage.database.urls import is_memory, shown_url
 from sqlbuffer.storage.dialects.connections import reuse_log
 from sqlbuffer.storage.watermarks import Watermark
@@ -235,12 +235,20 @@ class OpenBuffer:
             durability: Durability for this write, instead of the opener's.
             wait_s: See `Begin`.
         """
+        own = joined_connection(self.engine)
+        if own is not None:
+            with translated(self.url):
+                return work(own)
         once: WriteOnce[T] = self.once()
         durability = durability or self.options.durability
         return self.with_retries(lambda: once.run(self.engine, durability, work, wait_s=wait_s))
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` on a connection that reads, also after lost connections."""
+        own = joined_connection(self.engine)
+        if own is not None:
+            with translated(self.url):
+                return work(own)
 
         def look() -> T:
             with translated(self.url), reading(self.engine) as connection:
