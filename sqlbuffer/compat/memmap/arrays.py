@@ -9,6 +9,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -290,19 +291,8 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         return used <= len(self._leading)
 
     def _places(self, chain: Chain, items: tuple[int, ...]) -> list[Ints]:
-        """Return what indices pick: of each leading axis the place, and of values the item.
-
-        The grids that numpy picks from have strides of zero, and take no memory.
-        """
-        shape = (*self._leading, *items)
-        grids = []
-        for axis, n in enumerate(self._leading):
-            column = np.arange(n).reshape(*(-1 if i == axis else 1 for i in range(len(shape))))
-            grids.append(_picked(np.broadcast_to(column, shape), chain))
-        if items:
-            numbers = np.arange(math.prod(items)).reshape(*(1 for _ in self._leading), *items)
-            grids.append(_picked(np.broadcast_to(numbers, shape), chain))
-        return grids
+        """Return what indices pick: of each leading axis the place, and of values the item."""
+        return [_picked(grid, chain) for grid in _grids(self._leading, items)]
 
     def _cells(self, places: list[Ints]) -> tuple[list[Ints], Ints]:
         """Return the distinct cells of items, and which each item is of."""
@@ -411,6 +401,22 @@ def proxy_maker(make: Callable[[str], ArrayProxy], name: str) -> Callable[[], Ar
         return found(name)
 
     return again
+
+
+@lru_cache(maxsize=16)
+def _grids(leading: tuple[int, ...], items: tuple[int, ...]) -> list[Ints]:
+    """Return the places on each leading axis, and of values the items, as numpy picks from them.
+
+    They have strides of zero, and take little memory.
+    """
+    shape, grids = (*leading, *items), []
+    for axis, n in enumerate(leading):
+        column = np.arange(n).reshape(*(-1 if i == axis else 1 for i in range(len(shape))))
+        grids.append(np.broadcast_to(column, shape))
+    if items:
+        numbers = np.arange(math.prod(items)).reshape(*(1 for _ in leading), *items)
+        grids.append(np.broadcast_to(numbers, shape))
+    return grids
 
 
 def _picked(grid: Ints, chain: Chain) -> Ints:

@@ -267,7 +267,6 @@ class ReplayBuffer:
     @property
     def num_episodes(self) -> int:
         """Number of ended episodes of all writers; at most `max_episodes`."""
-        self._flush()
         return self._ring().num_episodes
 
     @num_episodes.setter
@@ -1239,9 +1238,7 @@ class ReplayBuffer:
         Returns:
             `{name: array of shape (*S, *shape)}`, of the dtype of each field.
         """
-        self._flush()
-        wanted = np.unique(slots)
-        return self._cells_.read(names, slots, ts, lambda read: self._at_one_moment(read, wanted))
+        return self._cells_.read(names, slots, ts, lambda read: self._at_one_moment(read, slots))
 
     def _meta(self, names: Any, slots: Ints) -> dict[str, NDArray[Any]]:
         """Return the values of meta fields of slots.
@@ -1253,7 +1250,6 @@ class ReplayBuffer:
         Returns:
             `{name: array of shape (n, *shape)}`, of the dtype of each field.
         """
-        self._flush()
         names = list(names)
         rows, lens, initted = self._slot_rows(np.unique(slots).tolist())
         found: dict[str, NDArray[Any]] = {}
@@ -1300,16 +1296,13 @@ class ReplayBuffer:
             The lengths, with that of an open episode of this process, 0 for an empty slot; and
             numbers that no two episodes share, -1 for an empty slot. Both of shape (n,).
         """
-        wanted = np.arange(self.max_episodes) if slots is None else slots
 
         def look(moment: Moment) -> tuple[Ints, Ints]:
-            records = moment.of(wanted)
-            numbers, lengths = records["number"], np.maximum(records["length"], 0).astype(np.int64)
-            if moment.open_lengths:
-                places = np.arange(len(wanted))
-                for slot, length in moment.open_lengths.items():
-                    lengths[places[wanted == slot]] = length
-            return lengths, numbers
+            records = moment.of(slots)
+            lengths = np.maximum(records["length"], 0).astype(np.int64)
+            for slot, length in moment.open_lengths.items():
+                lengths[slot if slots is None else slots == slot] = length
+            return lengths, records["number"]
 
         return self._at_one_moment(look, slots)
 
@@ -1321,9 +1314,9 @@ class ReplayBuffer:
 
         Args:
             read: Function to call.
-            slots: Slots that are looked at along with its beginning, of shape (n,); all of them by
+            slots: Slots that are looked at along with its beginning, of any shape; all of them by
                 default.
-            metas: Their meta values are looked at as well.
+            metas: Their meta values are looked at as well; each slot is given once.
         """
         held = getattr(self._held, "moment", None)
         if held is not None:

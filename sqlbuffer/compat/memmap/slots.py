@@ -153,19 +153,38 @@ class SlotBook:
         self.record = np.dtype(
             [("length", "<i4"), ("tail", "<i4"), ("number", "<i8"), ("has_meta", "?"), *own]
         )
-        self.blank = np.zeros(PAGE, self.record)
+        self.blank = np.zeros(min(PAGE, n_slots), self.record)
         self.blank["number"] = -1
         if own:
             self.blank["meta"] = metas.blank
+        self.blank.flags.writeable = False
+        # The decoded pages with their texts: decoding one takes longer than reading it.
+        self._decoded: dict[str, tuple[str, NDArray[Any]]] = {}
         # At a number of deletions: episodes without steps, those that were looked at, and whether
         # the list of episodes was cleared.
         self._gone: tuple[int, set[int], set[int], bool] = (-1, set(), set(), False)
 
     def page(self, document: Any) -> NDArray[Any]:
-        """Return the slots of a document, which can be changed, of shape (PAGE,)."""
-        if document is None:
-            return self.blank.copy()
-        return np.frombuffer(bytearray(base64.b64decode(document.value)), self.record)
+        """Return the slots of a document, which are not changed, of the shape of `blank`."""
+        if document is None or not document.value:
+            return self.blank
+        text, page = self._decoded.get(document.key, ("", self.blank))
+        if text != document.value:
+            page = np.frombuffer(base64.b64decode(document.value), self.record)
+            self._keep(document.key, document.value, page)
+        return page
+
+    def text_of(self, key: str, page: NDArray[Any]) -> str:
+        """Return the value of a document of slots, which are not changed any more."""
+        text = base64.b64encode(page.tobytes()).decode()
+        page.flags.writeable = False
+        self._keep(key, text, page)
+        return text
+
+    def _keep(self, key: str, text: str, page: NDArray[Any]) -> None:
+        if len(self._decoded) >= MOST_AHEAD:
+            self._decoded.clear()
+        self._decoded[key] = (text, page)
 
     def key(self, number: int) -> str:
         """Return the id of an episode."""
@@ -180,21 +199,22 @@ class SlotBook:
         """Return the documents that are read with the begin of a transaction that reads slots.
 
         Args:
-            slots: The slots, of shape (n,); all of them by default.
-            metas: Their meta values are read as well.
+            slots: The slots, of any shape, with repetitions; all of them by default.
+            metas: Their meta values are read as well; each slot is given once.
         """
-        pages = range(self.n_pages) if slots is None else np.unique(slots // PAGE).tolist()
+        pages: Iterable[int] = range(self.n_pages)
+        if slots is not None and (self.n_pages > 1 or not slots.size):
+            pages = np.bincount(slots.ravel() // PAGE).nonzero()[0].tolist()
         keys = [RING, *(f"{PAGES}{page}" for page in islice(pages, MOST_AHEAD))]
-        is_few = slots is not None and len(keys) + len(slots) <= MOST_AHEAD
-        if metas and self.has_metas_apart and slots is not None and is_few:
-            keys += [f"{METAS}{slot}" for slot in slots.tolist()]
+        if metas and self.has_metas_apart and slots is not None:
+            own = [f"{METAS}{slot}" for slot in slots.tolist()]
+            keys += own if len(keys) + len(own) <= MOST_AHEAD else ()
         return keys
 
     def blank_pages(self) -> dict[str, Any]:
         """Return the documents of slots that were never used, which are read with the ring."""
         n = self.n_pages if self.n_pages <= MOST_MADE else 0
-        blank = base64.b64encode(self.blank.tobytes()).decode()
-        return {f"{PAGES}{page}": blank for page in range(n)}
+        return {f"{PAGES}{page}": "" for page in range(n)}
 
     def gone(self, deletions: int, numbers: Iterable[int]) -> tuple[set[int], bool]:
         """Return those of finished episodes that have no steps any more, in a transaction.
@@ -255,9 +275,15 @@ class BookChange:
             self._pages |= {page: self.book.page(found.get(f"{PAGES}{page}")) for page in left}
 
     def changing(self, slot: int) -> tuple[NDArray[Any], int]:
-        """Return the page of a slot, which is written at the end, and its place there."""
-        self._changed_pages.add(slot // PAGE)
-        return self.page(slot)
+        """Return the page of a slot, which can be changed and is written at the end, and its place
+        there.
+        """
+        page, place = self.page(slot)
+        number = slot // PAGE
+        if number not in self._changed_pages:
+            self._changed_pages.add(number)
+            page = self._pages[number] = page.copy()
+        return page, place
 
     def show(self, slot: int, length: int, number: int | None = None) -> None:
         """Set the length of a slot, and the episode in it."""
@@ -363,10 +389,8 @@ class BookChange:
         dropped = [key for key in self._dropped if key not in self.changed]
         if dropped:
             self.tx.documents.delete_many(dropped)
-        pages = {
-            f"{PAGES}{page}": base64.b64encode(self._pages[page].tobytes()).decode()
-            for page in self._changed_pages
-        }
+        keys = {f"{PAGES}{page}": self._pages[page] for page in self._changed_pages}
+        pages = {key: self.book.text_of(key, page) for key, page in keys.items()}
         self.tx.documents.put_many({**self.changed, **pages, RING: self.ring.to_json()})
 
     def living(self) -> set[str]:
@@ -601,17 +625,23 @@ class Moment:
             self._looked.update(left)
         return self._documents
 
-    def of(self, slots: Ints) -> NDArray[Any]:
-        """Return the records of slots, of shape (n,)."""
+    def of(self, slots: Ints | None) -> NDArray[Any]:
+        """Return the records of slots, of shape (n,), which are not changed; None: of all."""
+        if slots is None:
+            return self._joined(range(self.book.n_pages))[: self.book.n_slots]
+        if self.book.n_pages == 1:
+            return self._joined([0])[slots]
         pages, places = np.divmod(slots, PAGE)
-        first = int(pages[0]) if len(pages) else 0
-        if not len(pages) or (pages == first).all():
-            self._load([first])
-            return self._pages[first][places]
         wanted, which = np.unique(pages, return_inverse=True)
-        numbers = wanted.tolist()
-        self._load(numbers)
-        return np.concatenate([self._pages[page] for page in numbers])[which * PAGE + places]
+        return self._joined(wanted.tolist())[which * PAGE + places]
+
+    def _joined(self, pages: Sequence[int]) -> NDArray[Any]:
+        """Return the records of pages, one after the other."""
+        self._load(pages)
+        if len(pages) == 1:
+            return self._pages[pages[0]]
+        # numpy would join records field by field.
+        return np.frombuffer(b"".join(self._pages[page].data for page in pages), self.book.record)
 
     def _load(self, pages: Sequence[int]) -> None:
         left = [page for page in pages if page not in self._pages]
@@ -628,9 +658,9 @@ class Moment:
         gone, is_cleared = self.joined(partial(self.book.gone, self.view.deletions, finished))
         if is_cleared:
             self.ring = Ring()
-        for page in self._pages.values():
+        for number, page in self._pages.items():
             is_gone = np.isin(page["number"], list(gone)) | is_cleared
-            page[is_gone] = self.book.blank[is_gone]
+            self._pages[number] = np.where(is_gone, self.book.blank, page)
 
     def numbers(self, slots: Sequence[int]) -> dict[int, int]:
         """Return the number of the episode in each slot, -1 for none."""
@@ -766,12 +796,20 @@ class Cells:
         """Return the values in cells that are few long runs, or None where they are not, or where a
         step has no row.
         """
-        if not len(given):
+        if len(given) < LONG_RUN:
             return None
         runs = _runs(given, self._t)
         if len(given) < LONG_RUN * len(runs):
             return None
-        keys = self._cache_keys(moment, runs)
+        shown = moment.of(np.array([slot for slot, _, _ in runs]))
+        if any(
+            0 <= n <= last for n, (_, _, last) in zip(shown["length"].tolist(), runs, strict=True)
+        ):
+            return None
+        keys = [
+            None if first or number < 0 else CacheKey(number, last, moment.changes)
+            for number, (_, first, last) in zip(shown["number"].tolist(), runs, strict=True)
+        ]
         columns = [None if key is None else self.kept.get(key) for key in keys]
         left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
@@ -791,14 +829,6 @@ class Cells:
         """Return fields of rows, each as a separate array."""
         return {name: rows[self._rows.names[name]].copy() for name in names}
 
-    def _cache_keys(self, moment: Moment, runs: Sequence[Run]) -> list[CacheKey | None]:
-        """Return the cache key of each run's rows; None if it is not an episode from its start."""
-        numbers = moment.numbers([slot for slot, _, _ in runs])
-        return [
-            None if first or numbers[slot] < 0 else CacheKey(numbers[slot], last, moment.changes)
-            for slot, first, last in runs
-        ]
-
     def _stored(self, moment: Moment | BookChange, runs: list[Run]) -> StoredCells:
         """Return the cells of runs that have a step, in their order."""
         size, numbers = self._rows.size, moment.numbers([slot for slot, _, _ in runs])
@@ -811,17 +841,13 @@ class Cells:
         of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)
         for seq, n, raw in zip(first_seqs, counts, records, strict=True):
             _check_size(raw, n * size, seq)
-        firsts = np.array([runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)])
         rows = np.frombuffer(bytearray(b"").join(records), self._rows.layout.record)
-        n_steps = np.array(counts)
-        # The place of each step in its span.
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(n_steps) - n_steps, n_steps)
-        keys = np.repeat(firsts, n_steps) + places
-        seqs = np.repeat(np.array(first_seqs, np.int64), n_steps) + places
+        firsts = [runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)]
+        stored = StoredCells(_rising(firsts, counts), rows, _rising(first_seqs, counts))
         if any(may_have_changed):
-            spans = zip(first_seqs, (np.array(first_seqs) + n_steps).tolist(), strict=True)
-            return self._changed(moment, list(spans), StoredCells(keys, rows, seqs))
-        return StoredCells(keys, rows, seqs)
+            spans = [(seq, seq + n) for seq, n in zip(first_seqs, counts, strict=True)]
+            return self._changed(moment, spans, stored)
+        return stored
 
     def _changed(
         self, moment: Moment | BookChange, spans: list[tuple[int, int]], stored: StoredCells
@@ -929,10 +955,22 @@ def _last_of(back: Ints, n: int) -> Ints:
     return last
 
 
+def _rising(firsts: Sequence[int], counts: Sequence[int]) -> Ints:
+    """Return numbers that rise by one from each of the first ones, as many as its count."""
+    if len(firsts) == 1:
+        return np.arange(firsts[0], firsts[0] + counts[0])
+    ends = np.cumsum(counts)
+    begins = np.array(firsts, np.int64) - ends + counts
+    return np.repeat(begins, counts) + np.arange(ends[-1])
+
+
 def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
     """Return keys as runs of (slot, first step, last step), in their order."""
+    if len(keys) == 1:
+        slot, t = divmod(int(keys[0]), max_timesteps)
+        return [(slot, t, t)]
     slots, ts = np.divmod(keys, max_timesteps)
-    breaks = np.flatnonzero((np.diff(keys) != 1) | (np.diff(slots) != 0)) + 1
+    breaks = np.flatnonzero((keys[1:] - keys[:-1] != 1) | (ts[1:] == 0)) + 1
     first = np.concatenate([[0], breaks])
     last = np.concatenate([breaks, [len(keys)]]) - 1
     return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
