@@ -139,4 +139,4 @@ def put_documents(
 ) -> None:
     """Write documents, given by key and JSON."""
     keys, values = [key for key, _ in documents], [json for _, json in documents]
-    connection.exec_driver_sql(_PUT_DOCUMENTS, (buffer_id, keys, values))
+    driver_of(connection).execute(_PUT_DOCUMENTS, (buffer_id, keys, values))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, Engine
 
 from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.watermarks import Watermark
 
 # Needed after rows that plain SQL has written; the library's own writes fill one block after the
@@ -81,4 +82,4 @@ def put_documents(
 ) -> None:
     """Write documents, given by key and JSON."""
     rows = [(buffer_id, key, json) for key, json in documents]
-    connection.exec_driver_sql(_PUT_DOCUMENT, rows)
+    driver_of(connection).executemany(_PUT_DOCUMENT, rows)
