@@ -33,6 +33,8 @@ logger = logging.getLogger("sqlbuffer")
 
 # Longest time in seconds until a step is stored that is stored only when it is needed.
 NEVER_S = 1e6
+# Seconds after which a thread without work ends: to start one takes longer than to store a step.
+IDLE_S = 1.0
 # Waiting steps are stored when there are this many, or this many bytes of them.
 MAX_STEPS, MAX_WAITING_BYTES = 1_024, 8 * 2**20
 
@@ -104,7 +106,7 @@ class EpisodeWriter:
         # Held while something is stored.
         self._storing = threading.RLock()
         self._mutex = threading.Condition()
-        self._due = float("inf")
+        self._due, self._waiting_since = float("inf"), float("-inf")
         self._thread: threading.Thread | None = None
         _writers.add(self)
 
@@ -395,7 +397,8 @@ class EpisodeWriter:
 
     def _ensure_thread(self) -> None:
         """Have waiting steps stored in time. (The caller holds the mutex.)"""
-        self._due = time.monotonic() + self._flush_s
+        self._waiting_since = time.monotonic()
+        self._due = self._waiting_since + self._flush_s
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_store_in_time, args=(ref(self),), name="sqlbuffer-memmap", daemon=True
@@ -406,10 +409,11 @@ class EpisodeWriter:
                 self._thread = None
 
     def store_in_time(self) -> bool:
-        """Store what waits for long enough; return False if nothing waits."""
+        """Store what waits for long enough; return False after a while in which nothing waits."""
         with self._mutex:
-            rest = self._due - time.monotonic()
-            if rest == float("inf"):
+            now = time.monotonic()
+            rest = self._due - now
+            if rest == float("inf") and now - self._waiting_since > IDLE_S:
                 self._thread = None
                 return False
         if rest > 0:

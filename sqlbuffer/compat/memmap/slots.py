@@ -796,7 +796,8 @@ class Cells:
         """Return the values in cells that are few long runs, or None where they are not, or where a
         step has no row.
         """
-        if len(given) < LONG_RUN:
+        n_runs = np.count_nonzero(given[1:] - given[:-1] != 1) + 1
+        if len(given) < LONG_RUN * n_runs:
             return None
         runs = _runs(given, self._t)
         if len(given) < LONG_RUN * len(runs):
