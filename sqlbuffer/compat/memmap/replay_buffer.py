@@ -15,6 +15,15 @@ from numpy.typing import NDArray
 from sqlbuffer.buffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.buffer import Snapshot, Transaction
 from sqlbuffer.compat.database_files import is_url
+from sqlbuffer.compat.memmap.arguments import (
+    Arguments,
+    assign,
+    checked_index,
+    checked_size,
+    is_integer,
+    listed_names,
+    spread,
+)
 from sqlbuffer.compat.memmap.arrays import ArrayProxies, ArrayProxy, proxy_maker
 from sqlbuffer.compat.memmap.episode_collector import EpisodeCollector
 from sqlbuffer.compat.memmap.episode_writer import NEVER_S, EpisodeWriter, OpenEpisode
@@ -22,7 +31,6 @@ from sqlbuffer.compat.memmap.errors import (
     ALTERNATIVES,
     METHODS,
     MemmapError,
-    MemmapIndexError,
     MemmapTypeError,
 )
 from sqlbuffer.compat.memmap.fields import (
@@ -34,11 +42,9 @@ from sqlbuffer.compat.memmap.fields import (
     as_array,
     cast,
     check_known,
-    check_names,
     core_fields,
     exact,
     squeezed,
-    wrong_shape,
 )
 from sqlbuffer.compat.memmap.opening import (
     check_options,
@@ -143,6 +149,7 @@ class ReplayBuffer:
     store_step: int
     flush_every_store_step: int
     memory_namedtuple: Any
+    _arguments: Arguments
     _config: Config
     _core: CoreBuffer
     _rows: RowCoder
@@ -245,6 +252,9 @@ class ReplayBuffer:
         self.store_step = self._t = 0
         self._held = threading.local()
         self._seen_open = {}
+        self._arguments = Arguments(
+            self.tracks, self.meta_tracks, self.max_episodes, self.max_timesteps
+        )
         layout = Layout(core.fields)
         self._rows = RowCoder(self.tracks, layout)
         self._metas = MetaCoder(self.meta_tracks)
@@ -386,12 +396,12 @@ class ReplayBuffer:
                 upstream.
         """
         writer = self._check_writable("store_batch")
-        arrays = self._batch(data, self.tracks, "store_batch", "")
+        arrays = self._arguments.batch(data, self.tracks, "store_batch", "")
         self._check_room_in_time(1)
         n = len(next(iter(arrays.values())))
         rows = self._rows.blanks(n)
         for name, array in arrays.items():
-            _assign(rows, self._rows.names[name], self.tracks[name], array)
+            assign(rows, self._rows.names[name], self.tracks[name], array)
         opened = self._opened(writer, n)
         raw, size = rows[self._which(n, len(opened))].tobytes(), self._rows.size
         for i, open_ in enumerate(opened):
@@ -408,7 +418,7 @@ class ReplayBuffer:
             MemmapError: Nothing, an unknown field, or batches of different sizes.
         """
         writer = self._check_writable("store_meta_batch")
-        arrays = self._batch(data, self.meta_tracks, "store_meta_batch", "meta ")
+        arrays = self._arguments.batch(data, self.meta_tracks, "store_meta_batch", "meta ")
         n = len(next(iter(arrays.values())))
         opened = self._opened(writer, n)
         self._set_open_metas(opened, arrays, self._which(n, len(opened)))
@@ -427,7 +437,7 @@ class ReplayBuffer:
                 is stored.
         """
         writer = self._check_writable("store_episode")
-        arrays, metas = self._episode(data)
+        arrays, metas = self._arguments.episode(data)
         n = len(next(iter(arrays.values())))
         if n == 0:
             return
@@ -459,13 +469,13 @@ class ReplayBuffer:
                 and not circular.
         """
         writer = self._check_writable("one_episode")
-        known = self._meta_values(meta_data)
+        known = self._arguments.meta_values(meta_data)
         opened = self._opened(writer, 1)
         self._set_open_metas(opened, {name: value[None] for name, value in known.items()})
         at_end: dict[str, Any] = {}
         with self._dropped_on_error(writer):
             yield at_end
-            late = self._meta_values(at_end)
+            late = self._arguments.meta_values(at_end)
             if not self._t:
                 writer.drop()
                 return
@@ -487,10 +497,10 @@ class ReplayBuffer:
                 values do not fit.
         """
         writer = self._check_writable("batched_episode")
-        batch_size = _checked_size(batch_size, self.max_episodes)
+        batch_size = checked_size(batch_size, self.max_episodes)
         arrays: dict[str, NDArray[Any]] = {}
         if meta_batch:
-            arrays = self._batch(meta_batch, self.meta_tracks, "batched_episode", "meta ")
+            arrays = self._arguments.batch(meta_batch, self.meta_tracks, "batched_episode", "meta ")
             n = len(next(iter(arrays.values())))
             if n != batch_size:
                 raise MemmapError(f"expected meta values of {batch_size} episodes, got {n}")
@@ -514,7 +524,7 @@ class ReplayBuffer:
             MemmapError: The buffer is full and not circular.
         """
         writer = self._check_writable("advance_episode")
-        batch_size = _checked_size(batch_size, self.max_episodes)
+        batch_size = checked_size(batch_size, self.max_episodes)
         if not self._t and batch_size == 1:
             return
         length, self._t = self._t, 0
@@ -559,77 +569,6 @@ class ReplayBuffer:
                 f"buffer. Please increase it on init."
             )
 
-    def _batch(
-        self, data: Mapping[str, Any], tracks: Mapping[str, DeclaredField], call: str, what: str
-    ) -> dict[str, NDArray[Any]]:
-        """Return arrays of one leading size."""
-        if not data:
-            raise MemmapError(f"No data provided to {call}")
-        if unknown := set(data) - set(tracks):
-            raise MemmapError(
-                f"invalid {what}field names {unknown} - must be a subset of {', '.join(tracks)}"
-            )
-        arrays = {name: as_array(name, value) for name, value in data.items()}
-        for name, array in arrays.items():
-            if array.ndim == 0:
-                raise MemmapTypeError(f"field {name} - expected an array, one value an episode")
-        sizes = {name: len(array) for name, array in arrays.items()}
-        first = next(iter(sizes.values()))
-        for name, size in sizes.items():
-            if size != first:
-                raise MemmapError(
-                    f"All data in batch must have the same batch size. Field {name} has batch size "
-                    f"{size} while previous fields had {first}."
-                )
-        if first == 0:
-            raise MemmapError(f"No data provided to {call}: a batch of no episodes")
-        return arrays
-
-    def _episode(
-        self, data: Mapping[str, Any]
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return the fields of an episode, of one length, and its meta values."""
-        if not data:
-            raise MemmapError("No data provided to `store_episode`")
-        arrays, metas = {}, {}
-        for name, value in data.items():
-            if name in self.tracks:
-                arrays[name] = as_array(name, value)
-            elif name in self.meta_tracks:
-                track = self.meta_tracks[name]
-                metas[name] = exact(track, squeezed(track, as_array(name, value), 0))
-            else:
-                raise MemmapError(
-                    f"invalid field name {name} - must be one of {', '.join(self.tracks)} or "
-                    f"{', '.join(self.meta_tracks)}"
-                )
-        if not arrays:
-            raise MemmapError("At least one time-varying field must be provided to store_episode")
-        first: int | None = None
-        for name, array in arrays.items():
-            track = self.tracks[name]
-            if array.ndim == 0:
-                raise MemmapError(f"field {name} - expected an array, one value a step")
-            first = len(array) if first is None else first
-            if len(array) != first:
-                raise MemmapError(
-                    f"all fields must have the same time dimension. field {name} has {len(array)} "
-                    f"while previous fields had {first}"
-                )
-            array = squeezed(track, array, 1)
-            if array.shape[1:] != track.shape:
-                raise wrong_shape(track, array.shape[1:])
-            arrays[name] = cast(track, array)
-        return arrays, {name: value for name, value in metas.items() if name not in INTERNAL}
-
-    def _meta_values(self, given: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """Return meta values of one episode."""
-        found = {}
-        for name, value in given.items():
-            track = self._meta_track(name)
-            found[name] = exact(track, value)
-        return {name: value for name, value in found.items() if name not in INTERNAL}
-
     def _set_open_metas(
         self,
         opened: list[OpenEpisode],
@@ -666,7 +605,7 @@ class ReplayBuffer:
         self._check_writable("store_datapoint")
         slot = checked_index(episode_index, self.max_episodes, "episode_index")
         t = checked_index(timestep_index, self.max_timesteps, "timestep_index")
-        track = self._track(name)
+        track = self._arguments.track(name)
         value = exact(track, datapoint)
         self._write_cells(np.array([slot]), np.array([t]), {name: value[None]})
 
@@ -678,7 +617,7 @@ class ReplayBuffer:
         """
         self._check_writable("store_meta_datapoint")
         slot = checked_index(episode_index, self.max_episodes, "episode_index")
-        track = self._meta_track(name)
+        track = self._arguments.meta_track(name)
         value = exact(track, datapoint)
         self._write_meta(np.array([slot]), {name: value[None]})
 
@@ -698,10 +637,10 @@ class ReplayBuffer:
             MemmapIndexError: No such slot or step.
         """
         self._check_writable("store_batch_datapoint")
-        track = self._track(name)
-        t = self._step_number(timestep_index)
-        slots = self._slot_numbers(episode_indices)
-        values = _spread(track, datapoints, (len(slots),))
+        track = self._arguments.track(name)
+        t = self._arguments.step_number(timestep_index)
+        slots = self._arguments.slot_numbers(episode_indices)
+        values = spread(track, datapoints, (len(slots),))
         self._write_cells(slots, np.full(len(slots), t), {name: values})
 
     def store_batch_meta_datapoint(self, episode_indices: Any, name: str, datapoints: Any) -> None:
@@ -717,9 +656,9 @@ class ReplayBuffer:
             MemmapIndexError: There is no such slot.
         """
         self._check_writable("store_batch_meta_datapoint")
-        track = self._meta_track(name)
-        slots = self._slot_numbers(episode_indices)
-        self._write_meta(slots, {name: _spread(track, datapoints, (len(slots),))})
+        track = self._arguments.meta_track(name)
+        slots = self._arguments.slot_numbers(episode_indices)
+        self._write_meta(slots, {name: spread(track, datapoints, (len(slots),))})
 
     def update(self, indices: Any = None, **data: Any) -> None:
         """Change stored episodes; their lengths stay.
@@ -743,42 +682,24 @@ class ReplayBuffer:
         for name in data:
             if name not in self.tracks and name not in self.meta_tracks:
                 raise MemmapError(f"invalid field name `{name}`")
-        is_one = indices is not None and _is_integer(indices)
-        slots = self._slot_numbers(
+        is_one = indices is not None and is_integer(indices)
+        slots = self._arguments.slot_numbers(
             [indices] if is_one else self._all() if indices is None else indices
         )
         cells, metas = {}, {}
         for name, value in data.items():
             if name in self.tracks:
-                cells[name] = self._steps_of(self.tracks[name], value, len(slots), is_one)
+                cells[name] = self._arguments.steps_of(self.tracks[name], value, len(slots), is_one)
             else:
                 track = self.meta_tracks[name]
                 array = as_array(name, value)
                 array = squeezed(track, array, 0 if is_one else 1)
-                metas[name] = _spread(track, array, (len(slots),))
+                metas[name] = spread(track, array, (len(slots),))
         for n_steps in sorted({array.shape[1] for array in cells.values()}):
             same = {name: array for name, array in cells.items() if array.shape[1] == n_steps}
             self._write_steps(slots, n_steps, same)
         if metas and len(slots):
             self._write_meta(slots, metas)
-
-    def _steps_of(self, track: DeclaredField, value: Any, n: int, is_one: bool) -> NDArray[Any]:
-        """Return the values of the first steps of n slots, of shape (n, T, *shape)."""
-        array = as_array(track.name, value)
-        if array.ndim == 0:
-            return _spread(track, array, (n, 1))
-        array = squeezed(track, array, 1)[None] if is_one else squeezed(track, array, 2)
-        if array.ndim < 2:
-            raise MemmapError(
-                f"field {track.name} - expected shape (episodes, steps, "
-                f"{', '.join(map(str, track.shape))}), got {array.shape}"
-            )
-        if array.shape[1] > self.max_timesteps:
-            raise MemmapError(
-                f"You exceeded the `max_timesteps` ({self.max_timesteps}) set on the replay "
-                f"buffer. Please increase it on init."
-            )
-        return _spread(track, array, (n, array.shape[1]))
 
     def _write_steps(self, slots: Ints, n_steps: int, values: dict[str, NDArray[Any]]) -> None:
         at = np.broadcast_to(slots[:, None], (len(slots), n_steps)).ravel()
@@ -788,36 +709,6 @@ class ReplayBuffer:
 
     def _all(self) -> Ints:
         return np.flatnonzero(self._lengths() > 0)
-
-    def _slot_numbers(self, indices: Any) -> Ints:
-        """Return slots as numbers from 0 on.
-
-        Raises:
-            MemmapIndexError: There is no such slot.
-            MemmapTypeError: They are not numbers.
-        """
-        n = self.max_episodes
-        if isinstance(indices, slice):
-            return np.arange(n)[indices]
-        given = as_array("indices", indices) if len(indices) else np.empty(0, np.int64)
-        if given.dtype.kind == "b" or given.dtype.kind not in "iu" or given.ndim != 1:
-            raise MemmapTypeError(
-                f"indices are a number, a slice, or a list or array of numbers of shape (n,), got "
-                f"{indices!r:.100}; np.flatnonzero(mask) makes them of a mask"
-            )
-        for index in given.tolist():
-            if not -n <= index < n:
-                raise MemmapIndexError(f"index {index} is out of bounds for {n} episodes")
-        return np.asarray(given.astype(np.int64) % n)
-
-    def _step_number(self, index: Any) -> int:
-        """Return the number of a step given as numpy takes an index."""
-        n = self.max_timesteps
-        if not _is_integer(index):
-            return checked_index(index, n, "timestep_index")
-        if not -n <= index < n:
-            raise MemmapIndexError(f"timestep_index {index} is out of bounds for {n} steps")
-        return int(index % n)
 
     def dataset(
         self,
@@ -1003,7 +894,10 @@ class ReplayBuffer:
         if fields is None and meta_fields is None:
             names, meta_names = list(self.tracks), [n for n in self.meta_tracks if n != "_initted"]
         else:
-            names, meta_names = _names("fields", fields), _names("meta_fields", meta_fields)
+            names, meta_names = (
+                listed_names("fields", fields),
+                listed_names("meta_fields", meta_fields),
+            )
         check_known("fields", names, self.tracks)
         check_known("meta_fields", meta_names, self.meta_tracks)
         slots = np.arange(self.num_episodes)
@@ -1389,21 +1283,6 @@ class ReplayBuffer:
                 tx.annotate_episodes(list(shown), list(shown.values()))
         change.store()
 
-    def _track(self, name: Any) -> DeclaredField:
-        if name not in self.tracks:
-            raise MemmapError(f"invalid field name {name} - must be one of {self._shown_fields()}")
-        return self.tracks[name]
-
-    def _meta_track(self, name: Any) -> DeclaredField:
-        if name not in self.meta_tracks:
-            raise MemmapError(
-                f"invalid field name {name} - must be one of {', '.join(self.meta_tracks)}"
-            )
-        return self.meta_tracks[name]
-
-    def _shown_fields(self) -> str:
-        return ", ".join(self.tracks) or "none"
-
 
 def __getattr__(name: str) -> Any:
     """Return the class of a dataset; raise for the base class, which this package does not have."""
@@ -1414,43 +1293,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _assign(rows: NDArray[Any], key: str, track: DeclaredField, array: NDArray[Any]) -> None:
-    """Assign values to rows as numpy broadcasts them."""
-    try:
-        rows[key][...] = cast(track, array)
-    except ValueError as error:
-        raise MemmapError(f"field {track.name} - {error}") from None
-
-
-def _checked_size(batch_size: Any, most: int) -> int:
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-        raise MemmapTypeError(f"batch_size is a number of episodes, got {batch_size!r}")
-    if not 1 <= batch_size <= most:
-        raise MemmapError(f"batch_size is a number from 1 to {most}, got {batch_size}")
-    return int(batch_size)
-
-
-def _spread(track: DeclaredField, value: Any, leading: tuple[int, ...]) -> NDArray[Any]:
-    """Return values broadcast to (*leading, *shape of the field)."""
-    try:
-        found = np.broadcast_to(cast(track, value), (*leading, *track.shape))
-    except ValueError as error:
-        raise MemmapError(f"field {track.name} - {error}") from None
-    return found
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _names(parameter: str, names: Any) -> list[str]:
-    if names is None:
-        return []
-    if isinstance(names, list):
-        names = tuple(names)
-    return list(check_names(parameter, names) or ())
-
-
 def dataset_class(name: str) -> Any:
     """Return the class of a dataset.
 
@@ -1458,18 +1300,3 @@ def dataset_class(name: str) -> Any:
         MissingExtraError: torch is not installed.
     """
     return getattr(import_module(DATASETS_MODULE), name)
-
-
-def checked_index(value: Any, n: int, name: str) -> int:
-    """Return a number from 0 to n - 1.
-
-    Raises:
-        MemmapTypeError: It is not a number.
-        MemmapError: It is out of range.
-    """
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise MemmapTypeError(f"{name} is a number, got {value!r}")
-    index = int(value.__index__())
-    if not 0 <= index < n:
-        raise MemmapError(f"{name} {index} out of range - must be in [0, {n})")
-    return index
