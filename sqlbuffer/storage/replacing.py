@@ -227,62 +227,68 @@ _held = by_database(sqlite=_held_sqlite, postgresql=_held_postgresql)
 _replace = by_database(sqlite=_replace_sqlite, postgresql=_replace_postgresql)
 
 
-def stored_spans(buffer: OpenBuffer, runs: Sequence[Run]) -> Sequence[StoredSpan]:
-    """Return the stored spans of runs of steps, in the order of the runs and of t."""
-    size = buffer.layout.size_bytes
-    return buffer.read(lambda connection: _spans(connection, buffer.info.id, runs, size))
-
-
-def changed_steps(
-    buffer: OpenBuffer, spans: Sequence[tuple[int, int]]
-) -> Sequence[tuple[int, Any]]:
-    """Return (seq, record) of replaced steps, and (seq, None) of deleted ones.
+class ReplaceableSteps:
+    """The steps of a buffer as bytes, which can be replaced in place.
 
     Args:
-        buffer: The buffer.
-        spans: For each span its first seq, and the one after its last.
+        buffer: A buffer of `open_store`.
     """
-    return buffer.read(lambda connection: _changed(connection, buffer.info.id, spans))
 
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self._buffer = buffer
 
-def held_episodes(buffer: OpenBuffer, keys: Sequence[str]) -> dict[str, bool]:
-    """Return those of episodes, whose tasks have the same ids, that are listed.
+    def spans(self, runs: Sequence[Run]) -> Sequence[StoredSpan]:
+        """Return the stored spans of runs of steps, in the order of the runs and of t."""
+        buffer_id, size = self._buffer.info.id, self._buffer.layout.size_bytes
+        return self._buffer.read(lambda connection: _spans(connection, buffer_id, runs, size))
 
-    Each has True if it has steps.
-    """
-    found = buffer.read(lambda connection: _held(connection, buffer.info.id, keys))
-    return {key: bool(has_steps) for key, has_steps in found}
+    def changed(self, spans: Sequence[tuple[int, int]]) -> Sequence[tuple[int, Any]]:
+        """Return (seq, record) of replaced steps, and (seq, None) of deleted ones.
 
+        Args:
+            spans: For each span its first seq, and the one after its last.
+        """
+        buffer_id = self._buffer.info.id
+        return self._buffer.read(lambda connection: _changed(connection, buffer_id, spans))
 
-def replace_steps(
-    buffer: OpenBuffer,
-    seqs: Sequence[int],
-    rows: NDArray[Any],
-    own: Sequence[Sequence[Any]],
-    names: Sequence[str],
-) -> None:
-    """Replace the contents of steps, and record that in `payload_changes` and in the change log.
+    def held_episodes(self, keys: Sequence[str]) -> dict[str, bool]:
+        """Return those of episodes, whose tasks have the same ids, that are listed.
 
-    The caller has read the steps in the same transaction, and keeps others from changing them.
+        Each has True if it has steps.
+        """
+        buffer_id = self._buffer.info.id
+        rows = self._buffer.read(lambda connection: _held(connection, buffer_id, keys))
+        return {key: bool(has_steps) for key, has_steps in rows}
 
-    Args:
-        buffer: The buffer.
-        seqs: The steps, each once; the buffer has all of them.
-        rows: Their typed fields, structured, of shape (n,).
-        own: Their rewards, and whether they terminated and truncated their episodes.
-        names: The changed fields, for the record.
-    """
-    if not seqs:
-        return
-    raw, size = rows.tobytes(), buffer.layout.size_bytes
-    records = [raw[i * size : (i + 1) * size] for i in range(len(rows))]
-    columns = (records, _scalars(buffer, rows), *own)
+    def replace(
+        self,
+        seqs: Sequence[int],
+        rows: NDArray[Any],
+        own: Sequence[Sequence[Any]],
+        names: Sequence[str],
+    ) -> None:
+        """Replace the contents of steps; `payload_changes` and the change log record that.
 
-    def work(connection: Connection) -> None:
-        _replace(connection, buffer.info.id, seqs, columns, ", ".join(names))
-        log_change(connection, buffer.info.id, "replaced", seqs, buffer.origin)
+        The caller has read the steps in the same transaction, and keeps others from changing them.
 
-    buffer.write(work)
+        Args:
+            seqs: The steps, each once; the buffer has all of them.
+            rows: Their typed fields, structured, of shape (n,).
+            own: Their rewards, and whether they terminated and truncated their episodes.
+            names: The changed fields, for the record.
+        """
+        if not seqs:
+            return
+        buffer = self._buffer
+        raw, size = rows.tobytes(), buffer.layout.size_bytes
+        records = [raw[i * size : (i + 1) * size] for i in range(len(rows))]
+        columns = (records, _scalars(buffer, rows), *own)
+
+        def work(connection: Connection) -> None:
+            _replace(connection, buffer.info.id, seqs, columns, ", ".join(names))
+            log_change(connection, buffer.info.id, "replaced", seqs, buffer.origin)
+
+        buffer.write(work)
 
 
 def _scalars(buffer: OpenBuffer, rows: NDArray[Any]) -> Sequence[str | None]:

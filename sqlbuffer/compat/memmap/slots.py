@@ -31,7 +31,7 @@ from sqlbuffer.buffer import Snapshot, Transaction
 from sqlbuffer.compat.memmap.rows import MetaCoder, RowCoder
 from sqlbuffer.errors import FieldError
 from sqlbuffer.processes import ForkLock, is_alive
-from sqlbuffer.storage.replacing import changed_steps, held_episodes, replace_steps, stored_spans
+from sqlbuffer.storage.replacing import ReplaceableSteps
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
@@ -144,6 +144,7 @@ class SlotBook:
         self, core: CoreBuffer, n_slots: int, is_circular: bool, prefix: str, metas: MetaCoder
     ) -> None:
         self.core, self.n_slots, self.is_circular = core, n_slots, is_circular
+        self.steps = ReplaceableSteps(core._store)
         self._prefix, self.timeout_s = prefix, core._store.info.config.episodes.open_timeout_s
         self.metas, size = metas, metas.dtype.itemsize
         # Larger ones are in a document for each slot: a page is written with each episode.
@@ -227,7 +228,7 @@ class SlotBook:
         wanted = {number for number in numbers if number >= 0}
         if left := sorted(wanted - seen):
             keys = {self.key(number): number for number in left}
-            listed = held_episodes(self.core._store, list(keys))
+            listed = self.steps.held_episodes(list(keys))
             gone = gone | {number for key, number in keys.items() if not listed.get(key)}
             seen, is_cleared = seen | set(left), is_cleared or len(listed) < len(keys)
         self._gone = (deletions, gone, seen, is_cleared)
@@ -835,8 +836,8 @@ class Cells:
         size, numbers = self._rows.size, moment.numbers([slot for slot, _, _ in runs])
         runs = [run for run in runs if numbers[run[0]] >= 0]
         of_episodes = [(self._book.key(numbers[slot]), t, last) for slot, t, last in runs]
-        core = self._book.core._store
-        found = moment.joined(lambda: stored_spans(core, of_episodes)) if runs else ()
+        steps = self._book.steps
+        found = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
         if not found:
             return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
         of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)
@@ -854,7 +855,7 @@ class Cells:
         self, moment: Moment | BookChange, spans: list[tuple[int, int]], stored: StoredCells
     ) -> StoredCells:
         """Return cells with what their steps were replaced with, without those that are deleted."""
-        changed = moment.joined(lambda: changed_steps(self._book.core._store, spans))
+        changed = moment.joined(lambda: self._book.steps.changed(spans))
         if not changed:
             return stored
         order = np.argsort(stored.seqs)
@@ -908,8 +909,8 @@ class Cells:
                 rows[self._rows.names[name]] = array[places]
             own = self._rows.own_columns(rows)
             names = [self._rows.names[name] for name in values]
-            seqs, core = stored.seqs.tolist(), self._book.core._store
-            tx.joined(lambda: replace_steps(core, seqs, rows, own, names))
+            seqs = stored.seqs.tolist()
+            tx.joined(lambda: self._book.steps.replace(seqs, rows, own, names))
         left = np.ones(len(keys), bool)
         left[places] = False
         if left.any():
