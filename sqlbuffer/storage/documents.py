@@ -61,8 +61,6 @@ _PUT_ANY = text(
 _OF_BUFFER = _D.buffer_id == bindparam("of_buffer", type_=Integer())
 _OWN = (_OF_BUFFER, _D.key == bindparam("own_key", type_=Text()))
 _HAS_VERSION = _D.version == bindparam("before", type_=BigInteger())
-_GET = select(cast(_D.value, Text), _D.version).where(*_OWN)
-_GET_LOCKED = _GET.with_for_update()
 _VERSION = select(_D.version).where(*_OWN)
 _PUT_VERSION = (
     update(documents)
@@ -73,8 +71,6 @@ _PUT_VERSION = (
 _DELETE = delete(documents).where(*_OWN)
 _DELETE_VERSION = _DELETE.where(_HAS_VERSION)
 _AMONG = (_OF_BUFFER, is_one_of(_D.key, bindparam("own_keys", type_=KeyList())))
-# In the order of the keys, so that no two processes that lock several wait for each other.
-_GET_MANY = select(_D.key, cast(_D.value, Text), _D.version).where(*_AMONG).order_by(_D.key)
 _DELETE_MANY = delete(documents).where(*_AMONG)
 _ALL_FROM = (
     select(_D.key, cast(_D.value, Text), _D.version)
@@ -90,16 +86,18 @@ _LOCKED_BUFFER = (
     .where(buffers.c.id == bindparam("of_buffer", type_=Integer()))
     .with_for_update(key_share=True)
 )
-_WITH_DELETIONS_SQLITE = (
-    "SELECT key, value, version, "
-    "(SELECT deletions FROM buffers WHERE id = ?) FROM documents "
+# In the order of the keys, so that no two processes that lock several wait for each other. For the
+# driver: SQLAlchemy takes several times as long as SQLite.
+_OF_KEYS_SQLITE = (
+    "SELECT key, value, version{more} FROM documents "
     "WHERE buffer_id = ? AND key IN (SELECT value FROM json_each(?)) ORDER BY key"
 )
-_WITH_DELETIONS_POSTGRESQL = (
-    "SELECT d.key, d.value::text, d.version, b.deletions FROM buffers b "
-    "JOIN documents d ON d.buffer_id = b.id WHERE b.id = %s AND d.key = ANY (%s::text[]) "
-    "ORDER BY d.key"
+_DELETIONS_SQLITE = ", (SELECT deletions FROM buffers WHERE id = documents.buffer_id)"
+_OF_KEYS_POSTGRESQL = (
+    "SELECT d.key, d.value::text, d.version{more} "
+    "WHERE d.buffer_id = %s AND d.key = ANY (%s::text[]) ORDER BY d.key{locking}"
 )
+_DELETIONS_POSTGRESQL = ", b.deletions FROM buffers b JOIN documents d ON d.buffer_id = b.id"
 # Keys that can be a part of the text of a statement as they are.
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./ -]{1,200}")
 _AHEAD = (
@@ -199,9 +197,9 @@ class Documents:
         """
 
         def read(connection: Connection) -> Document | None:
-            own = _GET_LOCKED if checked_flag(lock, "lock") else _GET
-            row = connection.execute(own, self._of(key)).one_or_none()
-            return None if row is None else Document(key, decode(row[0], None), row[1])
+            locking = " FOR UPDATE" if checked_flag(lock, "lock") else ""
+            rows = _of_keys(connection, self._buffer.info.id, [encode_key(key, "key")], locking)
+            return Document(key, decode(rows[0][1], None), rows[0][2]) if rows else None
 
         return self._call(lambda: self._read(read))
 
@@ -231,13 +229,15 @@ class Documents:
         """
 
         def read(connection: Connection) -> dict[str, Document]:
+            is_locked = checked_flag(lock, "lock")
+            rows: Sequence[Any]
             if keys is None:
                 given = self._beginning_with(prefix)
                 own = _ALL_UP_TO if "behind" in given else _ALL_FROM
+                rows = connection.execute(own.with_for_update() if is_locked else own, given).all()
             else:
-                own, given = _GET_MANY, self._among(keys)
-            own = own.with_for_update() if checked_flag(lock, "lock") else own
-            rows = connection.execute(own, given).all()
+                locking = " FOR UPDATE" if is_locked else ""
+                rows = _of_keys(connection, self._buffer.info.id, checked_keys(keys), locking)
             return {key: Document(key, decode(json, None), n) for key, json, n in rows}
 
         return self._call(lambda: self._read(read))
@@ -434,31 +434,48 @@ def read_at_once(
     return buffer.with_retries(look)
 
 
-def _with_deletions_sqlite(
-    connection: Connection, buffer_id: int, keys: Sequence[str], _locking: str
+def _of_keys_sqlite(
+    connection: Connection,
+    buffer_id: int,
+    keys: Sequence[str],
+    _locking: str = "",
+    *,
+    with_deletions: bool = False,
 ) -> Sequence[Any]:
-    given = (buffer_id, buffer_id, json.dumps(list(keys)))
-    found: Sequence[Any] = driver_of(connection).execute(_WITH_DELETIONS_SQLITE, given).fetchall()
-    return found
+    more = _DELETIONS_SQLITE if with_deletions else ""
+    statement = _OF_KEYS_SQLITE.format(more=more)
+    rows: Sequence[Any]
+    rows = driver_of(connection).execute(statement, (buffer_id, json.dumps(keys))).fetchall()
+    return rows
 
 
-def _with_deletions_postgresql(
-    connection: Connection, buffer_id: int, keys: Sequence[str], locking: str
+def _of_keys_postgresql(
+    connection: Connection,
+    buffer_id: int,
+    keys: Sequence[str],
+    locking: str = "",
+    *,
+    with_deletions: bool = False,
 ) -> Sequence[Any]:
-    statement = _WITH_DELETIONS_POSTGRESQL + locking
-    found: Sequence[Any]
-    found = driver_of(connection).execute(statement, (buffer_id, list(keys))).fetchall()
-    return found
+    more = _DELETIONS_POSTGRESQL if with_deletions else " FROM documents d"
+    statement = _OF_KEYS_POSTGRESQL.format(more=more, locking=locking)
+    rows: Sequence[Any]
+    rows = driver_of(connection).execute(statement, (buffer_id, keys)).fetchall()
+    return rows
 
 
-_with_deletions = by_database(sqlite=_with_deletions_sqlite, postgresql=_with_deletions_postgresql)
+_of_keys = by_database(sqlite=_of_keys_sqlite, postgresql=_of_keys_postgresql)
 
 
 def locked_documents(
     connection: Connection, buffer: OpenBuffer, keys: Sequence[str]
 ) -> tuple[dict[str, Document], int]:
     """Return documents, which are locked, and the number of deletions, which no other changes."""
-    rows = _with_deletions(connection, buffer.info.id, keys, " FOR NO KEY UPDATE") if keys else []
+    rows = (
+        _of_keys(connection, buffer.info.id, keys, " FOR NO KEY UPDATE", with_deletions=True)
+        if keys
+        else []
+    )
     found = {key: Document(key, decode(value, None), n) for key, value, n, _ in rows}
     if rows:
         return found, rows[0][3]
