@@ -6,7 +6,18 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import BigInteger, Connection, Engine, Integer, Select, bindparam, case, update
+from sqlalchemy import (
+    Boolean,
+    Connection,
+    Engine,
+    Integer,
+    Select,
+    bindparam,
+    case,
+    column,
+    select,
+    update,
+)
 from sqlalchemy.engine import URL
 
 from sqlbuffer.config import DEFAULT_CONNECTION, BufferConfig
@@ -15,7 +26,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import BufferNotFoundError, StorageFullError
 from sqlbuffer.storage.buffers.catalog import BufferInfo, lock_buffer, read_config
 from sqlbuffer.storage.buffers.tables import buffers
-from sqlbuffer.storage.buffers.window import BufferWindow, select_window, settled_seq
+from sqlbuffer.storage.buffers.window import SELECT_WINDOW, BufferWindow, settled_seq, windows
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.engine import begin_epoch, close_idle, engine_for
 from sqlbuffer.storage.database.errors import translated
@@ -101,15 +112,29 @@ class OwnWrites:
 # of 2 KB.
 CHUNK_BYTES = {"sqlite": 8_000, "postgresql": 2**18}
 
-_LOW = bindparam("low", type_=BigInteger())
+_LOW, _HIGH = (
+    select(windows.c[name]).where(windows.c.buffer_id == buffers.c.id).scalar_subquery()
+    for name in ("low_seq", "high_seq")
+)
 _NOTE_DELETION = (
     update(buffers)
     .where(buffers.c.id == bindparam("own_id", type_=Integer()))
     .values(
         deletions=buffers.c.deletions + 1,
+        # Another process may have raised it since the statement began.
         low_seq=case((buffers.c.low_seq < _LOW, _LOW), else_=buffers.c.low_seq),
     )
-)
+    .returning(
+        *(
+            buffers.c[name]
+            for name in (
+                "max_capacity", "max_episodes", "evict_unit", "deletions", "live_rows", "low_seq",
+            )
+        ),
+        _HIGH,
+        column("has_labels", Boolean()),  # added to the table by the capability
+    )
+)  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -270,19 +295,13 @@ class OpenBuffer:
         Raises:
             BufferNotFoundError: The buffer was dropped.
         """
-        row = connection.execute(select_window(self.info.id)).one_or_none()
+        row = connection.execute(SELECT_WINDOW, {"of_buffer": self.info.id}).one_or_none()
+        return self._window_of(row)
+
+    def _window_of(self, row: Any) -> BufferWindow:
         if row is None:
             raise self.dropped()
-        self.last_window = BufferWindow(
-            row.max_capacity,
-            row.max_episodes,
-            row.evict_unit,
-            row.deletions,
-            row.live_rows,
-            row.low_seq,
-            row.high_seq,
-            bool(row.has_labels),
-        )
+        self.last_window = BufferWindow(*row)
         return self.last_window
 
     def lock(self, connection: Connection) -> None:
@@ -291,10 +310,13 @@ class OpenBuffer:
             raise self.dropped()
 
     def note_deletion(self, connection: Connection) -> BufferWindow:
-        """Store the window's lower end, count a deletion inside it, and return the window."""
-        window = self.window_in(connection)
-        connection.execute(_NOTE_DELETION, {"own_id": self.info.id, "low": window.low})
-        return window
+        """Store the window's lower end, count a deletion inside it, and return the window.
+
+        Raises:
+            BufferNotFoundError: The buffer was dropped.
+        """
+        row = connection.execute(_NOTE_DELETION, {"own_id": self.info.id}).one_or_none()
+        return self._window_of(row)
 
     def dropped(self) -> BufferNotFoundError:
         """Return the error for a buffer that was dropped."""

@@ -3,7 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, Select, Text, column, func, null, select, table
+from sqlalchemy import (
+    Boolean,
+    Engine,
+    Integer,
+    Select,
+    Text,
+    bindparam,
+    column,
+    func,
+    null,
+    select,
+    table,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.storage.buffers import postgresql, sqlite
@@ -23,7 +35,7 @@ windows = table(
     column("live_rows"),
     column("clock"),
     column("session_id"),
-    column("has_labels"),
+    column("has_labels", Boolean()),
     column("has_quarantine"),
     column("has_deleted"),
     column("low_seq"),
@@ -82,9 +94,16 @@ class SampledWindow:
         return max(self.high - self.low, 0)
 
 
-def select_window(buffer_id: int) -> Select[Any]:
-    """Select the window of a buffer."""
-    return select(windows).where(windows.c.buffer_id == buffer_id)
+# With the columns of `BufferWindow`. Made once: to make it takes longer than to run it.
+SELECT_WINDOW = select(
+    *(
+        windows.c[name]
+        for name in (
+            "max_capacity", "max_episodes", "evict_unit", "deletions", "live_rows", "low_seq",
+            "high_seq", "has_labels",
+        )
+    )
+).where(windows.c.buffer_id == bindparam("of_buffer", type_=Integer()))  # fmt: skip
 
 
 def select_sampled_window(

@@ -42,8 +42,7 @@ PAGE_BYTES = 8 * 2**20
 SETTLING_S = 0.05
 ID = 1 + Record._fields.index("id")
 
-
-_COUNT_NAMED = {name: statements.of_named(name, func.count()) for name in ("id", "seq")}
+_COUNT_NAMED = {name: statements.count_named(name) for name in ("id", "seq")}
 
 
 def _length(column: Any) -> Any:
@@ -95,17 +94,23 @@ class RowQueries:
         with translated(buffer.url):
             settled = settled_seq(buffer.engine, buffer.watermark) if counts_all else None
             with snapshot(buffer.engine) as connection:
+                named = None if buffer.info.has_chunks else statements.named(node)
+                if named is not None:
+                    return self._count_named(connection, *named)
                 window = buffer.window_in(connection)
                 if counts_all:
                     return self._count_all(connection, window, settled)
-                named = None if buffer.info.has_chunks else statements.named(node)
-                if named is not None:
-                    given = self._naming(window.low, named[1])
-                    return int(connection.execute(_COUNT_NAMED[named[0]], given).scalar_one())
                 matching = resolve_labels(node, window.has_labels)
                 where = statements.in_window(self.buffer.info.id, window.low, matching, self._steps)
                 counted = select(func.count()).select_from(self._steps).where(where)
                 return int(connection.execute(counted).scalar_one())
+
+    def _count_named(self, connection: Connection, column: str, values: Sequence[Any]) -> int:
+        naming = {"of_buffer": self.buffer.info.id, "named": values}
+        n_rows: int | None = connection.execute(_COUNT_NAMED[column], naming).scalar_one_or_none()
+        if n_rows is None:
+            raise self.buffer.dropped()
+        return n_rows
 
     def store_waiting(self) -> None:
         """Store the waiting steps of this process."""
@@ -298,13 +303,13 @@ class RowQueries:
                     has_labels=bool(window.has_labels),
                 )  # fmt: skip
             else:
-                found = fetch(connection, payloads.by_id, self._naming(window.low, ids))
+                naming = {
+                    "of_buffer": self.buffer.info.id, "named": ids, "low": window.low,
+                    "high": INT64_MAX,
+                }  # fmt: skip
+                found = fetch(connection, payloads.by_id, naming)
             rows = {row[ID]: row for row in payloads.complete(connection, found)}
             return {id_: rows[id_] for id_ in ids if id_ in rows}
-
-    def _naming(self, low: int, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the parameters of `statements.of_named`."""
-        return {"of_buffer": self.buffer.info.id, "named": values, "low": low, "high": INT64_MAX}
 
     def size_bytes(self) -> int:
         """Return the bytes of all stored payloads."""

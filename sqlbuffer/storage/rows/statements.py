@@ -24,6 +24,7 @@ from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
+from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.schema.number_keys import has_number
@@ -144,6 +145,16 @@ def of_named(name: str, *columns: Any) -> Select[Any]:
     up_to = seq <= bindparam("high", type_=BigInteger())
     rows = select(*columns).select_from(experiences)
     return rows.where(_NAMED[name], above, up_to)
+
+
+def count_named(name: str) -> Select[Any]:
+    """Return the select of how many rows of the window are named by `id` or by `seq`, with the
+    parameters `of_buffer` and `named`; no row if there is no such buffer.
+    """
+    own = windows.c.buffer_id == bindparam("of_buffer", type_=Integer())
+    above = unindexed(experiences.c.seq) > windows.c.low_seq
+    n_rows = select(func.count()).select_from(experiences).where(_NAMED[name], above)
+    return select(n_rows.correlate(windows).scalar_subquery()).select_from(windows).where(own)
 
 
 def matching(buffer_id: int, node: Node, steps: Any) -> ColumnElement[bool]:

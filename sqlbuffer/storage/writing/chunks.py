@@ -21,7 +21,7 @@ from sqlbuffer.steps import StoreResult, is_uuid, uuid7
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
-from sqlbuffer.storage.buffers.window import clean_after_write, select_window
+from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
 from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
@@ -245,7 +245,7 @@ class HeldSteps:
         numbers = set(seqs)
         if not numbers:
             return numbers
-        low = self._connection.execute(select_window(self._buffer_id)).one().low_seq
+        low = self._connection.execute(SELECT_WINDOW, {"of_buffer": self._buffer_id}).one().low_seq
         gone = deleted_steps.c
         deleted = select(gone.seq).where(
             gone.buffer_id == self._buffer_id, gone.seq.between(min(numbers), max(numbers))

@@ -12,7 +12,7 @@ from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.window import select_window
+from sqlbuffer.storage.buffers.window import SELECT_WINDOW
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
@@ -208,7 +208,7 @@ def _rows_of_episode(
 ) -> dict[int | None, Row]:
     """Return the held rows of the episode of a batch, by their place in it."""
     (episode_id, *_) = episode_ids(connection, buffer_id, batch.records[:1], batch.metas)
-    low = connection.execute(select_window(buffer_id)).one().low_seq
+    low = connection.execute(SELECT_WINDOW, {"of_buffer": buffer_id}).one().low_seq
     where = (
         (experiences.c.buffer_id == buffer_id)
         & (experiences.c.episode_id == episode_id)

@@ -1,6 +1,7 @@
 """Which rows a buffer is, at every moment (I2), and what leaves it."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import text
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, ConditionError
-from tests.support.processes import run_at_once, running
+from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import (
     buffer_id,
     connected,
@@ -40,6 +41,11 @@ SELECT (SELECT count(*) FROM v_experiences WHERE buffer = 'default') AS n_rows,
     (SELECT coalesce(min(seq), 0) FROM v_experiences WHERE buffer = 'default') AS low,
     (SELECT coalesce(max(seq), 0) FROM v_experiences WHERE buffer = 'default') AS high
 """
+
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event_type = 'Lock' AND query LIKE 'UPDATE buffers%'"
+)
 
 
 def holds_exactly(buffer, url, steps):
@@ -551,22 +557,19 @@ def delete_by_hand(url, remainder):
 
 
 def test_a_delete_that_read_an_old_window_does_not_bring_rows_back(make_database_url):
-    """PostgreSQL: another delete has committed between its look at the window and its own note."""
+    """PostgreSQL: another delete commits while the statement that looks at the window waits."""
     url = make_database_url("postgresql", schema=True)
     buffer, other = ReplayBuffer(url, max_capacity=5), ReplayBuffer(url)
     buffer.store_batch(make_rows(range(1, 6)))
-    look = buffer._store.window_in
 
-    def look_early(connection):
-        window = look(connection)
-        buffer._store.window_in = look
-        with connected(url) as holder:
-            holder.execute(text("SELECT 1 FROM experiences WHERE seq <= 3 FOR UPDATE"))
-            other.store_batch(make_rows(range(6, 9)))
-            other.delete(steps_between(7, 8))
-        assert steps_of(other) == [4, 5, 6]
-        return window
+    def store_and_delete(tx):
+        tx.store_batch(make_rows(range(6, 9)))
+        tx.delete(steps_between(7, 8))
+        late = threads.submit(buffer.delete, step_is(99))
+        wait_until(lambda: scalar(url, WAITING), "a delete that waits for this transaction")
+        return late
 
-    buffer._store.window_in = look_early
-    buffer.delete(step_is(99))
+    with connected(url) as holder, ThreadPoolExecutor(1) as threads:
+        holder.execute(text("SELECT 1 FROM experiences WHERE seq <= 3 FOR UPDATE"))
+        assert other.transaction(store_and_delete).result() == 0
     assert holds_exactly(other, url, [4, 5, 6])
