@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError
+from sqlbuffer.cli.output import shown_url
 from sqlbuffer.errors import BufferNotFoundError, SQLBufferError, StorageUnreachableError
 
 if TYPE_CHECKING:
@@ -198,7 +199,6 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
         BufferNotFoundError: There is no such buffer.
         UsageError: Several and none named.
     """
-    from sqlbuffer.cli.output import shown_url
     from sqlbuffer.storage.buffers import catalog
     from sqlbuffer.storage.migrations import status
 

@@ -10,9 +10,8 @@ from sqlbuffer.batches.step_table import NO_TERMINATED, NO_TRUNCATED, NONE, TERM
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.mirror.memory.records import AGENT, SEQ, STEP, TASK
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.query.paths import DECLARED, Field
 from sqlbuffer.query.query_filter import NumberColumn, TextColumn, matching
-from sqlbuffer.query.tree import EVERYTHING, Leaf, Node
+from sqlbuffer.query.tree import DECLARED, EVERYTHING, Field, Leaf, Node
 
 Integers = NDArray[np.int64]
 Column = NumberColumn | TextColumn

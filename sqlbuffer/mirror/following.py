@@ -33,7 +33,7 @@ from sqlbuffer.mirror.memory.records import FIRST_BYTES, Tails, kept_layout, slo
 from sqlbuffer.mirror.memory.step_memory import LIMIT_BYTES, StepChanges, StepMemory
 from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
-from sqlbuffer.mirror.sharing.publishing import Publisher
+from sqlbuffer.mirror.sharing import Publisher
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.retrying import without_repeats
 from sqlbuffer.storage.database.urls import is_memory

@@ -19,16 +19,14 @@ from sqlbuffer.mirror.accounts import Integers, Reals
 from sqlbuffer.mirror.following import Refreshing, check_lag, check_open, may_pass
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
-from sqlbuffer.mirror.sharing.publishing import (
+from sqlbuffer.mirror.sharing import (
+    Counter,
     Publisher,
     Replica,
     SharedPlace,
     identity_of,
     open_replica,
     place_of,
-)
-from sqlbuffer.mirror.sharing.segment import (
-    Counter,
 )
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import ConnectionLost

@@ -18,8 +18,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, escape_key, unhex_text, untag_float
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.query.paths import DECLARED, Field, Segment
-from sqlbuffer.query.tree import Group, Leaf, Node, check
+from sqlbuffer.query.tree import DECLARED, Field, Group, Leaf, Node, Segment, check
 from sqlbuffer.steps import DataRow
 
 

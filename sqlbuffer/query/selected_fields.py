@@ -9,7 +9,7 @@ from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.plain_values import escape_key
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
-from sqlbuffer.query.paths import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
+from sqlbuffer.query.tree import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
 
 PAYLOADS = ("state", "actions", "messages", "extra")
 PLAIN = ("reward_t", "adv_t", "v_t", "terminated", "truncated")

@@ -12,8 +12,7 @@ from starlette.routing import Route
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Tree
-from sqlbuffer.query.texts import condition_of
-from sqlbuffer.query.tree import check
+from sqlbuffer.query.tree import check, condition_of
 from sqlbuffer.storage.browsing.rollouts import (
     SORTS,
     ListedRollout,
@@ -23,9 +22,16 @@ from sqlbuffer.storage.browsing.rollouts import (
     rollout_page,
 )
 from sqlbuffer.storage.buffers.catalog import BufferInfo
-from sqlbuffer.web.pages.buffer_page import buffer_of
-from sqlbuffer.web.rendering import command_line, link, page, python_rows, quoted
-from sqlbuffer.web.rollout_links import buffer_link, episode_link
+from sqlbuffer.web.pages.buffers_page import buffer_of
+from sqlbuffer.web.rendering import (
+    buffer_link,
+    command_line,
+    episode_link,
+    link,
+    page,
+    python_rows,
+    quoted,
+)
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")

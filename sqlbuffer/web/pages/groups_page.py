@@ -8,15 +8,14 @@ from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import RolloutQuery, browsed_buffer, rollout_page
-from sqlbuffer.web.pages.buffer_page import buffer_of
+from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
     episodes_statement,
     page_place,
     place_text,
     rollout_address,
 )
-from sqlbuffer.web.rendering import command_line, link, page, quoted
-from sqlbuffer.web.rollout_links import difference_link
+from sqlbuffer.web.rendering import command_line, difference_link, link, page, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/groups", "Groups")

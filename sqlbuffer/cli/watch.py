@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.options import BufferName, Url, database, example
-from sqlbuffer.cli.output import about
+from sqlbuffer.cli.options import BufferName, Url, chosen_buffer, database, example
+from sqlbuffer.cli.output import about, console, shown, table
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.stats import Distribution, Stats
 
-EPILOG = example(
+WATCH_EXAMPLES = example(
     "sqlbuffer watch sqlite:///replay.db",
     "sqlbuffer watch postgresql://me@db.internal/replay --every 5",
     "sqlbuffer watch replay.db --once --json",
@@ -69,7 +69,6 @@ class _Watcher:
     """
 
     def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
-        from sqlbuffer.cli.options import chosen_buffer
         from sqlbuffer.storage.migrations import status
 
         status.check(url)
@@ -79,7 +78,6 @@ class _Watcher:
 
     def look(self) -> "list[Stats]":
         """Return the figures of each buffer, by name."""
-        from sqlbuffer.cli.options import chosen_buffer
         from sqlbuffer.storage.inspect import listings
 
         if self._exact:
@@ -132,7 +130,6 @@ def _columns(window_s: float) -> tuple[str, ...]:
 
 
 def _show(watcher: _Watcher, columns: tuple[str, ...], every: float, once: bool) -> None:
-    from sqlbuffer.cli.output import console, table
 
     out = console()
     if not out.is_terminal:
@@ -182,7 +179,6 @@ def _median(found: "Distribution | None") -> float | None:
 
 
 def _print_lines(columns: tuple[str, ...], found: "list[Stats]") -> None:
-    from sqlbuffer.cli.output import shown
 
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for stats in found:
