@@ -273,7 +273,9 @@ class BufferConfig(StrictModel):
                 raise unknown_setting(argument, PLACES)
             group, name = PLACES[argument]
             values[group][name] = value
-        return type(self)(**{group: own for group, own in values.items() if own})
+        return type(self)(
+            **{group: group_settings for group, group_settings in values.items() if group_settings}
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return all settings by their names as keyword arguments."""
@@ -520,18 +522,20 @@ def with_settings(
     for name in settings:
         if name not in SETTINGS:
             raise unknown_setting(name, SETTINGS)
-    own = {name: settings[name] for name in Connection.model_fields if name in settings}
+    connection_settings = {
+        name: settings[name] for name in Connection.model_fields if name in settings
+    }
     stored = {
         name: value
         for name, value in settings.items()
-        if value is not None and (name == "alpha" or name not in own)
+        if value is not None and (name == "alpha" or name not in connection_settings)
     }
     if "observation_fields" in stored and config is None and "fields" not in stored:
         raise FieldError("observation_fields go with fields=...; leave both out to reopen")
     connection = connection or DEFAULT_CONNECTION
     return (
         (config or DEFAULT_CONFIG).replace(stored),
-        Connection(**{**connection.model_dump(exclude_unset=True), **own}),
+        Connection(**{**connection.model_dump(exclude_unset=True), **connection_settings}),
     )
 
 

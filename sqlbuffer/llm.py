@@ -231,13 +231,13 @@ def _overlap(conversation: list[Message], new: list[Message]) -> int:
     return 0
 
 
-def _repeats(said: list[Message], given: list[Message]) -> bool:
+def _repeats(said: list[Message], messages: list[Message]) -> bool:
     """Return True if given messages repeat earlier ones as context."""
-    if all(map(_is_same, said, given)):
+    if all(map(_is_same, said, messages)):
         return True
     # Answers may differ, next to a question that is the same.
     is_asked = any(message["role"] != "assistant" for message in said)
-    return is_asked and all(map(_is_alike, said, given))
+    return is_asked and all(map(_is_alike, said, messages))
 
 
 def _is_same(one: Message, other: Message) -> bool:
@@ -249,10 +249,10 @@ def _is_alike(one: Message, other: Message) -> bool:
     return _is_same(one, other) or one["role"] == other["role"] == "assistant"
 
 
-def _richer(said: Message, given: Message) -> Message:
+def _richer(said: Message, message: Message) -> Message:
     """Return what an agent said, with the tool calls that its context has of it."""
-    if "tool_calls" in given and "tool_calls" not in said:
-        return {**said, "tool_calls": given["tool_calls"]}
+    if "tool_calls" in message and "tool_calls" not in said:
+        return {**said, "tool_calls": message["tool_calls"]}
     return said
 
 
@@ -526,24 +526,24 @@ class ConversationAssembler:
 
     def rest(self) -> Iterator[Conversation]:
         """Yield the conversations that have not ended, in the order in which they began."""
-        for each in self._parked:
-            key = cast(EpisodeKey, each)
+        for parked_key in self._parked:
+            key = cast(EpisodeKey, parked_key)
             self._open[key] = _Open(self._end_of(key), is_parked=True)
             yield self._done(key, "complete" if key[2] is None else "open")
 
     def _opened(self, key: EpisodeKey) -> _Open:
         if key not in self._open:
-            own = self._open[key] = _Open(self._end_of(key))
+            opened = self._open[key] = _Open(self._end_of(key))
             last = self._parked.last(key)
             if last is not None:
-                own.is_parked, own.last_step = True, RolloutStep.unpacked(last).step
+                opened.is_parked, opened.last_step = True, RolloutStep.unpacked(last).step
         return self._open[key]
 
     def _done(self, key: EpisodeKey, status: str) -> Conversation:
-        own = self._open.pop(key)
-        parked = self._parked.pop(key) if own.is_parked else []
-        steps = [*map(RolloutStep.unpacked, parked), *own.steps]
-        reward = None if own.end is None else own.end.reward
+        opened = self._open.pop(key)
+        parked = self._parked.pop(key) if opened.is_parked else []
+        steps = [*map(RolloutStep.unpacked, parked), *opened.steps]
+        reward = None if opened.end is None else opened.end.reward
         return conversation([step.row() for step in steps], reward, status)
 
 
@@ -670,10 +670,10 @@ class PreferencePairs:
             conversations: Those of all rollouts, in the order of their numbers.
         """
         for number, one in enumerate(conversations):
-            found = self._partners.last((number,))
-            if found is None:
+            pair = self._partners.last((number,))
+            if pair is None:
                 continue
-            partner, is_best = found
+            partner, is_best = pair
             waiting = self._waiting.pop((partner,))
             if not waiting:
                 self._waiting.append((number,), (json.dumps(vars(one)),))
@@ -696,7 +696,7 @@ def _choose(chosen: ScratchLists, number: int, task: str, reward: float) -> None
         best, most = number, reward
     if reward < least:
         worst, least = number, reward
-    own = (best, most, worst, least)
-    if own != known:
+    choice = (best, most, worst, least)
+    if choice != known:
         chosen.pop((task,))
-        chosen.append((task,), own)
+        chosen.append((task,), choice)

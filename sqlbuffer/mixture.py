@@ -55,8 +55,8 @@ def split(
     order = may_give[np.argsort(-np.round(due[may_give], 9), kind="stable")]
     counts[order[:n_left]] += 1
     due[order[:n_left]] -= 1.0
-    found: list[int] = counts.tolist()
-    return found, due.tolist()
+    n_rows: list[int] = counts.tolist()
+    return n_rows, due.tolist()
 
 
 OnEmpty = Literal["raise", "redistribute"]
@@ -217,17 +217,17 @@ class Mixture:
         names = ("fieldname_map", "to_named_tuple", "device")
         output = Output(*(options.pop(name, None) for name in names))
         prefetch = options.pop("prefetch", 0)
-        given = self._options({"mode": mode, "batch_size": batch_size, **options})
-        if not given.is_drawn:
+        settings = self._options({"mode": mode, "batch_size": batch_size, **options})
+        if not settings.is_drawn:
             raise ArgumentError(
                 "a mixture is drawn without end: leave out epochs and shuffle=False, or make a "
                 "loader of each buffer"
             )
-        draw = self._draw(given)
-        own = given.identity(draw.sources[0].node)
-        identity = {"mixture": self.weights, "on_empty": self._on_empty, **own}
-        plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
-        seed, rank = given.seed, given.rank
+        draw = self._draw(settings)
+        first_identity = settings.identity(draw.sources[0].node)
+        identity = {"mixture": self.weights, "on_empty": self._on_empty, **first_identity}
+        plan = _MixedDraws(draw, int(batch_size), settings.sampler, settings.replace)
+        seed, rank = settings.seed, settings.rank
         return Loader(plan, identity, seed=seed, output=output, prefetch=prefetch, rank=rank)
 
     def __repr__(self) -> str:

@@ -431,5 +431,9 @@ def engine(url: Database = None, *, writes: bool = False) -> Engine:
     """
     writes = checked_flag(writes, "writes")
     resolved = resolve_url(url)
-    found = own_engine(url, resolved) or engine_for(resolved)
-    return found.execution_options(**{BEGIN: Begin(writes=True)}) if writes else found
+    database_engine = own_engine(url, resolved) or engine_for(resolved)
+    return (
+        database_engine.execution_options(**{BEGIN: Begin(writes=True)})
+        if writes
+        else database_engine
+    )

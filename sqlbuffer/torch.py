@@ -236,13 +236,13 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         keys = self._numbers[np.where(places < 0, places + n, places)]
         batch = self._source.read(np.unique(keys))
         items = dict(zip(batch.info["seq"].tolist(), self._split(batch), strict=True))
-        found = [items[key] for key in keys.tolist() if key in items]
-        if places.size and not found:
+        fetched = [items[key] for key in keys.tolist() if key in items]
+        if places.size and not fetched:
             raise InsufficientDataError(
                 f"none of the items {places.tolist()} is there any more: they were evicted or "
                 f"deleted, or steps that they need are not stored; make a new dataset"
             )
-        return found
+        return fetched
 
     def _split(self, batch: Batch) -> list[dict[str, Any]]:
         made = self._output(batch)

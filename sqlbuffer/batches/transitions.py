@@ -62,10 +62,10 @@ class TransitionPlan:
 
     def taken(self, index: Integers | slice) -> "TransitionPlan":
         """Return some of them."""
-        own = self.returns
+        of_plan = self.returns
         returns = Returns(
-            own.reward[index], own.discount[index], own.m[index], own.ended[index],
-            own.terminated[index], own.complete[index],
+            of_plan.reward[index], of_plan.discount[index], of_plan.m[index], of_plan.ended[index],
+            of_plan.terminated[index], of_plan.complete[index],
         )  # fmt: skip
         return TransitionPlan(
             self.slots[index], self.steps[index], self.truncated[index], returns, self.after[index],
@@ -281,11 +281,11 @@ class TransitionMaker:
                     array[at, -1] = finals[name]
                 following[NEXT + name] = array
                 continue
-            own = with_lens(after, prefix + name)
+            arrays = with_lens(after, prefix + name)
             if len(at):
                 spec = form.fields.specs[name]
-                own = put_rows(spec, own, at, with_lens(finals, name))
-            following |= {NEXT + key.removeprefix(prefix): value for key, value in own.items()}
+                arrays = put_rows(spec, arrays, at, with_lens(finals, name))
+            following |= {NEXT + key.removeprefix(prefix): value for key, value in arrays.items()}
         return following
 
     def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
@@ -307,7 +307,7 @@ class TransitionMaker:
         sequences: Arrays = {}
         for name in self._form.sequence_fields:
             is_built_in = name == "reward" or name in ON_REQUEST
-            own = steps.built_in([name]) if is_built_in else steps.fields([name])
-            for key, value in own.items():
+            arrays = steps.built_in([name]) if is_built_in else steps.fields([name])
+            for key, value in arrays.items():
                 sequences[SEQUENCE + key] = with_zeros(value, self._form.n_step)
         return sequences

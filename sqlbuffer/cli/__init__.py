@@ -41,8 +41,8 @@ app.command("errors", epilog=diagnosis.ERRORS_EXAMPLES)(diagnosis.errors)
 app.add_typer(db.app, name="db")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         from sqlbuffer import __version__
 
         typer.echo(__version__)

@@ -87,21 +87,21 @@ def info(
     from sqlbuffer.storage.migrations import status
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
-    found = status.check(url)
+    schema = status.check(url)
     answer, fields = listings.buffers_in_full(url, exact=exact), listings.fields(url)
     if format_ is not Format.TABLE:
         rows = [(*row, fields.get(row[0])) for row in answer.rows]
         write([*answer.columns, "fields"], rows, format_)
         return
     server = status.server(url)
-    facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {found.revision}"
+    facts = f"{server.version}, {shown_size(server.size_bytes)}, schema {schema.revision}"
     console().print(f"{shown_url(url)}: {facts}", markup=False, soft_wrap=True)
     if not answer.rows:
         note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
         return
     columns, shown = that_say_something(answer.columns, answer.rows)
     write(*buffers_for_people(columns, shown), format_)
-    listed = [(name, *field.values()) for name, own in fields.items() for field in own]
+    listed = [(name, *field.values()) for name, specs in fields.items() for field in specs]
     if listed:
         write(("buffer", "field", "level", "dtype", "shape", "comparable"), listed, format_)
     note_if_measured(answer.columns, answer.rows)
@@ -154,9 +154,9 @@ def ls(
     url, name = database_and_optional_word(url, name)
     if name is not None and buffer not in (None, name):
         raise UsageError(f"{name} and --buffer {buffer} name two buffers; give one of them")
-    wanted = buffer if name is None else name
-    if tasks or wanted is not None:
-        _list_tasks(url, wanted, limit, format_)
+    chosen_name = buffer if name is None else name
+    if tasks or chosen_name is not None:
+        _list_tasks(url, chosen_name, limit, format_)
     else:
         _list_buffers(url, format_, exact=exact)
 
@@ -180,8 +180,8 @@ def _list_tasks(url: str | None, name: str | None, limit: int, format_: Format) 
     from sqlbuffer.storage.inspect import listings
 
     buffer = chosen_buffer(url, name)
-    with listings.tasks(url, buffer, limit) as found:
-        columns, rows = found.columns[:-1], _Counted(found.rows)
+    with listings.tasks(url, buffer, limit) as listing:
+        columns, rows = listing.columns[:-1], _Counted(listing.rows)
         if format_ is Format.TABLE:
             write(*_without_empty(columns, list(for_people(columns, rows))), format_)
         else:
@@ -244,9 +244,9 @@ def create(
     url, name = database_and_word(
         url, name, "which name? type `sqlbuffer create URL NAME`", may_be_new=True
     )
-    wanted = None if config is None else _config_of(config)
+    settings = None if config is None else _config_of(config)
     is_there = name in _buffer_names(url)
-    with ReplayBuffer(url, name, config=wanted):
+    with ReplayBuffer(url, name, config=settings):
         state = "is there already, with these settings" if is_there else "is made"
         typer.echo(f"buffer {name!r} {state}")
 
@@ -302,20 +302,20 @@ def resize(
     url, word = database_and_word(
         url, capacity, "to what capacity? type `sqlbuffer resize URL 100000`, or `unlimited`"
     )
-    wanted = _capacity(word)
-    with opened(url, buffer) as found:
-        before, rows = found.max_capacity, len(found)
-        leaving = _leaving(url, found, wanted)
+    new_capacity = _capacity(word)
+    with opened(url, buffer) as opened_buffer:
+        before, rows = opened_buffer.max_capacity, len(opened_buffer)
+        leaving = _leaving(url, opened_buffer, new_capacity)
         if leaving:
-            whole = ", and the rest of their tasks," if found.evict_by == "task" else ""
+            whole = ", and the rest of their tasks," if opened_buffer.evict_by == "task" else ""
             confirm(
-                f"{leaving:,} of {rows:,} rows{whole} leave buffer {found.name!r} for good",
+                f"{leaving:,} of {rows:,} rows{whole} leave buffer {opened_buffer.name!r} for good",
                 yes=yes,
             )
-        found.resize(wanted)
-        left = len(found)
+        opened_buffer.resize(new_capacity)
+        left = len(opened_buffer)
         typer.echo(
-            f"buffer {found.name!r}: capacity {_shown(before)} -> {_shown(wanted)}; "
+            f"buffer {opened_buffer.name!r}: capacity {_shown(before)} -> {_shown(new_capacity)}; "
             f"{max(rows - left, 0):,} rows left it, it holds {left:,}"
         )
 
@@ -385,9 +385,11 @@ def delete(
         "--all-rows": all_rows,
         "--whole-buffer": whole_buffer,
     }
-    given = [way for way, is_given in ways.items() if is_given]
-    if len(given) != 1:
-        problem = f"{' and '.join(given)} exclude each other;" if given else "delete what?"
+    named_ways = [way for way, is_given in ways.items() if is_given]
+    if len(named_ways) != 1:
+        problem = (
+            f"{' and '.join(named_ways)} exclude each other;" if named_ways else "delete what?"
+        )
         raise UsageError(f"{problem} give one of {', '.join(ways)}")
     if whole_buffer and buffer is None:
         raise UsageError("--whole-buffer wants the buffer named: give --buffer NAME as well")

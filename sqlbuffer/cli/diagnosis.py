@@ -90,11 +90,11 @@ def errors(
     """Show what causes an error and how to solve it. Without a name, list all errors."""
     entries: dict[str, str] = dict(_ENTRY.findall(_page()))
     if name is None:
-        meanings = {found: text.partition("\n\n")[0] for found, text in entries.items()}
-        rows = [(found, text.replace("\n", " ")) for found, text in meanings.items()]
+        meanings = {error_name: text.partition("\n\n")[0] for error_name, text in entries.items()}
+        rows = [(error_name, text.replace("\n", " ")) for error_name, text in meanings.items()]
         write(("error", "meaning"), rows, Format.TABLE)
         return
-    known = {found.lower(): found for found in entries}
+    known = {error_name.lower(): error_name for error_name in entries}
     asked = name.rpartition(".")[2].lower()
     if asked not in known:
         near = difflib.get_close_matches(asked, known, n=1)

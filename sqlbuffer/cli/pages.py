@@ -219,19 +219,19 @@ def report(
     if output != "-" and path.exists() and not overwrite:
         raise UsageError(f"{path} is there already; --overwrite replaces it")
     status.check(named)
-    found = made(named, buffer)
+    html = made(named, buffer)
     if output == "-":
-        sys.stdout.buffer.write(found)
+        sys.stdout.buffer.write(html)
         return
-    _write(path, found)
-    typer.echo(f"{path}: {len(found):,} bytes", err=True)
+    _write(path, html)
+    typer.echo(f"{path}: {len(html):,} bytes", err=True)
 
 
-def _write(path: Path, found: bytes) -> None:
+def _write(path: Path, html: bytes) -> None:
     """Write a whole file; an interruption leaves no partial file."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(found)
+        part.write_bytes(html)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -82,19 +82,19 @@ def show(
         buffer = buffer_of_task(url, task_id)
         if buffer is None:
             raise unknown_task(url, None, task_id)
-    with opened(url, buffer) as found:
-        rows: list[DataRow] = found.get_by_task_id(task_id)
+    with opened(url, buffer) as opened_buffer:
+        rows: list[DataRow] = opened_buffer.get_by_task_id(task_id)
         if not rows:
-            raise unknown_task(url, found.name, task_id)
+            raise unknown_task(url, opened_buffer.name, task_id)
         if episode is not None:
             known = dict.fromkeys(row.exp_meta.episode_id for row in rows)
             rows = [row for row in rows if row.exp_meta.episode_id == episode]
             if not rows:
                 raise unknown_episode(task_id, episode, [*filter(None, known)])
         if format_ is Format.TABLE:
-            print_trajectory(console(), found.name, rows)
+            print_trajectory(console(), opened_buffer.name, rows)
         else:
-            write(*in_full(rows, found.fields), format_)
+            write(*in_full(rows, opened_buffer.fields), format_)
 
 
 SAMPLE_EXAMPLES = example(
@@ -142,16 +142,17 @@ def sample(
     from sqlbuffer.query.tree import condition_of
 
     format_, url = chosen(json=json, csv=csv, ndjson=ndjson), database(url)
-    with opened(url, buffer) as found:
-        tree = condition_of(found.fields, condition, eq)
+    with opened(url, buffer) as opened_buffer:
+        tree = condition_of(opened_buffer.fields, condition, eq)
         if tasks:
-            drawn = found.peek(n, sampler=RandomTaskSample(seed=seed), condition=tree)
+            drawn = opened_buffer.peek(n, sampler=RandomTaskSample(seed=seed), condition=tree)
             rows, n_drawn = [row for task in drawn for row in task], len(drawn)
         else:
-            drawn, rows = [], found.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
+            drawn = []
+            rows = opened_buffer.peek(n, sampler=RandomSampler(seed=seed), condition=tree)
             n_drawn = len(rows)
-        name, fields = found.name, found.fields
-        is_empty = n_drawn < n and not len(found)
+        name, fields = opened_buffer.name, opened_buffer.fields
+        is_empty = n_drawn < n and not len(opened_buffer)
     if format_ is not Format.TABLE:
         write(*in_full(rows, fields), format_)
     elif tasks:
@@ -215,9 +216,9 @@ def sql(
     if not text.strip():
         raise UsageError('the statement is empty; type `sqlbuffer sql URL "SELECT ..."`')
     try:
-        with readonly.asked(url, text) as found:
-            if found.columns:
-                write(found.columns, found.rows, format_, exact=True)
+        with readonly.asked(url, text) as answer:
+            if answer.columns:
+                write(answer.columns, answer.rows, format_, exact=True)
             else:
                 note("the statement returns no rows")
     except StorageReadOnlyError as error:

@@ -64,11 +64,11 @@ def copy(
     names = _chosen(source, buffer)
     with CopyProgressBar(console()) as bar:
         for name in names:
-            with ReplayBuffer(source, name, create=False) as found:
-                wanted = condition_of(found.fields, condition, eq)
-                with ReplayBuffer(target, name, config=found.config) as copied:
+            with ReplayBuffer(source, name, create=False) as source_buffer:
+                tree = condition_of(source_buffer.fields, condition, eq)
+                with ReplayBuffer(target, name, config=source_buffer.config) as copied:
                     try:
-                        report = found.copy_to(copied, wanted, on_progress=bar.of(name))
+                        report = source_buffer.copy_to(copied, tree, on_progress=bar.of(name))
                     except KeyboardInterrupt:
                         note(f"buffer {name!r} is copied in part; the same command continues")
                         raise
@@ -189,14 +189,14 @@ def export(
         write = exporter(format_, rows=rows, env=env)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    with opened(source, buffer) as found, CopyProgressBar(console()) as bar:
+    with opened(source, buffer) as opened_buffer, CopyProgressBar(console()) as bar:
         report = write(
-            found,
+            opened_buffer,
             out,
-            condition_of(found.fields, where, eq),
+            condition_of(opened_buffer.fields, where, eq),
             columns=None if columns is None else [name.strip() for name in columns.split(",")],
             overwrite=overwrite,
-            on_progress=bar.of(found.name),
+            on_progress=bar.of(opened_buffer.name),
         )
         if out == "-":
             note(str(report))
@@ -273,10 +273,10 @@ def import_(
     if column and kind != "parquet":
         raise UsageError(f"--column is for Parquet, and this is {kind}")
     columns: dict[str, str | None] = {}
-    for each in column or ():
-        name, sign, field = each.partition("=")
+    for pair in column or ():
+        name, sign, field = pair.partition("=")
         if not sign:
-            raise UsageError(f"--column takes NAME=FIELD, such as observation=obs, got {each!r}")
+            raise UsageError(f"--column takes NAME=FIELD, such as observation=obs, got {pair!r}")
         columns[name] = field or None
     with CopyProgressBar(console()) as bar:
         show = bar.of(buffer or source)
@@ -367,9 +367,9 @@ class CopyProgressBar:
         task = self._bars.add_task(name, total=None, steps=0, rate=0.0)
 
         def show(n_steps: int, seq: int, seqs: range) -> None:
-            own = next(each for each in self._bars.tasks if each.id == task)
+            bar = next(bar for bar in self._bars.tasks if bar.id == task)
             # The first report has no earlier one to compare with.
-            rate = own.speed or n_steps / max(own.elapsed or 0.0, 1e-9)
+            rate = bar.speed or n_steps / max(bar.elapsed or 0.0, 1e-9)
             self._bars.update(
                 task, total=len(seqs), completed=seq - seqs.start, steps=n_steps, rate=rate
             )

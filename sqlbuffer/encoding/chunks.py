@@ -88,8 +88,8 @@ def _payload(parts: Sequence[str], arrays: bytearray) -> StepPayload | None:
 def collected_payload(parts: PayloadParts) -> StepPayload | None:
     """Return the payload of a step that was split, as it was collected."""
     texts = zip(PAYLOADS, parts, strict=False)
-    own = [f'"{name}":{text}' for name, text in texts if text is not None]
-    return _payload(own, bytearray(parts.arrays))
+    members = [f'"{name}":{text}' for name, text in texts if text is not None]
+    return _payload(members, bytearray(parts.arrays))
 
 
 def check_step_size(payload: StepPayload | None, n_fields: int, limit: int, where: str) -> None:
@@ -270,10 +270,10 @@ def stored_values(values: Sequence[Any], dtype: Any) -> Values | None:
 
 def stored_times(times: list[Any]) -> tuple[float | None, float | None, Values | None]:
     """Return `first_time`, `last_time` and `times` of steps whose times were given."""
-    given = [time for time in times if time is not None]
-    if not given:
+    known_times = [time for time in times if time is not None]
+    if not known_times:
         return None, None, None
-    return min(given), max(given), stored_values(times, np.float64)
+    return min(known_times), max(known_times), stored_values(times, np.float64)
 
 
 def comparable_values(values: NDArray[Any]) -> Values:
@@ -321,12 +321,12 @@ def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> l
     Raises:
         FieldError: Damaged bytes.
     """
-    own = places % chunk.block_steps
-    firsts = (places - own).tolist()
+    places_in_block = places % chunk.block_steps
+    firsts = (places - places_in_block).tolist()
     distinct = list(dict.fromkeys(firsts))
     stored = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, distinct)
     blocks = dict(zip(distinct, stored, strict=True))
-    rows = expanded_rows(layout, [blocks[first] for first in firsts], own.tolist())
+    rows = expanded_rows(layout, [blocks[first] for first in firsts], places_in_block.tolist())
     return list(map(bytes, rows))
 
 
@@ -374,7 +374,8 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         last_time=times[1],
         times=times[2],
         **values,
-        fields=chunk.fields and {name: _taken(own, at) for name, own in chunk.fields.items()},
+        fields=chunk.fields
+        and {name: _taken(per_step, at) for name, per_step in chunk.fields.items()},
         records=blocks.records,
         block_steps=blocks.block_steps,
         offsets=blocks.offsets,
@@ -387,8 +388,8 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
 def _selected(values: Values | None, at: NDArray[np.int64], dtype: Any) -> Values | None:
     if values is None:
         return None
-    own = _taken(values, at)
-    return stored_values(own, dtype) if isinstance(own, list) else own
+    selected = _taken(values, at)
+    return stored_values(selected, dtype) if isinstance(selected, list) else selected
 
 
 def _taken(values: Values, at: NDArray[np.int64]) -> Values:

@@ -122,8 +122,8 @@ def encode_rows(
         return records
     priorities = checked_priorities(priority, len(records))
     return [
-        record._replace(initial_priority=own)
-        for record, own in zip(records, priorities, strict=True)
+        record._replace(initial_priority=initial)
+        for record, initial in zip(records, priorities, strict=True)
     ]
 
 
@@ -207,8 +207,8 @@ def encode_flag(value: Any, name: str) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _version(own: int | None, default: int | None) -> int | None:
-    version = default if own is None else own
+def _version(given_version: int | None, default: int | None) -> int | None:
+    version = default if given_version is None else given_version
     return None if version is None else encode_step(version, "exp_meta.model_version")
 
 
@@ -288,13 +288,14 @@ class Decoder:
         size = 0 if layout.has_tails else layout.size_bytes
         self.n_at_once = max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
 
-    def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
+    def rows(self, stored_rows: Iterable[Sequence[Any]]) -> list[DataRow]:
         """Return the rows of tuples (seq, *Record), which end with the block of bytes and the place
         in it where typed fields are read.
         """
         if not self._fields:
-            return [self._row(values) for values in found]
-        *columns, blocks, places = [list(column) for column in zip(*found, strict=True)] or [[], []]
+            return [self._row(values) for values in stored_rows]
+        by_column = [list(column) for column in zip(*stored_rows, strict=True)]
+        *columns, blocks, places = by_column or [[], []]
         rows = [self._row(values) for values in zip(*columns, strict=True)]
         seqs = [row.seq for row in rows]
         typed = fields_of_steps(self._layout, blocks, places, self._fields, seqs)

@@ -95,8 +95,8 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         specs = buffer.fields
-        own, fields = example_columns(specs, columns)
-        self._schema = StepSchema.of(own, {name: specs[name] for name in fields})
+        built_in, fields = example_columns(specs, columns)
+        self._schema = StepSchema.of(built_in, {name: specs[name] for name in fields})
         self._name = buffer.name
         self._held = HeldStream(buffer, condition, fields, buffer.close)
 

@@ -121,9 +121,12 @@ class SpaceFields:
     def declared(self) -> dict[str, Any]:
         """Return the declaration of the fields, for `sqlbuffer.ReplayBuffer`."""
         shape, dtype = self.action
-        own = {part.field: (part.dtype, part.shape) for part in self.parts}
-        after = {NEXT + name: declaration for name, declaration in own.items()}
-        return {"fields": {**own, ACTION: (dtype, shape), **after}, "observation_fields": [*own]}
+        observed = {part.field: (part.dtype, part.shape) for part in self.parts}
+        after = {NEXT + name: declaration for name, declaration in observed.items()}
+        return {
+            "fields": {**observed, ACTION: (dtype, shape), **after},
+            "observation_fields": [*observed],
+        }
 
     def warn_of_size(self, n_steps: int, max_bytes: int) -> None:
         """Warn if n_steps steps do not fit into a mirror: its draws would fail when they are
@@ -152,16 +155,16 @@ class SpaceFields:
         Raises:
             FieldError: The shape is wrong, or the key does not exist.
         """
-        found = {}
+        columns = {}
         for part in self.parts:
-            own, name = values, what
+            array, name = values, what
             if part.key is not None:
                 name = f"{what}[{part.key!r}]"
                 if not isinstance(values, Mapping) or part.key not in values:
                     raise FieldError(f"{name} is missing; the space of observations has it")
-                own = values[part.key]
-            found[part.field] = self._rows(own, part.shape, part.dtype, name)
-        return found
+                array = values[part.key]
+            columns[part.field] = self._rows(array, part.shape, part.dtype, name)
+        return columns
 
     def actions(self, values: Any) -> NDArray[Any]:
         """Return a copy of the actions of all environments, of shape (n_envs, action_dim).
@@ -243,26 +246,26 @@ NO_ARRAYS = (
 )
 
 
-def check_arguments(given: Mapping[str, Any], *, optimize_memory_usage: bool) -> None:
+def check_arguments(arguments: Mapping[str, Any], *, optimize_memory_usage: bool) -> None:
     """Raise where an argument cannot be.
 
     Args:
-        given: The arguments beyond those that Stable-Baselines3's own buffers take.
+        arguments: The arguments beyond those that Stable-Baselines3's own buffers take.
         optimize_memory_usage: Theirs.
 
     Raises:
         BufferConfigError: One of them; says what to do.
         TypeError: An argument of an unknown name; says which is meant.
     """
-    if any(name in given for name in _OF_HER):
+    if any(name in arguments for name in _OF_HER):
         raise BufferConfigError(HER)
     if optimize_memory_usage:
         raise BufferConfigError(MEMORY)
     for name, why in _OWN.items():
-        if name in given:
+        if name in arguments:
             raise BufferConfigError(f"SQLReplayBuffer takes no {name}=...: {why}; leave it out")
     known = (*_ARGUMENTS, *SETTINGS)
-    for name in given:
+    for name in arguments:
         if name not in known:
             raise unknown_setting(name, known)
 
@@ -331,12 +334,13 @@ class EnvEpisodes:
         rewards, n_added = step["reward"].tolist(), 0
         try:
             for i, ends in enumerate(zip(terminated.tolist(), truncated.tolist(), strict=True)):
-                own: dict[str, Any] = {name: values[i] for name, values in step.items()}
-                own["reward"], own["terminated"], own["truncated"] = rewards[i], *ends
+                step_values: dict[str, Any] = {name: values[i] for name, values in step.items()}
+                step_values["reward"] = rewards[i]
+                step_values["terminated"], step_values["truncated"] = ends
                 episode = self._episodes[i]
                 if episode is None:
                     episode = self._episodes[i] = self._begin(i)
-                episode.append(**own)
+                episode.append(**step_values)
                 n_added += 1
                 if any(ends):
                     self._end(i)
@@ -445,7 +449,7 @@ class SampleMaker:
         if not self._fields.is_dict:
             return tensor(buffer._normalize_obs(batch[prefix + parts[0].field], env))
         values = {part.key: batch[prefix + part.field] for part in parts}
-        return {key: tensor(own) for key, own in buffer._normalize_obs(values, env).items()}
+        return {key: tensor(array) for key, array in buffer._normalize_obs(values, env).items()}
 
     def _returns(self, batch: Batch, buffer: BaseBuffer, env: Any) -> tuple[Floats, Floats]:
         """Return the discounted sums of rewards, and the discounts of what follows.
@@ -575,8 +579,9 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
             "action_space": action_space, "n_envs": self.n_envs,
             "handle_timeout_termination": self.handle_timeout_termination,
         }  # fmt: skip
-        own: Any = {**settings, "max_capacity": int(buffer_size), **self._fields.declared()}
-        self.buffer = ReplayBuffer(url, name, create=create, **own)
+        declared = self._fields.declared()
+        all_settings: Any = {**settings, "max_capacity": int(buffer_size), **declared}
+        self.buffer = ReplayBuffer(url, name, create=create, **all_settings)
         self._maker = SampleMaker(
             self._fields,
             self.n_steps,

@@ -199,8 +199,8 @@ def _nested(name: str, space: Any, arrays: SpaceArrays) -> Any:
 def _part(name: str, key: Any, part: Any, arrays: SpaceArrays) -> Any:
     inner = f"{name}_{key}"
     # Observation fields that the user named stand for themselves.
-    own = inner if inner in arrays or key not in arrays else key
-    return _nested(own, part, arrays)
+    inner_key = inner if inner in arrays or key not in arrays else key
+    return _nested(inner_key, part, arrays)
 
 
 def dataset_folder(dataset_id: str) -> Path:
@@ -245,10 +245,10 @@ class NewDataset:
         space, name, version = parse_dataset_id(dataset_id)
         self._id, path = dataset_id, dataset_folder(dataset_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = re.compile(re.escape(f"{name}-partial-") + "([0-9a-f]{8})" + f"-v{version}")
+        pattern = re.compile(re.escape(f"{name}-partial-") + "([0-9a-f]{8})" + f"-v{version}")
         for other in path.parent.iterdir():
-            found = own.fullmatch(other.name)
-            mark = path.parent / f".{path.name}.partial-{found[1]}" if found else None
+            match = pattern.fullmatch(other.name)
+            mark = path.parent / f".{path.name}.partial-{match[1]}" if match else None
             if mark is not None and (not mark.exists() or is_ended(mark)):
                 shutil.rmtree(other, ignore_errors=True)
         # Minari makes the folder, so a file next to it is locked while this process lives.
@@ -648,10 +648,10 @@ def _info(dataset: Any, episode: Any, name: str) -> NDArray[Any]:
 
 def _info_specs(dataset: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the infos of the first episode that are numbers of one shape."""
-    found = {}
+    specs = {}
     first = next(iter(dataset.iterate_episodes()))
     for name, values in (first.infos or {}).items():
         array = np.array(None) if isinstance(values, dict) else np.asarray(values)
         if array.dtype.kind in "fiub" and array.shape[:1] == (len(first.rewards) + 1,):
-            found[name] = (str(array.dtype), array.shape[1:])
-    return found
+            specs[name] = (str(array.dtype), array.shape[1:])
+    return specs

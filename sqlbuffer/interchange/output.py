@@ -133,9 +133,9 @@ def _remove_ended(target: Path) -> None:
 
 def _left_by_others(target: Path, kind: str) -> list[Path]:
     """Return the places of one kind whose process has ended."""
-    own = re.compile(re.escape(f".{target.name}.{kind}-") + "[0-9a-f]{8}")
+    pattern = re.compile(re.escape(f".{target.name}.{kind}-") + "[0-9a-f]{8}")
     with suppress(OSError):
-        return [p for p in target.parent.iterdir() if own.fullmatch(p.name) and is_ended(p)]
+        return [p for p in target.parent.iterdir() if pattern.fullmatch(p.name) and is_ended(p)]
     return []
 
 

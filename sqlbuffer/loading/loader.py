@@ -173,15 +173,15 @@ class Output:
         """Return a batch as it is handed out."""
         if self.fieldname_map:
             batch = Batch(renamed(batch, self.fieldname_map), batch.info)
-        wanted = None
+        keys = None
         if self.to_named_tuple is not None:
-            wanted = [_key(name, batch) for name in self.to_named_tuple]
+            keys = [_key(name, batch) for name in self.to_named_tuple]
         if self.device is not None:
-            kept = batch if wanted is None else [name for name in wanted if name != INFO]
+            kept = batch if keys is None else [name for name in keys if name != INFO]
             batch = Batch({name: as_tensor(batch[name], self.device) for name in kept}, batch.info)
-        if wanted is None:
+        if keys is None:
             return batch
-        parts = [batch.info if name == INFO else batch[name] for name in wanted]
+        parts = [batch.info if name == INFO else batch[name] for name in keys]
         return made_tuple(tuple(map(_attribute, self.to_named_tuple or ())), parts)
 
 
@@ -196,13 +196,13 @@ def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
             raise FieldError(
                 f"fieldname_map names {shown(name)}, and the batch has {', '.join(arrays)}"
             )
-    found = {names.get(name, name): array for name, array in arrays.items()}
-    if len(found) < len(arrays):
+    by_name = {names.get(name, name): array for name, array in arrays.items()}
+    if len(by_name) < len(arrays):
         named = [names.get(name, name) for name in arrays]
         double = next(name for name in named if named.count(name) > 1)
         both = [name for name in arrays if names.get(name, name) == double]
         raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {shown(double)}")
-    return found
+    return by_name
 
 
 def made_tuple(names: tuple[str, ...], parts: Sequence[Any]) -> Any:
@@ -252,8 +252,8 @@ def _check_map(names: Any) -> None:
         raise FieldError(f"fieldname_map gives two fields the same name: {shown(dict(names))}")
 
 
-def _check_parts(given: Any) -> None:
-    names = checked_names(given, "to_named_tuple", "('obs',)")
+def _check_parts(parts: Any) -> None:
+    names = checked_names(parts, "to_named_tuple", "('obs',)")
     if not names:
         raise FieldError("to_named_tuple is a list of one name or more, such as ('obs',), got none")
     for name in names:
@@ -287,8 +287,8 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
 def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
     """Return one array of those of several batches; None where one of them is not known."""
     arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
-    found: NDArray[Any] | None = stacked(arrays) if arrays else None
-    return found
+    values: NDArray[Any] | None = stacked(arrays) if arrays else None
+    return values
 
 
 T = TypeVar("T", default=Batch)
@@ -369,10 +369,10 @@ class Loader(Generic[T]):
         Raises:
             TypeError: The iteration has no end.
         """
-        found = self._plan.n_batches()
-        if found is None:
+        n_batches = self._plan.n_batches()
+        if n_batches is None:
             raise TypeError("the loader has no end, and so no len; give epochs=... for passes")
-        return found
+        return n_batches
 
     def __bool__(self) -> bool:
         return True  # also if it is empty or has no length

@@ -108,9 +108,9 @@ class Intervals:
             bounds = np.frombuffer(zlib.decompress(base64.b85decode(text)), "<i8").reshape(2, -1)
         except (ValueError, zlib.error):
             raise ValueError(f"these are no intervals: {text!r:.80}") from None
-        found = cls((1, 0))
-        found._firsts, found._ends = np.cumsum(bounds, axis=1)
-        return found
+        intervals = cls((1, 0))
+        intervals._firsts, intervals._ends = np.cumsum(bounds, axis=1)
+        return intervals
 
     def to_text(self) -> str:
         """Return the numbers as a short text."""
@@ -130,8 +130,8 @@ class Intervals:
     def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         stretch = np.searchsorted(self._ends, places, side="right")
         before = np.concatenate([[0], self._ends[:-1]])[stretch]
-        found: NDArray[np.int64] = self._firsts[stretch] + places - before
-        return found
+        numbers: NDArray[np.int64] = self._firsts[stretch] + places - before
+        return numbers
 
 
 Numbers = NDArray[np.int64]
@@ -189,12 +189,12 @@ class Order:
         """Pass over all numbers but these."""
         offsets = keys[(keys > self.low) & (keys <= self.high)] - self.low - 1
         if self._shuffled is None:
-            own = np.sort(offsets[offsets % self._step == self._worker])
-            self._kept = (own - self._worker) // self._step
+            worker_offsets = np.sort(offsets[offsets % self._step == self._worker])
+            self._kept = (worker_offsets - self._worker) // self._step
             return
-        wanted = np.zeros(self._span, bool)
-        wanted[offsets] = True
-        self._kept = np.flatnonzero(wanted[self._shuffled]).astype(np.int64)
+        is_kept = np.zeros(self._span, bool)
+        is_kept[offsets] = True
+        self._kept = np.flatnonzero(is_kept[self._shuffled]).astype(np.int64)
 
     def after(self, place: int, n: int, above: int) -> tuple[Numbers, Numbers]:
         """Return the next numbers from a place on, and their places.
@@ -204,7 +204,7 @@ class Order:
             n: Largest number; fewer only at the end.
             above: Pass over numbers up to this one, which have left the window.
         """
-        found: list[tuple[Numbers, Numbers]] = []
+        parts: list[tuple[Numbers, Numbers]] = []
         missing, size = n, max(n, SLICE)
         while missing > 0:
             places = self._places(place, size)
@@ -215,11 +215,11 @@ class Order:
             if above > self.low:
                 live = numbers > above
                 numbers, places = numbers[live], places[live]
-            found.append((numbers[:missing], places[:missing]))
+            parts.append((numbers[:missing], places[:missing]))
             missing -= min(missing, numbers.size)
-        if not found:
+        if not parts:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
+        return np.concatenate([f[0] for f in parts]), np.concatenate([f[1] for f in parts])
 
     def _places(self, place: int, n: int) -> Numbers:
         if self._kept is not None:
@@ -330,20 +330,22 @@ class Shortage:
         return f": buffer {self.buffer!r} {self.why_none}" if self.why_none else ""
 
 
-def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], Shortage]) -> None:
+def check_sufficient(
+    n_found: int, n_wanted: int, strict: bool, why: Callable[[], Shortage]
+) -> None:
     """Raise if fewer items were found than needed.
 
     Args:
-        found: Number of items that were found.
-        wanted: Number of items that were wanted.
+        n_found: Number of items that were found.
+        n_wanted: Number of items that were wanted.
         strict: Whether fewer items are an error.
         why: Function that returns the reason; see `shortage`.
     """
-    if strict and found < wanted:
+    if strict and n_found < n_wanted:
         of = why()
         raise InsufficientDataError(
-            f"asked for {wanted}, and {found} match{of.reason}; wait for more data or lower the "
-            f"batch size{of.causes}"
+            f"asked for {n_wanted}, and {n_found} match{of.reason}; wait for more data or lower "
+            f"the batch size{of.causes}"
         )
 
 
@@ -454,10 +456,10 @@ class BatchSource:
         n_rows = self.store.rows.count(self.node)
 
         def numbers(candidates: Candidates) -> Intervals:
-            found = self._window(candidates).keys
-            if found is None and (candidates.span != n_rows or candidates.limits):
-                found = candidates.keys()
-            return Intervals((candidates.low + 1, candidates.high) if found is None else found)
+            keys = self._window(candidates).keys
+            if keys is None and (candidates.span != n_rows or candidates.limits):
+                keys = candidates.keys()
+            return Intervals((candidates.low + 1, candidates.high) if keys is None else keys)
 
         return self.store.draws.draw(self.node, numbers, self.reader.columns)
 
@@ -472,15 +474,15 @@ class BatchSource:
         numbers, size = self.numbers(), self.reader.tested_at_once
         if self.reader.is_of_steps:
             return numbers
-        found: list[Numbers] = []
+        drawn: list[Numbers] = []
         for first in range(0, len(numbers), size):
             places = np.arange(first, min(first + size, len(numbers)))
 
             def test(candidates: Candidates, keys: Numbers = numbers[places]) -> Numbers:
                 return self.reader.made(candidates, keys)
 
-            found.append(self.store.draws.draw(self.node, test, self.reader.columns))
-        return Intervals(np.concatenate([np.empty(0, np.int64), *found]))
+            drawn.append(self.store.draws.draw(self.node, test, self.reader.columns))
+        return Intervals(np.concatenate([np.empty(0, np.int64), *drawn]))
 
     def catch_up(self, seq: int) -> None:
         """Wait until rows up to a number are there, where a standby is read."""
@@ -575,9 +577,9 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def own_sampler(given: Sampler | None, replace: bool, seed: int) -> Sampler:
+def own_sampler(sampler: Sampler | None, replace: bool, seed: int) -> Sampler:
     """Return the sampler of an iteration."""
-    return RandomSampler(replace=replace, seed=seed) if given is None else own_copy(given)
+    return RandomSampler(replace=replace, seed=seed) if sampler is None else own_copy(sampler)
 
 
 @dataclass(frozen=True)

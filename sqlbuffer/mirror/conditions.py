@@ -100,13 +100,15 @@ def _version(memory: StepMemory, slots: Integers) -> Column:
 
 def _session(memory: StepMemory, slots: Integers) -> Column:
     distinct, index = np.unique(memory.limits.session[slots], return_inverse=True)
-    return TextColumn([memory.limits.session_keys.get(each) for each in distinct.tolist()], index)
+    return TextColumn(
+        [memory.limits.session_keys.get(number) for number in distinct.tolist()], index
+    )
 
 
 def _episode(memory: StepMemory, slots: Integers) -> Column:
     distinct, index = np.unique(memory.links["episode"][slots], return_inverse=True)
     keys = memory.episodes.keys
-    texts: list[Any] = [None if each == NONE else keys[each] for each in distinct.tolist()]
+    texts: list[Any] = [None if number == NONE else keys[number] for number in distinct.tolist()]
     return TextColumn(texts, index)
 
 
@@ -179,6 +181,8 @@ class MatchingSteps:
 def _updated(memory: StepMemory, node: Node, flags: Flags, slots: Integers) -> Flags:
     """Look at slots, and return the flags."""
     flags[slots] = False
-    own = slots[memory.is_drawable[slots]]
-    flags[own] = matching(node, len(own), lambda field: step_column(memory, field, own))
+    drawable = slots[memory.is_drawable[slots]]
+    flags[drawable] = matching(
+        node, len(drawable), lambda field: step_column(memory, field, drawable)
+    )
     return flags

@@ -99,13 +99,13 @@ class Filling:
         """
         self._check(n_steps)
         retention = self._config.retention
-        wanted = max(2 * n_steps, FEWEST_SLOTS)
+        n_slots = max(2 * n_steps, FEWEST_SLOTS)
         is_ring = retention.evict_by == "row" and not self._selects
         if is_ring and retention.max_capacity is not None:
             full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
-            wanted = full if self._allocate is None else min(wanted, full)
+            n_slots = full if self._allocate is None else min(n_slots, full)
         memory = self.memory_of(
-            min(wanted, self._most_slots), FIRST_BYTES, self._allocate or zeroed
+            min(n_slots, self._most_slots), FIRST_BYTES, self._allocate or zeroed
         )
         if self._alpha is not None:
             memory.priorities = StepPriorities(memory.n_slots, self._alpha)
@@ -249,12 +249,12 @@ def _read_priorities(
     memory: StepMemory, seqs: NDArray[np.int64], values: NDArray[np.float64]
 ) -> None:
     """Take priorities from the database; those that were set here and are not written yet stay."""
-    own = memory.priorities
-    if own is None or not len(seqs):
+    priorities = memory.priorities
+    if priorities is None or not len(seqs):
         return
     slots, is_live = live_slots(memory, seqs)
-    is_taken = is_live & ~own.is_own[slots]
-    own.set(slots[is_taken], values[is_taken], memory.is_drawable)
+    is_taken = is_live & ~priorities.is_own[slots]
+    priorities.set(slots[is_taken], values[is_taken], memory.is_drawable)
 
 
 def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
@@ -368,10 +368,10 @@ class Refreshing:
 
     def _find(self, publisher: Publisher) -> bool:
         """Go on from what an earlier follower has left; False: there is nothing."""
-        found = publisher.found(self._filling.memory_of)
-        if found is None:
+        published = publisher.found(self._filling.memory_of)
+        if published is None:
             return False
-        self.memory, cursor = found
+        self.memory, cursor = published
         self._feed.resume(cursor)
         assert self._feed.state is not None
         self.state = self._feed.state
@@ -629,9 +629,9 @@ def _follow(
     """Look again and again, until the mirror is closed or garbage-collected."""
     while not closed.is_set():
         pause(refresh_s)
-        own = refreshing()
-        if own is None or own._pid != os.getpid() or closed.is_set():
+        follower = refreshing()
+        if follower is None or follower._pid != os.getpid() or closed.is_set():
             return
         with suppress(Exception):  # kept, for `lag` and for draws
-            own.refresh_once(refresh_s)
-        del own
+            follower.refresh_once(refresh_s)
+        del follower

@@ -82,9 +82,9 @@ class MirrorSource:
         is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
         is_few = is_few or self._draws.selects
 
-        def found(maker: MemoryBatches, wanted: Flags | None) -> SourceWindow:
+        def found(maker: MemoryBatches, matching: Flags | None) -> SourceWindow:
             low, high = maker.memory.low, maker.memory.high
-            return SourceWindow(low, max(low, high), _keys(maker, wanted) if is_few else None)
+            return SourceWindow(low, max(low, high), _keys(maker, matching) if is_few else None)
 
         return self._draws.read(self._form, self._node, found)
 
@@ -96,9 +96,9 @@ class MirrorSource:
         """Return the keys of all things that can be made at this moment."""
         self._store.own_writes.store()
 
-        def found(maker: MemoryBatches, wanted: Flags | None) -> Intervals:
-            slots = np.flatnonzero(maker.keys(wanted))
-            slots = slots[maker.accepted(slots, wanted)]
+        def found(maker: MemoryBatches, matching: Flags | None) -> Intervals:
+            slots = np.flatnonzero(maker.keys(matching))
+            slots = slots[maker.accepted(slots, matching)]
             return Intervals(np.sort(maker.memory.records[SEQ][slots]))
 
         return self._draws.read(self._form, self._node, found)
@@ -117,9 +117,9 @@ class MirrorSource:
         """
 
         def found(
-            maker: MemoryBatches, wanted: Flags | None
+            maker: MemoryBatches, matching: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
-            return *_next(maker, wanted, order, at, n), maker.memory.clock
+            return *_next(maker, matching, order, at, n), maker.memory.clock
 
         batch, behind, clock = self._draws.read(self._form, self._node, found)
         if batch is not None:
@@ -127,23 +127,23 @@ class MirrorSource:
         return batch, behind
 
 
-def _keys(maker: MemoryBatches, wanted: Flags | None) -> Numbers:
+def _keys(maker: MemoryBatches, matching: Flags | None) -> Numbers:
     """Return the numbers of all keys, ascending."""
-    found: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(wanted))])
-    return found
+    seqs: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(matching))])
+    return seqs
 
 
 def _next(
-    maker: MemoryBatches, wanted: Flags | None, order: PassOrder, at: Place, n: int
+    maker: MemoryBatches, matching: Flags | None, order: PassOrder, at: Place, n: int
 ) -> tuple[Batch | None, Place]:
     blocks = maker.memory.blocks
 
     def made(numbers: Numbers) -> Numbers:
         slots = blocks.slots_of(numbers)
         hits = np.flatnonzero(slots != NONE)
-        return hits[maker.accepted(slots[hits], wanted)]
+        return hits[maker.accepted(slots[hits], matching)]
 
-    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, wanted), made)
+    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, matching), made)
     return (maker.read(blocks.slots_of(keys)) if keys.size else None), at
 
 

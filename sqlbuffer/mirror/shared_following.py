@@ -101,13 +101,13 @@ class SharedFollowing:
         if not self._place.try_to_follow():
             return False
         publisher = Publisher(self._place, self._about)
-        own = Refreshing(self._store, self._settings, publisher)
+        refreshing = Refreshing(self._store, self._settings, publisher)
         try:
-            own.start()
+            refreshing.start()
         except BaseException:
             self._place.stop_following()
             raise
-        self._own, self._replica = own, None
+        self._own, self._replica = refreshing, None
         return True
 
     def _attach(self) -> bool:
@@ -193,14 +193,14 @@ class SharedFollowing:
                 if not generation & 1:
                     try:
                         replica.update(generation)
-                        found = made(replica.memory)
+                        result = made(replica.memory)
                     except Exception:
                         # Half of the read data may be of another state.
                         if replica.segment.get(Counter.GENERATION) == generation:
                             raise
                     else:
                         if replica.segment.get(Counter.GENERATION) == generation:
-                            return found
+                            return result
                     continue
             deadline = deadline or time.monotonic() + WAIT_S
             if time.monotonic() > deadline:
@@ -301,15 +301,15 @@ def _error_of(replica: Replica) -> Exception | None:
     name, _, text = replica.segment.error.partition(": ")
     if not name:
         return None
-    found = getattr(errors, name, StorageError)
-    made: Exception = found(text)
+    kind = getattr(errors, name, StorageError)
+    made: Exception = kind(text)
     return made
 
 
 def _watch(following: "ref[SharedFollowing]", closed: threading.Event) -> None:
     """Take over from the process that follows, when it ends."""
     while not closed.wait(WATCH_S):
-        own = following()
-        if own is None or own._pid != os.getpid() or own.take_over():
+        follower = following()
+        if follower is None or follower._pid != os.getpid() or follower.take_over():
             return
-        del own
+        del follower

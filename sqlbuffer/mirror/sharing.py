@@ -72,8 +72,8 @@ def packed(entry: Entry) -> bytes:
     parts = [name, entry.data]
     sizes = [-1 if part is None else len(part) for part in parts]
     head = _HEAD.pack(entry.kind, entry.number, entry.id, entry.value, *sizes, *entry.numbers)
-    own = head + b"".join([part for part in parts if part is not None])
-    return own + bytes(-len(own) % _ALIGN)
+    raw = head + b"".join([part for part in parts if part is not None])
+    return raw + bytes(-len(raw) % _ALIGN)
 
 
 def unpacked(stored: memoryview) -> Iterator[Entry]:
@@ -248,9 +248,9 @@ class Segment:
 
     @error.setter
     def error(self, text: str) -> None:
-        own = text.encode()[:_ERROR_BYTES]
-        self._map[_ERROR_AT : _ERROR_AT + len(own)] = own
-        self.set(Counter.ERROR_END, len(own))
+        raw = text.encode()[:_ERROR_BYTES]
+        self._map[_ERROR_AT : _ERROR_AT + len(raw)] = raw
+        self.set(Counter.ERROR_END, len(raw))
 
     @property
     def cursor(self) -> Any:
@@ -260,11 +260,11 @@ class Segment:
 
     @cursor.setter
     def cursor(self, value: Any) -> None:
-        own = json.dumps(value).encode()
-        if len(own) > CURSOR_BYTES:
-            own = b""  # the next follower reads everything
-        self._cursor[: len(own)] = own
-        self.set(Counter.CURSOR_END, len(own))
+        raw = json.dumps(value).encode()
+        if len(raw) > CURSOR_BYTES:
+            raw = b""  # the next follower reads everything
+        self._cursor[: len(raw)] = raw
+        self.set(Counter.CURSOR_END, len(raw))
 
     @property
     def is_from_this_boot(self) -> bool:
@@ -409,9 +409,9 @@ def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any
             f"{platform.machine()}; open a mirror in each process without it"
         )
     if path is not None:
-        own = Path(path).absolute()
-        _check_own(own)
-        return SharedPlace(own, is_kept=True)
+        absolute = Path(path).absolute()
+        _check_own(absolute)
+        return SharedPlace(absolute, is_kept=True)
     if not SHARED_MEMORY.is_dir():
         raise BufferConfigError(f"this machine has no {SHARED_MEMORY}; give path= for the file")
     sweep()
@@ -601,10 +601,10 @@ def open_replica(path: Path, about: Mapping[str, Any], settings: MirrorSettings)
         OSError: There is none.
         ValueError: It is of another version, or of another mirror.
     """
-    found = Segment(path, {}, is_writable=False).about
-    if any(found.get(name) != value for name, value in about.items()):
+    stored = Segment(path, {}, is_writable=False).about
+    if any(stored.get(name) != value for name, value in about.items()):
         raise ValueError(f"{path} holds the mirror of another buffer")
-    shapes = slot_shapes(settings.layout, found["n_slots"], found["heap_bytes"])
+    shapes = slot_shapes(settings.layout, stored["n_slots"], stored["heap_bytes"])
     return Replica(Segment(path, shared_shapes(shapes), is_writable=False), settings)
 
 
@@ -782,7 +782,7 @@ class Publisher:
         """Tell others that a look failed."""
         self._next = None
         if self._segment is not None and isinstance(error, Exception):
-            names = [each.__name__ for each in type(error).__mro__]
+            names = [kind.__name__ for kind in type(error).__mro__]
             name = next((name for name in names if hasattr(errors, name)), "StorageError")
             self._segment.error = f"{name}: {error}"
             self._segment.set(Counter.FAILED_NS, int(began_at * 1e9))
@@ -822,18 +822,20 @@ def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -
             everything.
     """
     is_all = told_sessions is None
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for kind, table in ((TASK_NAME, memory.tasks), (AGENT_NAME, memory.agents)):
         numbers = table.numbers() if is_all else sorted(table.touched or ())
-        found += [Entry(kind, number, 0, 0, table.names[number], None) for number in numbers]
+        entries += [Entry(kind, number, 0, 0, table.names[number], None) for number in numbers]
     for number, key in memory.limits.session_keys.items():
         if number not in (told_sessions or ()):
-            found.append(Entry(SESSION_KEY, number, 0, 0, key, None))
+            entries.append(Entry(SESSION_KEY, number, 0, 0, key, None))
     episodes = memory.episodes
     for number in episodes.numbers() if is_all else sorted(episodes.touched or ()):
         id_ = episodes.id_of(number)
         if id_ is not None:
-            own = episodes.entry(number)
-            kind, sums = EPISODE_STATE + own.status, (own.return_, own.reward)
-            found.append(Entry(kind, number, id_, own.length, own.key, own.final, sums))
-    return [packed(entry) for entry in found]
+            episode = episodes.entry(number)
+            kind, sums = EPISODE_STATE + episode.status, (episode.return_, episode.reward)
+            entries.append(
+                Entry(kind, number, id_, episode.length, episode.key, episode.final, sums)
+            )
+    return [packed(entry) for entry in entries]

@@ -126,7 +126,7 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         return Field(name, *SHORT_NAMES[name])
     root = re.match(r"(?:exp_data\.)?(state|actions|messages|extra)(?=[.\[])", name)
     if root is None:
-        usable = [own for own, is_usable in declared.items() if is_usable]
+        usable = [field_name for field_name, is_usable in declared.items() if is_usable]
         is_long = name.startswith("exp_")
         known = list(FIELDS if is_long else dict.fromkeys([*SHORT_NAMES, *FIELDS, *usable]))
         hint = nearest(name, known) or "; known are " + ", ".join(known)
@@ -178,9 +178,11 @@ def parse_path(name: str, start: int) -> tuple[Segment, ...]:
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return a hint at the known names that are like an unknown one; empty: there are none."""
     name = name[:100]
-    by_last_part = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
-    found = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return "; did you mean " + " or ".join(found) + "?" if found else ""
+    by_last_part = [
+        candidate for candidate in known if candidate.rpartition(".")[2] == name.rpartition(".")[2]
+    ]
+    similar = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return "; did you mean " + " or ".join(similar) + "?" if similar else ""
 
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte", "in", "like", "is_null"]

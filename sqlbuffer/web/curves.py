@@ -69,7 +69,7 @@ class Curve:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not any(np.isfinite(each.values).any() for each in self.series)
+        return not any(np.isfinite(line.values).any() for line in self.series)
 
     @property
     def data(self) -> dict[str, Any]:
@@ -78,25 +78,25 @@ class Curve:
             "x": [round(float(value), 3) for value in self.x],
             "series": [
                 {
-                    "label": each.label,
-                    "kind": each.kind,
-                    "values": [_short(value) for value in each.values],
+                    "label": line.label,
+                    "kind": line.kind,
+                    "values": [_short(value) for value in line.values],
                 }
-                for each in self.series
+                for line in self.series
             ],
         }
 
     @property
     def summary(self) -> tuple[tuple[str, float, float, float, float], ...]:
         """Label, least, mean, greatest and last value of each line."""
-        found = []
-        for each in self.series:
-            finite = each.values[np.isfinite(each.values)]
+        rows = []
+        for line in self.series:
+            finite = line.values[np.isfinite(line.values)]
             if finite.size:
                 least, most = float(finite.min()), float(finite.max())
-                mean = float(finite.mean()) if each.mean is None else each.mean
-                found.append((each.label, least, mean, most, float(finite[-1])))
-        return tuple(found)
+                mean = float(finite.mean()) if line.mean is None else line.mean
+                rows.append((line.label, least, mean, most, float(finite[-1])))
+        return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ def ratio_of(parts: Floats, wholes: Floats) -> tuple[Floats, float | None]:
 
 def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histogram:
     """Return how values are distributed; those that are not finite are left out."""
-    given = np.asarray(values, np.float64)
-    finite = given[np.isfinite(given)]
+    numbers = np.asarray(values, np.float64)
+    finite = numbers[np.isfinite(numbers)]
     if not finite.size:
         return Histogram(title, note)
-    if n_left_out := given.size - finite.size:
+    if n_left_out := numbers.size - finite.size:
         note = f"{note} Left out: {n_left_out:,} without a finite value."
     least, most = float(finite.min()), float(finite.max())
     edges = _edges(finite, least, most)
@@ -364,10 +364,13 @@ def _speed(
 ) -> Curve:
     if not steps.seqs.size:
         return Curve("speed", "Steps per second", "Nothing to show: no steps.", steps.seqs)
-    found = _activity(connection, number, span, steps, counts, _MOST_INTERVALS, BUCKET_S)
+    activity = _activity(connection, number, span, steps, counts, _MOST_INTERVALS, BUCKET_S)
     note = f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
-    series = found.per_second("in", found.written), found.per_second("≈ out", found.drawn)
-    return Curve("speed", "Steps per second", note, found.edges[1:], series)
+    series = (
+        activity.per_second("in", activity.written),
+        activity.per_second("≈ out", activity.drawn),
+    )
+    return Curve("speed", "Steps per second", note, activity.edges[1:], series)
 
 
 def _samples_per_insert(
@@ -382,10 +385,10 @@ def _samples_per_insert(
     )
     if not steps.seqs.size:
         return empty
-    found = _activity(
+    activity = _activity(
         connection, number, span, steps, counts, _MOST_INTERVALS // 2, _OF_DRAWS_S, counts.since
     )
-    ratios, of_all = ratio_of(found.drawn, found.written)
+    ratios, of_all = ratio_of(activity.drawn, activity.written)
     if of_all is None:
         return empty
     note = (
@@ -393,7 +396,7 @@ def _samples_per_insert(
         f"all of them. {_REPORTED}"
     )
     series = (Series("≈ sampled / written", ratios, mean=of_all),)
-    return Curve("ratio", title, note, found.edges[1:], series)
+    return Curve("ratio", title, note, activity.edges[1:], series)
 
 
 def _histograms(
@@ -423,7 +426,9 @@ def _histograms(
     )
 
 
-def _of_rows(title: str, found: Distribution | None, missing: str) -> Histogram:
-    if found is None:
+def _of_rows(title: str, distribution: Distribution | None, missing: str) -> Histogram:
+    if distribution is None:
         return Histogram(title, missing)
-    return histogram(title, f"{found.n:,} stored steps: all, or an even sample.", found.values)
+    return histogram(
+        title, f"{distribution.n:,} stored steps: all, or an even sample.", distribution.values
+    )

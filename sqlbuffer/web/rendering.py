@@ -52,10 +52,10 @@ def command_line(command: str, *words: Any, **options: Any) -> str:
         elif value is not None:
             # A value that begins with a dash is not a separate option.
             parts.append(f"{option}={value}")
-    given = [str(word) for word in words]
-    if any(word.startswith("-") for word in given):
-        given.insert(0, "--")
-    return shlex.join([*parts, *given])
+    texts = [str(word) for word in words]
+    if any(word.startswith("-") for word in texts):
+        texts.insert(0, "--")
+    return shlex.join([*parts, *texts])
 
 
 def quoted(text: str) -> str:
@@ -118,9 +118,9 @@ def page(request: Request, template: str, *, status_code: int = 200, **context: 
 
 def fragment(request: Request, template: str, **context: Any) -> str:
     """Return the text of a page or of a part; the arguments are those of `page`."""
-    found = environment().get_template(template)
+    loaded = environment().get_template(template)
     return str(
-        found.render(
+        loaded.render(
             link=lambda path, **query: link(request, path, **query),
             site=site_of(request),
             here=here_of(request),
@@ -143,8 +143,8 @@ def link(request: Request, path: str, **query: Any) -> str:
         **query: State of the page; values that are None are left out.
     """
     root = request.scope.get("root_path", "")
-    given = {name: value for name, value in query.items() if value is not None}
-    text = urlencode(given, doseq=True, quote_via=quote, errors="backslashreplace")
+    parameters = {name: value for name, value in query.items() if value is not None}
+    text = urlencode(parameters, doseq=True, quote_via=quote, errors="backslashreplace")
     return f"{quote(root)}{path}{f'?{text}' if text else ''}"
 
 
@@ -252,17 +252,17 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def names(found: Sequence[str]) -> str:
+def names(texts: Sequence[str]) -> str:
     """Return how many there are, and the first few names."""
-    if not found:
+    if not texts:
         return _NOTHING
-    more = "" if len(found) <= _MOST_NAMES else ", ..."
-    return f"{len(found)}: {', '.join(found[:_MOST_NAMES])}{more}"
+    more = "" if len(texts) <= _MOST_NAMES else ", ..."
+    return f"{len(texts)}: {', '.join(texts[:_MOST_NAMES])}{more}"
 
 
-def versions(found: tuple[int | None, int | None]) -> str:
+def versions(bounds: tuple[int | None, int | None]) -> str:
     """Return the versions from the oldest to the newest step."""
-    first, last = found
+    first, last = bounds
     if first is None or last is None or first == last:
         return count(last if first is None else first)
     return f"{first:,} to {last:,}"
@@ -297,9 +297,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
+        return {str(name): _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value
 
 
@@ -331,8 +331,8 @@ def rollout_link(request: Request, buffer: str, rollout: Rollout, **query: Any) 
     """Return the address of the page of a rollout."""
     if rollout.number is not None:
         return episode_link(request, buffer, rollout.number, **query)
-    own = {"task": rollout.task_id, "agent": rollout.agent_id}
-    return buffer_link(request, buffer, "/task", **own, **query)
+    keys = {"task": rollout.task_id, "agent": rollout.agent_id}
+    return buffer_link(request, buffer, "/task", **keys, **query)
 
 
 def difference_link(request: Request, buffer: str, a: int, b: int) -> str:

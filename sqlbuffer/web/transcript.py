@@ -87,32 +87,32 @@ def first_line(text: str, most: int = 120) -> str:
     return printable(line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}…")
 
 
-def excerpts(text: str, wanted: str, most: int = 3) -> list[str]:
+def excerpts(text: str, sought: str, most: int = 3) -> list[str]:
     """Return the surroundings of the first places where a text has another, in any case."""
-    found = []
-    for match in re.finditer(re.escape(wanted), text, re.IGNORECASE):
+    parts = []
+    for match in re.finditer(re.escape(sought), text, re.IGNORECASE):
         start, stop = max(match.start() - EXCERPT_CHARS, 0), match.end() + EXCERPT_CHARS
-        found.append(printable(text[start:stop]))
-        if len(found) == most:
+        parts.append(printable(text[start:stop]))
+        if len(parts) == most:
             break
-    return found
+    return parts
 
 
-def has_text(text: str, wanted: str) -> bool:
+def has_text(text: str, sought: str) -> bool:
     """Return True if a text has another, in any case."""
-    return re.search(re.escape(wanted), text, re.IGNORECASE) is not None
+    return re.search(re.escape(sought), text, re.IGNORECASE) is not None
 
 
-def pieces(text: str, wanted: str) -> list[tuple[str, bool]]:
+def pieces(text: str, sought: str) -> list[tuple[str, bool]]:
     """Return a text in pieces, and which of them are what is looked for.
 
     Example:
         >>> pieces("To be", "be")
         [('To ', False), ('be', True)]
     """
-    if not wanted:
+    if not sought:
         return [(text, False)]
-    parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE)
+    parts = re.split(f"({re.escape(sought)})", text, flags=re.IGNORECASE)
     return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
 
@@ -122,10 +122,10 @@ def _head_end(text: str) -> int:
         return len(text)
     end = 0
     for _ in range(SHOWN_LINES):
-        found = text.find("\n", end, SHOWN_CHARS)
-        if found < 0:
+        newline = text.find("\n", end, SHOWN_CHARS)
+        if newline < 0:
             break
-        end = found + 1
+        end = newline + 1
     else:
         return end
     return SHOWN_CHARS if len(text) > SHOWN_CHARS else len(text)
@@ -209,10 +209,10 @@ def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
     if messages is None and isinstance(state, str):
         messages = state
     listed = messages if isinstance(messages, (list, tuple)) else [messages]
-    found = [said for message in listed if message is not None for said in said_of(message)]
-    if found or is_said(actions):
-        found += _answers(actions)
-    return found
+    spoken = [said for message in listed if message is not None for said in said_of(message)]
+    if spoken or is_said(actions):
+        spoken += _answers(actions)
+    return spoken
 
 
 def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
@@ -308,15 +308,15 @@ def _image(part: Any) -> str | None:
     """Return the address of an image that a part contains; None if it has none to show."""
     if not isinstance(part, dict):
         return None
-    kind, found = part.get("type"), None
+    kind, url = part.get("type"), None
     if kind in ("image_url", "input_image"):
-        found = part.get("image_url")
-        found = found.get("url") if isinstance(found, dict) else found
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
     elif kind == "image" and isinstance(source := part.get("source"), dict):
-        found = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    if not isinstance(found, str) or len(found) > MOST_IMAGE_CHARS:
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str) or len(url) > MOST_IMAGE_CHARS:
         return None
-    return found if _IMAGE.fullmatch(found) else None
+    return url if _IMAGE.fullmatch(url) else None
 
 
 def _id(value: Any) -> str | None:
@@ -380,9 +380,9 @@ def n_same(one: Sequence[Said], other: Sequence[Said]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def is_among(answers: Sequence[Said], given: Sequence[Said]) -> bool:
+def is_among(answers: Sequence[Said], context: Sequence[Said]) -> bool:
     """Return True if the messages of a step already contain its action, in the same order."""
-    tokens = iter([_token(said) for said in given if said.role == "assistant"])
+    tokens = iter([_token(said) for said in context if said.role == "assistant"])
     return bool(answers) and all(_token(said) in tokens for said in answers)
 
 
@@ -487,7 +487,7 @@ class Transcript:
     """Reads the steps of an episode in order, and returns the new messages of each.
 
     Args:
-        wanted: Text to search for; empty: none.
+        sought: Text to search for; empty: none.
 
     Attributes:
         matches: Turns that contain it, in order.
@@ -502,10 +502,10 @@ class Transcript:
         (2, ['Sure?', 'Yes.'])
     """
 
-    def __init__(self, wanted: str = "") -> None:
-        self._wanted = wanted
+    def __init__(self, sought: str = "") -> None:
+        self._sought = sought
         self._said: list[Said] = []
-        self._given: list[Said] = []
+        self._context: list[Said] = []
         self._turns: list[Turn | None] = []
         self._open_calls: list[ShownCall] = []
         self.matches: list[Turn] = []
@@ -514,7 +514,7 @@ class Transcript:
         """Take a step that comes before those that are shown."""
         said = said_in_step(messages, actions, state)
         self._said, self._turns = said, [None] * len(said)
-        self._given = [each for each in said if not each.is_answer]
+        self._context = [message for message in said if not message.is_answer]
 
     def step(self, seq: int, messages: Any, actions: Any, state: Any = None) -> StepTurns:
         """Return the new messages of a step.
@@ -526,26 +526,26 @@ class Transcript:
             state: State of the step, if it is a text.
         """
         said = said_in_step(messages, actions, state)
-        given = [each for each in said if not each.is_answer]
-        n_context, n_aligned = n_repeated(self._said, given)
+        context = [message for message in said if not message.is_answer]
+        n_context, n_aligned = n_repeated(self._said, context)
         # The agent's action may be written differently in its context, or be missing there.
-        if (n_begun := n_same(self._given, given)) > n_context:
+        if (n_begun := n_same(self._context, context)) > n_context:
             n_context, n_aligned = n_begun, 0
-        self._given = given
-        self._enrich(given[n_context - n_aligned : n_context])
-        turns = self._added(seq, n_context, given[n_context:])
-        answers = said[len(given) :]
+        self._context = context
+        self._enrich(context[n_context - n_aligned : n_context])
+        turns = self._added(seq, n_context, context[n_context:])
+        answers = said[len(context) :]
         n_answers, _ = n_repeated(self._said, answers)
-        if is_among(answers, given[n_context:]):
+        if is_among(answers, context[n_context:]):
             n_answers = len(answers)
-        turns += self._added(seq, len(given) + n_answers, answers[n_answers:])
+        turns += self._added(seq, len(context) + n_answers, answers[n_answers:])
         return StepTurns(turns, n_context + n_answers)
 
     def _added(self, seq: int, place: int, said: Iterable[Said]) -> list[Turn]:
         shown = []
-        for number, each in enumerate(said, place):
-            turn = self._turn(seq, number, each)
-            self._said.append(each)
+        for number, message in enumerate(said, place):
+            turn = self._turn(seq, number, message)
+            self._said.append(message)
             self._turns.append(turn)
             if turn.is_match:
                 self.matches.append(turn)
@@ -556,12 +556,12 @@ class Transcript:
     def _turn(self, seq: int, place: int, said: Said) -> Turn:
         calls = self._calls(said.calls)
         turn = Turn(seq, place, said, shown_text(said.text), shown_text(said.reasoning), calls)
-        if self._wanted and any(has_text(text, self._wanted) for text in said.texts):
+        if self._sought and any(has_text(text, self._sought) for text in said.texts):
             turn.is_match = True
-            if not has_text(turn.text.head + turn.reasoning.head, self._wanted):
+            if not has_text(turn.text.head + turn.reasoning.head, self._sought):
                 hidden = (said.text[len(turn.text.head) :], said.reasoning)
                 turn.excerpts = [
-                    found for text in hidden for found in excerpts(text, self._wanted)
+                    excerpt for text in hidden for excerpt in excerpts(text, self._sought)
                 ][:3]
         return turn
 
@@ -712,14 +712,14 @@ class _Comparison:
         ours, theirs = _lines(one), _lines(other)
         most = min(MOST_LINES, self._lines_left)
         self._lines_left -= min(max(len(ours), len(theirs)), most)
-        found: list[Line] = []
+        lines: list[Line] = []
         for is_same, a, b in _runs(ours, theirs, most):
             if is_same:
-                found += _context([ours[i] for i in a])
+                lines += _context([ours[i] for i in a])
             else:
-                found += [Line("left", ours[i]) for i in a]
-                found += [Line("right", theirs[i]) for i in b]
-        return self._shown(found)
+                lines += [Line("left", ours[i]) for i in a]
+                lines += [Line("right", theirs[i]) for i in b]
+        return self._shown(lines)
 
     def _shown(self, lines: list[Line]) -> list[Line]:
         if len(lines) > DIFFERENCE_LINES:
@@ -879,7 +879,7 @@ def steps_page(
     steps: Iterable[Any],
     notes: Mapping[int, Any],
     *,
-    wanted: str = "",
+    sought: str = "",
     before: "DataRow | None" = None,
     first_turn: int = 0,
     images: Sequence[str] = (),
@@ -889,12 +889,12 @@ def steps_page(
     Args:
         steps: `BrowsedStep`s, in order.
         notes: Other data of the steps, by their numbers.
-        wanted: Text to search for; empty: none.
+        sought: Text to search for; empty: none.
         before: Step before them, whose conversation they may repeat.
         first_turn: Number of the first turn to show of the first step.
         images: Typed fields that are images and were not read.
     """
-    transcript = Transcript(wanted)
+    transcript = Transcript(sought)
     if before is not None:
         transcript.context(*_conversation_values(before))
     views: list[StepView] = []
@@ -942,22 +942,22 @@ def _view(step: Any, transcript: Transcript, images: Sequence[str]) -> StepView:
 def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
     """Return the values of a step that are not turns: numbers one by one, others as a whole."""
     data = row.exp_data
-    found = [_shown(pointer(name), value) for name, value in row.fields.items()]
+    values = [_shown(pointer(name), value) for name, value in row.fields.items()]
     for name in ("state", "actions", "messages", "extra"):
         value = getattr(data, name)
         is_said = name in ("actions", "messages") or isinstance(value, str)
         if value is None or (is_conversation and is_said):
             continue
         if isinstance(value, dict) and 0 < len(value) <= MOST_COLUMNS:
-            found += [_shown(pointer(name, key), item) for key, item in value.items()]
+            values += [_shown(pointer(name, key), item) for key, item in value.items()]
         else:
-            found.append(_shown(name, value))
+            values.append(_shown(name, value))
     inside = [
         ShownValue(path, "image", True)
         for path, array in arrays_of(row).items()
-        if is_image(array) and path not in {value.path for value in found}
+        if is_image(array) and path not in {value.path for value in values}
     ]
-    return found + inside
+    return values + inside
 
 
 def _shown(path: str, value: Any) -> ShownValue:

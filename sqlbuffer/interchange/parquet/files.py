@@ -239,9 +239,11 @@ class StepRuns:
 
     def firsts(self, column: Any) -> list[Any]:
         """Return the value of a column that the steps of a run have in common."""
-        own = whole(column).take(load_pyarrow().array(self.held))
-        found: list[Any] = times(own) if str(own.type).startswith("timestamp") else own.to_pylist()
-        return found
+        held = whole(column).take(load_pyarrow().array(self.held))
+        values: list[Any] = (
+            times(held) if str(held.type).startswith("timestamp") else held.to_pylist()
+        )
+        return values
 
     def continued(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return numbers that increase by one in the place of those of filled steps."""

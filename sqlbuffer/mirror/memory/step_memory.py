@@ -155,13 +155,13 @@ class StepLimits:
 
     def are_barred(self, slots: Integers) -> Flags:
         """Return which steps may not be sampled."""
-        found: Flags = self.is_quarantined[slots]
+        barred: Flags = self.is_quarantined[slots]
         if self.oldest is not None:
-            found = found | (self.version[slots] < self.oldest)
+            barred = barred | (self.version[slots] < self.oldest)
         if self.only is not None:
-            own = self.session[slots]
-            found = found | ((own != self.only) & (own != NONE))
-        return found
+            sessions = self.session[slots]
+            barred = barred | ((sessions != self.only) & (sessions != NONE))
+        return barred
 
 
 Gathered = tuple[Integers, NDArray[Any]]
@@ -414,9 +414,9 @@ class StepMemory:
         of_chunks = [getattr(chunk, name) for chunk in chunks]
         values = np.full(ends[-1], np.nan, np.float32)
         if any(of_chunk is not None for of_chunk in of_chunks):
-            for chunk, given, end in zip(chunks, of_chunks, ends.tolist(), strict=True):
-                if given is not None:
-                    stored = np.array(listed(given), np.float64)
+            for chunk, chunk_values, end in zip(chunks, of_chunks, ends.tolist(), strict=True):
+                if chunk_values is not None:
+                    stored = np.array(listed(chunk_values), np.float64)
                     values[end - chunk.n_steps : end] = as_float32(stored)
         self.values[name][at] = values
 
@@ -430,8 +430,8 @@ class StepMemory:
     ) -> None:
         """Note the place of steps in their episodes, and which step follows which."""
         links, episodes = self.links, self.episodes
-        own = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
-        numbers = np.repeat(np.array(own, np.int32), counts)
+        chunk_episodes = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
+        numbers = np.repeat(np.array(chunk_episodes, np.int32), counts)
         ts = np.repeat([c.t or 0 for c in chunks], counts) + places
         links["episode"][at] = self.records[EPISODE][at] = numbers
         links["t"][at] = self.records[T][at] = np.where(numbers == NONE, NONE, ts)
@@ -440,7 +440,7 @@ class StepMemory:
         links["prev"][at] = np.where(has_before, np.roll(slots, 1), NONE)
         links["next"][at] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
         ends = np.cumsum(counts)
-        for chunk, number, end in zip(chunks, own, ends.tolist(), strict=True):
+        for chunk, number, end in zip(chunks, chunk_episodes, ends.tolist(), strict=True):
             if number != NONE:
                 first, last = int(slots[end - chunk.n_steps]), int(slots[end - 1])
                 self._stage_neighbours(number, chunk.t or 0, chunk.n_steps, first, last)
@@ -467,8 +467,8 @@ class StepMemory:
     def _find(self, episode: int, t: int) -> int:
         """Return the slot of a step of an episode, -1 if it is not in memory; looks at all."""
         links = self.links[: self.blocks.n_used]
-        found = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
-        return int(found[-1]) if len(found) else NONE
+        slots = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
+        return int(slots[-1]) if len(slots) else NONE
 
     def commit(self, low: int, changes: StepChanges) -> None:
         """Make the staged steps visible, together with other changes.
@@ -616,10 +616,10 @@ class StepMemory:
             neighbours = neighbours[neighbours != NONE]
             links[other][neighbours] = NONE
             self.changed.add(neighbours.astype(np.int64))
-        own = links["episode"][slots]
-        own = own[own != NONE]
-        np.subtract.at(episodes.n_steps, own, 1)
-        distinct = np.unique(own)
+        episode_numbers = links["episode"][slots]
+        episode_numbers = episode_numbers[episode_numbers != NONE]
+        np.subtract.at(episodes.n_steps, episode_numbers, 1)
+        distinct = np.unique(episode_numbers)
         is_lost = np.isin(episodes.last_slot[distinct], slots)
         episodes.last_slot[distinct[is_lost]] = NONE
         episodes.forget(distinct)
@@ -719,8 +719,8 @@ def block_numbers(memory: StepMemory, blocks: Integers) -> Integers:
     """Return which block of numbers blocks of slots have, -1 for those that are free."""
     slots = blocks[:, None] * BLOCK + np.arange(BLOCK)
     newest = memory.records[SEQ][slots].max(axis=1, initial=0)
-    found: Integers = np.where(newest > 0, newest // BLOCK, NONE)
-    return found
+    numbers: Integers = np.where(newest > 0, newest // BLOCK, NONE)
+    return numbers
 
 
 def restore(memory: StepMemory, n_used: int) -> None:
@@ -736,6 +736,6 @@ def restore(memory: StepMemory, n_used: int) -> None:
     memory.tasks.restore(records[TASK][written].astype(np.int64))
     memory.agents.restore(records[AGENT][written].astype(np.int64))
     episodes = records[EPISODE][written].astype(np.int64)
-    own = episodes != NONE
-    slots = written[own]
-    memory.episodes.restore(episodes[own], records[T][slots].astype(np.int64), slots)
+    has_episode = episodes != NONE
+    slots = written[has_episode]
+    memory.episodes.restore(episodes[has_episode], records[T][slots].astype(np.int64), slots)

@@ -32,10 +32,10 @@ def show_buffers(request: Request) -> Response:
     return page(request, "buffers.html", place="buffers", commands=commands, **context)
 
 
-def _context(found: Any) -> dict[str, Any]:
+def _context(look: Any) -> dict[str, Any]:
     return {
-        "overview": found.overview,
-        "warnings": found.warnings,
+        "overview": look.overview,
+        "warnings": look.warnings,
         "most_buffers": MOST_BUFFERS,
         "window_s": WINDOW_S,
         "lately_s": LATELY_S,
@@ -113,10 +113,10 @@ def show_buffer(request: Request) -> Response:
 
 def _statements(name: str, span: TimeSpan) -> list[str]:
     """Return SQL for what the figures are made from, in the same part of the history."""
-    own = quoted(name)
+    quoted_name = quoted(name)
 
     def where(time: str, *others: str) -> str:
-        parts = [f"buffer = {own}", *others]
+        parts = [f"buffer = {quoted_name}", *others]
         if span.since is not None:
             parts.append(f"{time} >= '{_iso(span.since)}'")
         if span.until is not None:
@@ -129,11 +129,11 @@ def _statements(name: str, span: TimeSpan) -> list[str]:
         "SELECT substr(CAST(inserted_at AS text), 1, 16) AS minute, count(*) AS written "
         f"FROM v_experiences WHERE {where('inserted_at')} GROUP BY 1 ORDER BY 1",
         "SELECT h.bucket * 10 AS unix_time, sum(h.n_sampled) AS sampled FROM flow_history h "
-        f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {own} GROUP BY 1 ORDER BY 1",
+        f"JOIN buffers b ON b.id = h.buffer_id WHERE b.name = {quoted_name} GROUP BY 1 ORDER BY 1",
         "SELECT sampled_at, avg(clock - model_version) AS staleness FROM v_samples "
         f"WHERE {where('sampled_at', f'position <= {ROWS_OF_A_BATCH}')} "
         "GROUP BY batch_id, sampled_at ORDER BY sampled_at",
-        f"SELECT priority FROM v_priorities WHERE buffer = {own}",
+        f"SELECT priority FROM v_priorities WHERE buffer = {quoted_name}",
     ]
 
 
@@ -172,10 +172,10 @@ def _span(request: Request, chosen: str, now: float) -> TimeSpan:
 def _number(request: Request, name: str) -> float | None:
     """Return a Unix time of the address; None if it is not a number."""
     try:
-        found: Any = float(request.query_params.get(name, ""))
+        number: Any = float(request.query_params.get(name, ""))
     except ValueError:
         return None
-    return float(found) if 0 <= found < 1e11 else None
+    return float(number) if 0 <= number < 1e11 else None
 
 
 ROUTES = [

@@ -83,7 +83,7 @@ class SearchResult:
 
 
 def found_ahead(
-    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, wanted: str
+    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, sought: str
 ) -> SearchResult:
     """Return the next step of a rollout whose conversation has a text that is new there.
 
@@ -94,10 +94,10 @@ def found_ahead(
         buffer: The buffer.
         rollout: The rollout.
         after: Only steps behind this one.
-        wanted: The text.
+        sought: The text.
     """
     deadline = time.monotonic() + MOST_SECONDS
-    transcript, n = Transcript(wanted), 0
+    transcript, n = Transcript(sought), 0
     if after is not None:
         earlier = key_page(connection, buffer, rollout, 1, before=_next(after)).keys
         for step in read_steps(connection, buffer, earlier)[0]:
@@ -139,7 +139,7 @@ class PagePlace:
         before: Step that the page ends before.
         is_last: True for the last page.
         first_turn: Number of the first turn to show of the first step.
-        wanted: Text to search for.
+        sought: Text to search for.
         view: View of the steps.
     """
 
@@ -147,7 +147,7 @@ class PagePlace:
     before: StepKey | None
     is_last: bool
     first_turn: int
-    wanted: str
+    sought: str
     view: str
 
     @classmethod
@@ -189,7 +189,7 @@ def _show(request: Request, number: int | None) -> Response:
     with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         rollout = _rollout(request, connection, buffer, number)
-        if "seek" in request.query_params and place.wanted:
+        if "seek" in request.query_params and place.sought:
             return _sought(request, connection, buffer, rollout, place)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
@@ -205,7 +205,7 @@ def _show(request: Request, number: int | None) -> Response:
         to=lambda **query: rollout_link(request, name, rollout, **query),
         of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
         version=buffer.info.id,
-        pieces=lambda text: pieces(text, place.wanted),
+        pieces=lambda text: pieces(text, place.sought),
         printable=printable,
         missed=_number(request.query_params.get("missed", "")),
         reached=request.query_params.get("reached"),
@@ -246,8 +246,8 @@ def _context(
     first = keys.keys[0] if keys.keys else None
     earlier = None
     if first is not None:
-        found = key_page(connection, buffer, rollout, 1, before=first).keys
-        earlier = found[0] if found else None
+        previous = key_page(connection, buffer, rollout, 1, before=first).keys
+        earlier = previous[0] if previous else None
     context: dict[str, Any] = {
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
@@ -273,7 +273,7 @@ def _context(
     before = None if earlier is None else _row(connection, buffer, earlier, images)
     notes = notes_of(connection, buffer, [step.key.seq for step in steps])
     shown = steps_page(
-        steps, notes, wanted=place.wanted, before=before, first_turn=place.first_turn,
+        steps, notes, sought=place.sought, before=before, first_turn=place.first_turn,
         images=images,
     )  # fmt: skip
     last = shown.steps[-1] if shown.steps else None
@@ -302,8 +302,8 @@ def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
     keys, n_steps = spaced_keys(connection, buffer, rollout, MOST_STEPS_READ)
     without = [*images, "messages"]
     steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
-    found = [(step.key.position, step.row) for step in steps if step.row is not None]
-    return {"curves": curves_of(found), "n_steps": n_steps, "n_read": len(found)}
+    rows = [(step.key.position, step.row) for step in steps if step.row is not None]
+    return {"curves": curves_of(rows), "n_steps": n_steps, "n_read": len(rows)}
 
 
 def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:
@@ -316,16 +316,16 @@ def _sought(
 ) -> Response:
     """Send the browser to the next step that contains the searched text."""
     after = None if place.at is None else _before(place.at)
-    found = found_ahead(connection, buffer, rollout, after, place.wanted)
-    query: dict[str, Any] = {"q": place.wanted}
-    if found.key is not None:
-        query["at"] = _text(found.key)
+    result = found_ahead(connection, buffer, rollout, after, place.sought)
+    query: dict[str, Any] = {"q": place.sought}
+    if result.key is not None:
+        query["at"] = _text(result.key)
     else:
-        query |= {"at": None if place.at is None else _text(place.at), "missed": found.n_searched}
-        if found.reached is not None:
-            query["reached"] = _text(_behind(found.reached))
+        query |= {"at": None if place.at is None else _text(place.at), "missed": result.n_searched}
+        if result.reached is not None:
+            query["reached"] = _text(_behind(result.reached))
     to = rollout_link(request, buffer_of(request), rollout, **query)
-    anchor = f"#{found.anchor}" if found.anchor else ""
+    anchor = f"#{result.anchor}" if result.anchor else ""
     return RedirectResponse(to + anchor, 303)
 
 
@@ -369,10 +369,10 @@ def text(request: Request) -> Response:
     place, part = query.get("place", ""), query.get("part", "text")
     if not place.isdecimal() or int(place) >= len(said):
         raise HTTPException(404, "The step has no such message.")
-    found = _part(said[int(place)], part)
-    if found is None:
+    whole = _part(said[int(place)], part)
+    if whole is None:
         raise HTTPException(404, "The message has no such part.")
-    return _plain(found)
+    return _plain(whole)
 
 
 def value(request: Request) -> Response:
@@ -405,18 +405,20 @@ def show_difference(request: Request) -> Response:
                 raise HTTPException(404, f"Buffer {name!r} has no episode {side}={number!r}.")
             sides.append((rollout, *_conversation(connection, buffer, rollout)))
     (a, left, a_cut), (b, right, b_cut) = sides
-    found = difference(left, right)
+    differences = difference(left, right)
     return page(
         request,
         "difference.html",
         place="episode",
         buffer=name,
         sides=[a, b],
-        difference=found,
-        is_cut=a_cut or b_cut or found.is_cut,
+        difference=differences,
+        is_cut=a_cut or b_cut or differences.is_cut,
         to=lambda rollout: episode_link(request, name, rollout.number),
         other_way=difference_link(request, name, b.number or 0, a.number or 0),
-        commands=[line for each in (a, b) for line in rollout_commands(site.shown_url, name, each)],
+        commands=[
+            line for compared in (a, b) for line in rollout_commands(site.shown_url, name, compared)
+        ],
         printable=printable,
     )
 
@@ -443,15 +445,15 @@ def _part_row(request: Request, root: str | None = None) -> Any:
         keys = [StepKey(0, seq)] if low < seq < 2**63 else []
         names = (*buffer.layout.specs, *PAYLOADS)
         others = () if root is None else [name for name in names if name != root]
-        found, _ = read_steps(connection, buffer, keys, without=others)
-        if others and found and found[0].row is None:
+        steps, _ = read_steps(connection, buffer, keys, without=others)
+        if others and steps and steps[0].row is None:
             # A part of deeply nested JSON cannot be taken out of it.
-            found, _ = read_steps(connection, buffer, keys)
-    if not found:
+            steps, _ = read_steps(connection, buffer, keys)
+    if not steps:
         raise HTTPException(404, f"The buffer has no step {seq}; it may have been evicted.")
-    if found[0].row is None:
-        raise HTTPException(404, f"The step cannot be rebuilt. {found[0].trouble}")
-    return found[0].row
+    if steps[0].row is None:
+        raise HTTPException(404, f"The step cannot be rebuilt. {steps[0].trouble}")
+    return steps[0].row
 
 
 def _value(request: Request) -> Any:

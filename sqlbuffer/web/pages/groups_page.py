@@ -33,7 +33,7 @@ def show(request: Request) -> Response:
     after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
-        found = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
+        listing = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
 
     def to(**changed: Any) -> str:
         return link(request, "/groups", **{"buffer": name, "sort": sort, **changed})
@@ -53,12 +53,12 @@ def show(request: Request) -> Response:
         "groups.html",
         place="/groups",
         buffer=name,
-        groups=found.groups,
+        groups=listing.groups,
         sort=sort,
         sorts=_SORTS,
         is_first=after is None,
         first=to(),
-        later=None if found.after is None else to(after=place_text(found.after)),
+        later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         group_to=lambda group: link(request, "/group", buffer=name, task=group.task_id),
         commands=[command_line("sql", site.shown_url, statement)],
@@ -79,29 +79,29 @@ def show_group(request: Request) -> Response:
             task_id=task_id if known else "",
             after=page_place(request.query_params.get("after"), "nn", "0n"),
         )
-        found = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
+        listing = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
     def to(**changed: Any) -> str:
         state = {"buffer": name, "task": task_id, "sort": query.sort}
         return link(request, "/group", **{**state, **changed})
 
-    episodes = [row for row in found.rollouts if row.number]
+    episodes = [row for row in listing.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
-    statement = episodes_statement(name, query, found.looked_at)
+    statement = episodes_statement(name, query, listing.looked_at)
     if query.after is None:
         statement += f" LIMIT {ROLLOUTS_A_PAGE}"
     return page(
         request,
         "group.html",
-        status_code=200 if found.rollouts else 404,
+        status_code=200 if listing.rollouts else 404,
         place="/groups",
         buffer=name,
         task_id=task_id,
         group=group,
-        found=found,
+        listing=listing,
         sort=query.sort,
         first=to(),
-        later=None if found.after is None else to(after=place_text(found.after)),
+        later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
         ends=ends,
