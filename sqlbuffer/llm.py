@@ -171,7 +171,7 @@ def _check_said(value: Any) -> None:
 
 
 def _medium_in(content: Any) -> str | None:
-    """Return what content has that is no text; None if it has none."""
+    """Return a description of the first part of a content that is not text; None if all is."""
     if isinstance(content, str):
         address = _ADDRESS.match(content)
         return f"data of the type {address[1] or 'text/plain'}" if address else None
@@ -232,7 +232,6 @@ def _overlap(conversation: list[Message], new: list[Message]) -> int:
 
 
 def _repeats(said: list[Message], messages: list[Message]) -> bool:
-    """Return True if given messages repeat earlier ones as context."""
     if all(map(_is_same, said, messages)):
         return True
     # Answers may differ, next to a question that is the same.
@@ -250,7 +249,7 @@ def _is_alike(one: Message, other: Message) -> bool:
 
 
 def _richer(said: Message, message: Message) -> Message:
-    """Return what an agent said, with the tool calls that its context has of it."""
+    """Return a message of an agent, with the tool calls that only its repetition has."""
     if "tool_calls" in message and "tool_calls" not in said:
         return {**said, "tool_calls": message["tool_calls"]}
     return said

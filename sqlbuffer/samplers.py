@@ -559,7 +559,7 @@ class PrioritizedSampler(Sampler):
     def _with_others(
         self, key: int, candidates: "Candidates", drawn: NDArray[np.int64], n: int
     ) -> list[int]:
-        """Go on where a race leaves off that was decided in part."""
+        """Add the rows that an incomplete race has not decided, by a race of all rows."""
         seqs, values = candidates.priorities.all(candidates)
         weights = weights_of(values, candidates.priorities.alpha)
         if not self.replace:

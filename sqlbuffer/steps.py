@@ -78,7 +78,7 @@ def _plain_scalar(value: Any) -> Any:
 
 
 def _scalar_but(refused: tuple[type, ...], error: str) -> BeforeValidator:
-    """Return what refuses types from which pydantic would make a value, with one of its errors."""
+    """Return a validator that refuses types from which pydantic would make a value."""
 
     def check(value: Any) -> Any:
         value = _plain_scalar(value)

@@ -416,7 +416,7 @@ def _cut_blocks(
 def _undo_repeats(
     weights: Weights, places: Integers, is_distinct: NDArray[np.bool_], rows: Integers
 ) -> None:
-    """Forget what was drawn in blocks where a row that has to be distinct was drawn twice."""
+    """Clear the rows of blocks in which a row that must be distinct was drawn twice."""
     drawn = np.sort(rows[is_distinct & (rows >= 0)])
     blocks = drawn[1:][drawn[1:] == drawn[:-1]] // weights.size
     rows[is_distinct & np.isin(weights.blocks[places], blocks)] = -1

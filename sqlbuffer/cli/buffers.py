@@ -438,7 +438,7 @@ def _delete(buffer: "ReplayBuffer", tree: Any, *, yes: bool) -> None:
 
 
 def _want_tasks(url: str | None, buffer: "ReplayBuffer", tasks: list[str]) -> None:
-    """Raise for a task that is not there: one misspelt among several is better noticed before."""
+    """Raise for a missing task before any of the others is deleted."""
     for task in tasks:
         if not buffer.size({"field": "exp_meta.task_id", "op": "eq", "value": task}):
             raise unknown_task(url, buffer.name, task)

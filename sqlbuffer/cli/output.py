@@ -393,7 +393,7 @@ def _brief(row: "DataRow", names: Sequence[str], payloads: Sequence[str]) -> lis
 
 
 def _cell(value: Any) -> Any:
-    """Return a value on a short line; None and scalars of numpy as Python has them."""
+    """Return a value on a short line, with scalars of numpy as those of Python."""
     from sqlbuffer.display import brief
 
     if value is None:

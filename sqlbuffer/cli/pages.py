@@ -62,7 +62,7 @@ def ui(
 
 
 def _server_of(url: str | None, host: str, token: str) -> Any:
-    """Return what serves the page; that it can is known before anything is bound."""
+    """Return a function that serves the page; raise before a port is bound if it cannot."""
     try:
         import uvicorn
     except ImportError:
@@ -117,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: the kernel keeps a browser waiting until the server answers."""
+    """Return a listening socket; the kernel holds connections until the server answers."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

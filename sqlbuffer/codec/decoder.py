@@ -73,7 +73,7 @@ _plans: dict[str, "_Plan | None"] = {}
 
 
 def _plan_of(text: str) -> _Plan | None:
-    """Return how the values of a text are read; None where nothing is gained."""
+    """Return the plan to read a text; None if it is the first of its kind or saves no time."""
     if text not in _plans:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
@@ -107,7 +107,7 @@ def _made_plan(text: str) -> _Plan:
 
 
 def _array_of(value: Any) -> tuple[Any, Any]:
-    """Return what makes a tensor of an array, and where the array is; None where it is none."""
+    """Return the maker of a tensor, or None for an array, and the place of its bytes."""
     tag = tag_of(value)
     if tag == "$array":
         return None, value[tag]

@@ -187,7 +187,7 @@ class Encoder:
         return {"$dict": sorted(pairs, key=dumps)}
 
     def _check_distinct(self, tagged: list[Any], path: str) -> None:
-        """Refuse members of a set, or keys of a dict, that could not be that any more when read."""
+        """Refuse members of a set, or keys of a dict, that become equal or unhashable when read."""
         try:
             distinct = len({untag(item, self.blob) for item in tagged}) == len(tagged)
         except TypeError:
@@ -232,7 +232,6 @@ class Encoder:
 
 
 def _checked_spec(dtype: np.dtype[Any], path: str) -> Any:
-    """Return a dtype as it is stored."""
     if dtype.hasobject:
         raise UntaggableError(
             f"{path}: cannot store an array of dtype object; give it a fixed-size dtype"
@@ -269,7 +268,7 @@ def _shown(key: Any) -> str:
 
 
 def _fields_of_model(model: BaseModel, path: str) -> Any:
-    """Return what rebuilds the model: with the fields of subclasses, without computed ones."""
+    """Return the fields that rebuild a model: with those of subclasses, without computed ones."""
     try:
         return model.model_dump(round_trip=True, serialize_as_any=True)
     except (ValueError, RecursionError) as error:  # it contains itself, or its serializer failed
@@ -321,9 +320,7 @@ class ExactEncoder(Encoder):
         return super().json(value, path)
 
     def _written(self, value: Any, depth: int) -> Any:
-        """Return what orjson writes as the text of the tree: at a quarter of the time, for dicts
-        and lists of small arrays and plain values.
-        """
+        """Return the tree for orjson; takes a quarter of the time where arrays are small."""
         kind = type(value)
         if kind is np.ndarray:
             return self._array_text(value, None)

@@ -220,7 +220,7 @@ def _stream(names: list[str], key: Keys) -> Keys:
 
 
 def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
-    """Return values, if there are any, in an order, if there is one."""
+    """Return values in an order; both may be None."""
     if values is None or order is None:
         return values
     if isinstance(values, list):
@@ -421,7 +421,7 @@ def _cast(spec: FieldSpec, rows: Sequence[DataRow]) -> Any:
 
 
 def _one_or_each(values: list[Any]) -> Any:
-    """Return the value that all have, or all values."""
+    """Return the one value that all have in common, or the list of values."""
     return values[0] if len(set(values)) == 1 else values
 
 
@@ -596,7 +596,6 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
 def _chunk(
     layout: Layout, id_: str, steps: Sequence[PackedStep], records: bytes, blocks: RecordBlocks
 ) -> PackedChunk:
-    """Return the chunk of steps whose records are in blocks."""
     columns = dict(zip(PackedStep._fields, zip(*steps, strict=True), strict=True))
     of, first = steps[0].of, steps[0].t
     numbers = np.array(columns["t"], np.int64)

@@ -471,7 +471,7 @@ def _given(spec: FieldSpec, value: Any) -> Any:
 
 
 def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
-    """Return what casts the value of one row to bytes; to none where the length varies."""
+    """Return a function that casts the value of a row to bytes: to none if the length varies."""
     dtype, shape, size = spec.dtype, spec.shape, spec.dtype.itemsize
     is_integer, is_signed = dtype.kind in "iu" and not shape, dtype.kind == "i"
 

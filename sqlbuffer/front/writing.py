@@ -405,7 +405,7 @@ class StepWriter:
             raise
 
     def _stream_of(self, values: dict[str, Any]) -> _Stream:
-        """Return where a step belongs; its arguments get the names that a step has."""
+        """Return the stream of a step, and give its values the names of a step."""
         keys = tuple(_hashable(values.pop(name, None), name) for name in _OF_STREAM)
         for name, also in _NAMES_OF_SAME.items():
             if name in values and name not in self._store.layout.specs:

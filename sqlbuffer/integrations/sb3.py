@@ -592,7 +592,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         self._begin(0)  # keys are checked now, and not after the first step
 
     def _start(self) -> None:
-        """Be without an open episode and without a mirror, in this process."""
+        """Begin without an open episode and without a mirror, in this process."""
         self._pid = os.getpid()
         self._episodes = EnvEpisodes(self._begin, self.n_envs)
         self._mirror: Mirror | None = None
@@ -785,9 +785,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
 
 
 def _with_password(url: str) -> Database:
-    """Return what opens a database that was saved without its password: `SQLBUFFER_URL`, if that is
-    the same database. Otherwise the driver looks for a password.
-    """
+    """Return `SQLBUFFER_URL` if it is the database of a URL that was saved without a password."""
     with suppress(URLError):
         if shown_url(resolve_url(None)) == url:
             return None

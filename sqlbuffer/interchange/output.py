@@ -126,7 +126,7 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def _remove_ended(target: Path) -> None:
-    """Remove what exports to a path have left that were killed."""
+    """Remove the files that killed exports to a path have left."""
     for path in _left_by_others(target, "partial"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 

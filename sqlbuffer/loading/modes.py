@@ -214,7 +214,7 @@ def _check_mode(options: LoaderOptions) -> None:
 
 
 def _check_order(options: LoaderOptions) -> None:
-    """Raise where who decides on the order is not clear."""
+    """Raise if the options name two sources of the order of rows."""
     sampler = options.sampler
     if sampler is not None:
         checked_sampler(sampler)

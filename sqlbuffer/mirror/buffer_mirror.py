@@ -297,7 +297,6 @@ class Mirror:
         )
 
     def _node(self, condition: Condition) -> Node:
-        """Return a condition checked."""
         if condition is None:
             return EVERYTHING
         node = check(condition, self._store.info.config.fields.comparable)

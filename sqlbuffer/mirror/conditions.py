@@ -179,7 +179,7 @@ class MatchingSteps:
 
 
 def _updated(memory: StepMemory, node: Node, flags: Flags, slots: Integers) -> Flags:
-    """Look at slots, and return the flags."""
+    """Compute the flags of some slots again, in place."""
     flags[slots] = False
     drawable = slots[memory.is_drawable[slots]]
     flags[drawable] = matching(

@@ -265,7 +265,7 @@ class MemoryBatches:
         return max(1, _MOST_STEPS // max(1, self._maker.n_steps(slots)))
 
     def _planned(self, slots: Integers, plans: list[Plan]) -> Plan:
-        """Return the plan of slots: mostly it was made to find out whether they are accepted."""
+        """Return the plan of slots, from the plan that found them accepted if there is one."""
         if len(plans) == 1:
             at = np.flatnonzero(plans[0].accepted)[: len(slots)]
             if np.array_equal(plans[0].slots[at], slots):
@@ -548,7 +548,7 @@ class MemoryDraws:
         return self._refreshing.read(of_memory)
 
     def _maker(self, memory: StepMemory, form: Form) -> MemoryBatches:
-        """Return what makes batches of a form; it remembers what earlier draws found out."""
+        """Return the maker of batches of a form, which remembers the steps it accepts."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
             # One of another memory would keep all of its steps.
@@ -570,7 +570,6 @@ class MemoryDraws:
 
 
 def _key_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments as a key."""
     try:
         hash(arguments)
     except TypeError:

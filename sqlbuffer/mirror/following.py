@@ -264,7 +264,7 @@ def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
 
 
 def _fewer_fields(layout: Layout) -> str:
-    """Return what would be left without the largest field, as the end of a message."""
+    """Return the end of a message: the size without the largest field."""
     sizes = {name: layout.record[name].itemsize for name in layout.specs}
     if len(sizes) < 2:
         return ""
@@ -367,7 +367,7 @@ class Refreshing:
         self._thread.start()
 
     def _find(self, publisher: Publisher) -> bool:
-        """Go on from what an earlier follower has left; False: there is nothing."""
+        """Continue from the state of an earlier follower; return False if there is none."""
         published = publisher.found(self._filling.memory_of)
         if published is None:
             return False
@@ -435,7 +435,7 @@ class Refreshing:
             self._publisher.looked(self._looked_at)
 
     def _write(self, write_s: float) -> StorageError | None:
-        """Write the priorities that were set; return why it failed, if a look may not."""
+        """Write the priorities that were set; return an error that must not stop the look."""
         if self._looked_at == float("-inf"):
             return None
         try:
@@ -462,7 +462,7 @@ class Refreshing:
         self._looked_at, self._n_commits = began_at, n_own
 
     def _take(self, look: Look) -> None:
-        """Make the state that a look has read the one that is drawn from."""
+        """Make the state of a look the one that draws see."""
         self._has_begun = True
         news, publisher = look.news, self._publisher
         with ExitStack() as stack:
@@ -486,12 +486,12 @@ class Refreshing:
         self._has_begun = False
 
     def _keep_own(self, now: BufferState) -> None:
-        """Keep priorities that were set since they were written, if it is the same buffer still."""
+        """Keep priorities set since the last write, unless the buffer is another one."""
         if self._looked_at != float("-inf") and self.state.created_at == now.created_at:
             self._own.keep(self.memory)
 
     def _hold(self, stack: ExitStack) -> None:
-        """Keep draws out until the look ends, because the memory changes."""
+        """Block draws until the look ends, because the memory changes."""
         stack.enter_context(self.lock)
         self._is_torn = True
         if self._publisher is not None:
@@ -524,7 +524,7 @@ class Refreshing:
             check_lag(self._store.info.name, self.lag_s, self._max_lag_s, self._error)
 
     def _check_open(self) -> None:
-        """Raise where the mirror cannot be used; read the buffer again after a look that failed."""
+        """Raise if the mirror cannot be used; read the buffer again after a failed look."""
         check_open(self._closed, self._pid)
         if self._is_torn:
             self.refresh_once()
@@ -626,7 +626,7 @@ def _follow(
     pause: Callable[[float], object],
     refresh_s: float,
 ) -> None:
-    """Look again and again, until the mirror is closed or garbage-collected."""
+    """Look repeatedly, until the mirror is closed or garbage-collected."""
     while not closed.is_set():
         pause(refresh_s)
         follower = refreshing()

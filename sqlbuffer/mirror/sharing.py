@@ -449,14 +449,14 @@ def _prefix() -> str:
 
 
 def _remove(path: Path, *, is_kept: bool) -> None:
-    """Remove the files of a mirror that has no user: the caller holds the lock of the users."""
+    """Remove the files of a mirror without users; the caller holds the users' lock."""
     names = [f"{path.name}.{name}" for name in ("next", "lock", "wake", "users")]
     for name in names if is_kept else [path.name, *names]:
         path.with_name(name).unlink(missing_ok=True)
 
 
 def _used(path: Path) -> int:
-    """Return the file that users of a mirror lock, locked, once it is not being removed."""
+    """Return the file of a mirror's users, locked, as soon as no process removes it."""
     while True:
         descriptor = _open(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH)

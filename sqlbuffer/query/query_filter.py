@@ -156,9 +156,7 @@ def checked_row(row: Any, name: str) -> DataRow:
 
 
 def _declared_value(spec: FieldSpec, row: DataRow) -> Any:
-    """Return the value of a typed field as the tagged tree that the database holds: that of a row
-    that is not stored yet as it will be.
-    """
+    """Return a typed field as the tagged tree in the database, also of a row not yet stored."""
     value = row.fields.get(spec.name)
     if value is None and row.seq is None:
         value = spec.default_value
@@ -224,7 +222,6 @@ def _is_member(value: Any, target: Any) -> bool:
 
 
 def _is_same(value: Any, target: Any) -> bool:
-    """Compare two tagged trees."""
     if isinstance(target, dict):
         return (
             isinstance(value, dict)

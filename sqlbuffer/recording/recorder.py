@@ -82,7 +82,7 @@ def form_of(env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]) ->
 def _differences(
     declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], form: Form
 ) -> list[str]:
-    """Return what keeps the steps of an environment from being stored, in words."""
+    """Return the reasons why steps of an environment cannot be stored."""
     lines = []
     names = (*form.observation, *form.action, *(NEXT + name for name in form.following))
     for name in names:

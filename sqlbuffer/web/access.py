@@ -73,7 +73,7 @@ class Access:
         await answer(scope, receive, send_with_headers)
 
     def _answer_of(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further."""
+        """Return the refusal of a request, or the answer that sets the cookie; None to go on."""
         if request.method not in _METHODS:
             response = self._refuse(request, 405, "This page is read-only.", "Open it with GET.")
             response.headers["Allow"] = ", ".join(_METHODS)

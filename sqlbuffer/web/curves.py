@@ -331,11 +331,11 @@ def _activity(
     width_s: float,
     since: float = -math.inf,
 ) -> _Activity:
-    """Count what was written and sampled in at most so many intervals.
+    """Count written and sampled steps in at most `most` intervals.
 
-    Draws are counted in intervals of ten seconds, so these are made of such. They begin with the
-    first step, or with the first whole interval if earlier steps have left; and they end with the
-    last write or draw.
+    Draws are counted in buckets of ten seconds, so each interval is made of whole buckets. The
+    intervals begin with the first step, or with the first whole one if earlier steps have left.
+    They end with the last write or draw.
     """
     begin, end = float(steps.written_at[0]), max(float(steps.written_at[-1]), counts.last_at)
     if steps.n_before or begin < since:

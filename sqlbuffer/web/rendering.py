@@ -185,7 +185,7 @@ def environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Return what stands for a value in a page."""
+    """Return the text of a value in a page."""
     if value is None:
         return _NOTHING
     if isinstance(value, str) and "\0" in value:

@@ -174,7 +174,7 @@ class ParquetFiles:
 
 
 def _metadata_of(schema: Any) -> dict[str, Any] | None:
-    """Return what an export has noted in its files; None of other files."""
+    """Return the metadata of an export; None for files of other programs."""
     noted = (schema.metadata or {}).get(METADATA_KEY)
     if noted is None:
         return None

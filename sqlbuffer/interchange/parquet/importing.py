@@ -83,7 +83,7 @@ class ColumnPlan:
 
 
 def _meanings(files: ParquetFiles, columns: Mapping[str, Any], specs: Any) -> dict[str, str]:
-    """Return what each column is; those that are left out are not in it."""
+    """Return the meaning of each column that is not left out."""
     noted = {} if files.metadata is None else files.metadata["built_in"]
     names = files.schema.names
     for name in columns:
@@ -227,7 +227,7 @@ def append_files(
 def _encoded_parts(
     files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
 ) -> Iterator[tuple[str, int, Batch]]:
-    """Yield the place of each part, its number of steps, and them as the buffer stores them."""
+    """Yield the place of each part, its number of steps, and its encoded steps."""
     plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
     for path, first, table in files.batches():
         ids = [f"{marks[path]}/{first + i}" for i in range(len(table))]
@@ -718,7 +718,7 @@ def _place_chunks(
 
 
 def _add_ids(restored: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
-    """Store the ids that are not that of the chunk with the place of the step."""
+    """Store the ids that do not follow from the id of their chunk."""
     import pyarrow.compute as pc
 
     pa = load_pyarrow()
@@ -865,7 +865,7 @@ def _restore(
     counts: ImportCounts,
     on_progress: OnProgress | None,
 ) -> None:
-    """Restore a buffer, or continue that, unless it has other steps or settings."""
+    """Restore a buffer, or continue to; raise if it has other steps or settings."""
     noted, config, store = files.metadata, files.config, buffer._store
     assert noted is not None
     ours, theirs = config.settings(), buffer.config.settings()

@@ -465,7 +465,7 @@ class StepMemory:
                 self._staged_links.append((last, after))
 
     def _find(self, episode: int, t: int) -> int:
-        """Return the slot of a step of an episode, -1 if it is not in memory; looks at all."""
+        """Search all slots for a step of an episode; return -1 if it is not in memory."""
         links = self.links[: self.blocks.n_used]
         slots = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
         return int(slots[-1]) if len(slots) else NONE
@@ -521,7 +521,7 @@ class StepMemory:
         return shown
 
     def _known(self, seqs: Sequence[int]) -> Integers:
-        """Return the slots of those of the steps that are in memory."""
+        """Return the slots of those steps that are in memory."""
         return self._slots_of_those(np.asarray(seqs, np.int64))[1]
 
     def _remove(self, slots: Integers) -> None:
@@ -578,7 +578,7 @@ class StepMemory:
         self.changed.add(slots)
 
     def _mark_ends(self, states: Sequence[EpisodeState]) -> None:
-        """Take what episodes are now, and mark the last steps of those that have ended."""
+        """Apply the states of episodes, and mark the last steps of those that have ended."""
         links, episodes = self.links, self.episodes
         known = episodes.update(states)
         self.changed.add(episodes.last_slot[[n for n in known if episodes.last_slot[n] != NONE]])

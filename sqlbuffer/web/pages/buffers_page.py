@@ -112,7 +112,7 @@ def show_buffer(request: Request) -> Response:
 
 
 def _statements(name: str, span: TimeSpan) -> list[str]:
-    """Return SQL for what the figures are made from, in the same part of the history."""
+    """Return the SQL behind the figures, for the same part of the history."""
     quoted_name = quoted(name)
 
     def where(time: str, *others: str) -> str:

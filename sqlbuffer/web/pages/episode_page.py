@@ -214,7 +214,7 @@ def _show(request: Request, number: int | None) -> Response:
 
 
 def _commands(url: str, name: str, rollout: Rollout, place: PagePlace, keys: KeyPage) -> list[str]:
-    """Return the lines that show the same as a view elsewhere."""
+    """Return lines that show a view in a shell or in Python."""
     if place.view == "curves":
         return curve_commands(url, name, rollout)
     if place.view == "draws":
