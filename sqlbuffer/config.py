@@ -1,10 +1,11 @@
-"""The stored settings of a buffer, and the settings of each process that opens it."""
+"""The stored settings of a buffer, those of each process that opens it, and the environment's."""
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sqlbuffer.checks import (
     checked_choice,
@@ -22,6 +23,19 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import MAX_ROW_BYTES, Fields
 from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy, policy_to_json, rate_limiter_of
 from sqlbuffer.strict_models import StrictModel, Verbatim, setting
+
+
+class Settings(BaseSettings):
+    """Settings read from `SQLBUFFER_*` environment variables.
+
+    Attributes:
+        url: Database URL used where none is given (`SQLBUFFER_URL`).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SQLBUFFER_")
+
+    url: str = "sqlite:///sqlbuffer.db"
+
 
 EvictUnit = Literal["row", "task", "episode"]
 Compression = Literal["zstd"]

@@ -1,4 +1,4 @@
-"""What batches are made of: steps in slots, and how they follow each other in their episodes."""
+"""Steps in slots, of which batches are made, and how they follow each other in episodes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

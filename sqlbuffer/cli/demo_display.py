@@ -1,4 +1,4 @@
-"""What the demo prints: its progress, and the tables at its end."""
+"""The output of the demo: its progress, and the tables at its end."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -173,7 +173,7 @@ def _check_default(word: str | None = None) -> None:
     Args:
         word: A word of the command line that was taken for another thing.
     """
-    from sqlbuffer.settings import Settings
+    from sqlbuffer.config import Settings
 
     default = Settings.model_fields["url"].default
     path = Path(default.removeprefix("sqlite:///"))

@@ -1,4 +1,4 @@
-"""What a mirror writes back: counted and logged draws, and priorities."""
+"""The writes of a mirror to its database: counted and logged draws, and priorities."""
 
 import math
 import os
