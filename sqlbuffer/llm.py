@@ -668,17 +668,18 @@ class PreferencePairs:
         Args:
             conversations: Those of all rollouts, in the order of their numbers.
         """
-        for number, one in enumerate(conversations):
+        for number, conversation in enumerate(conversations):
             pair = self._partners.last((number,))
             if pair is None:
                 continue
             partner, is_best = pair
             waiting = self._waiting.pop((partner,))
             if not waiting:
-                self._waiting.append((number,), (json.dumps(vars(one)),))
+                self._waiting.append((number,), (json.dumps(vars(conversation)),))
                 continue
-            other = Conversation(**json.loads(waiting[0][0]))
-            row = preference_row(*((one, other) if is_best else (other, one)))
+            partner_conversation = Conversation(**json.loads(waiting[0][0]))
+            both = (conversation, partner_conversation)
+            row = preference_row(*(both if is_best else both[::-1]))
             if row is None:
                 self.n_skipped += 1
             else:

@@ -245,15 +245,15 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         return fetched
 
     def _split(self, batch: Batch) -> list[dict[str, Any]]:
-        made = self._output(batch)
-        columns = {name: as_tensor(array, "cpu") for name, array in made.items()}
+        output = self._output(batch)
+        columns = {name: as_tensor(array, "cpu") for name, array in output.items()}
         for name in self._info:
-            if name not in made.info or name in columns:
+            if name not in output.info or name in columns:
                 raise FieldError(
-                    f"info names {shown(name)}; choose of {', '.join(made.info)}, and no name of "
+                    f"info names {shown(name)}; choose of {', '.join(output.info)}, and no name of "
                     f"an array"
                 )
-            columns[name] = as_tensor(made.info[name], "cpu")
+            columns[name] = as_tensor(output.info[name], "cpu")
         return [
             {name: _plain(column[i]) for name, column in columns.items()}
             for i in range(batch.n_rows)

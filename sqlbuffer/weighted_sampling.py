@@ -453,10 +453,10 @@ def _run_strata(
     # Where rows are drawn by weight, the first arrival is as good as any.
     limits = np.where(is_likely, STRATUM_ARRIVALS, weights.size * ends * bounds)
     come = arrivals(seeds, limits)
-    at, direct = places[come.stream], is_likely[come.stream]
-    seqs = np.empty(at.size, np.int64)
-    seqs[~direct] = uniform_rows(weights, at[~direct], come.place[~direct])
-    seqs[direct] = rows_by_weight(weights, at[direct], come.place[direct])
+    block_places, direct = places[come.stream], is_likely[come.stream]
+    seqs = np.empty(block_places.size, np.int64)
+    seqs[~direct] = uniform_rows(weights, block_places[~direct], come.place[~direct])
+    seqs[direct] = rows_by_weight(weights, block_places[direct], come.place[direct])
     weight = weights.of(seqs)
     rates = np.where(direct, 1.0, weights.size * _raised(weight, shares[come.stream]))
     times = np.full(seqs.size, np.inf)

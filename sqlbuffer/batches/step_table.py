@@ -217,20 +217,22 @@ def chains(
         back: The steps before, from the newest to the oldest.
     """
     direction, link = (-1, "prev") if back else (1, "next")
-    rows, at, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
+    rows, offsets, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
     most = table.n_slots if most is None else most
     runs: list[tuple[Integers, Integers, Integers]] = []
     while len(rows):
-        lens = np.minimum(table.run_lengths(starts, most - int(at.min()), back), most - at)
+        lens = np.minimum(
+            table.run_lengths(starts, most - int(offsets.min()), back), most - offsets
+        )
         chain = np.repeat(np.arange(len(rows)), lens)
         place = np.arange(len(chain)) - np.repeat(np.cumsum(lens) - lens, lens)
-        runs.append((rows[chain], at[chain] + place, starts[chain] + direction * place))
+        runs.append((rows[chain], offsets[chain] + place, starts[chain] + direction * place))
         # A run that ends here may continue elsewhere.
         last = starts + direction * np.maximum(lens - 1, 0)
         starts = table.gathered_links(last)[link].astype(np.int64)
-        at = at + lens
-        goes_on = (lens > 0) & (starts != NONE) & (at < most)
-        rows, at, starts = rows[goes_on], at[goes_on], starts[goes_on]
+        offsets = offsets + lens
+        goes_on = (lens > 0) & (starts != NONE) & (offsets < most)
+        rows, offsets, starts = rows[goes_on], offsets[goes_on], starts[goes_on]
     n = max((int(places.max(initial=-1)) + 1 for _, places, _ in runs), default=0)
     chain_steps = np.full((len(slots), n), NONE, np.int64)
     for chain, places, steps in runs:

@@ -205,8 +205,10 @@ class TransitionMaker:
         # Free slots that the follower of a shared mirror fills name episodes not known here yet.
         ends_there = (of != NONE) & (first["t"] + m == episodes.length.take(of, mode="clip"))
         has_final = np.zeros(len(of), bool)
-        at = np.flatnonzero(ends_there)
-        has_final[at] = [final is not None for final in episodes.finals.take(of[at], mode="clip")]
+        ending = np.flatnonzero(ends_there)
+        has_final[ending] = [
+            final is not None for final in episodes.finals.take(of[ending], mode="clip")
+        ]
         return has_final
 
     def _before(self, slots: Integers, n: int) -> Integers:
@@ -267,24 +269,24 @@ class TransitionMaker:
         prefix = NEXT if form.has_next else ""
         plain = [name for name in form.following if name not in form.stack]
         after = self._gather(plan.after, [prefix + name for name in plain])
-        at, finals = np.zeros(0, np.int64), Arrays()
+        ending, finals = np.zeros(0, np.int64), Arrays()
         if np.count_nonzero(plan.is_final):
-            at = np.flatnonzero(plan.is_final)
-            blobs = table.episodes.finals[table.episodes_of(steps)[at]].tolist()
+            ending = np.flatnonzero(plan.is_final)
+            blobs = table.episodes.finals[table.episodes_of(steps)[ending]].tolist()
             finals = self._observation.unpack(blobs, form.following)
         following: Arrays = {}
         for name in form.following:
             k = form.stack.get(name)
             if k is not None:
                 array = self._next_stack(plan, name, k)
-                if len(at):
-                    array[at, -1] = finals[name]
+                if len(ending):
+                    array[ending, -1] = finals[name]
                 following[NEXT + name] = array
                 continue
             arrays = with_lens(after, prefix + name)
-            if len(at):
+            if len(ending):
                 spec = form.fields.specs[name]
-                arrays = put_rows(spec, arrays, at, with_lens(finals, name))
+                arrays = put_rows(spec, arrays, ending, with_lens(finals, name))
             following |= {NEXT + key.removeprefix(prefix): value for key, value in arrays.items()}
         return following
 

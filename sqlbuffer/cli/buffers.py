@@ -77,8 +77,8 @@ def info(
     if config:
         if json or csv or ndjson or exact:
             raise UsageError("--config prints its own JSON; leave out the other options")
-        with opened(database(url), buffer) as one:
-            typer.echo(one.config.model_dump_json(indent=2))
+        with opened(database(url), buffer) as opened_buffer:
+            typer.echo(opened_buffer.config.model_dump_json(indent=2))
         return
     if buffer is not None:
         raise UsageError("--buffer goes with --config; `sqlbuffer info URL` shows all buffers")

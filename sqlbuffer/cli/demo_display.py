@@ -120,9 +120,9 @@ def _speeds(report: "Report") -> "Table":
     columns = ("call", "calls", "rows", "rows/s", "p50 ms", "p99 ms")
     inserts = _speed(report.inserts, report.playing_s)
     samples = [_speed(calls, sum(calls.latencies_s)) for calls in report.samples]
-    made = table(columns, [inserts, *samples], "How fast")
-    made.caption = "store_batch: all writers together, playing included"
-    return made
+    speeds = table(columns, [inserts, *samples], "How fast")
+    speeds.caption = "store_batch: all writers together, playing included"
+    return speeds
 
 
 def _speed(calls: "Calls", seconds: float) -> tuple[str, int, int, float | None, float, float]:

@@ -100,20 +100,20 @@ def _table_of(
     from rich.text import Text
 
     # Text, since a task's name, or a column's, may hold what rich takes for markup.
-    made = Table(title=None if title is None else Text(title), title_justify="left")
+    rich_table = Table(title=None if title is None else Text(title), title_justify="left")
     for index, name in enumerate(columns):
         numeric = all(_is_number(row[index]) for row in rows)
         # The first column identifies the rows: the others are shortened first.
         width = min(max(map(len, [name, *(row[0] for row in cells)])), FIRST_WIDTH)
-        made.add_column(
+        rich_table.add_column(
             Text(name),
             justify="right" if numeric else "left",
             overflow="fold",
             min_width=None if index else width,
         )
     for row in cells:
-        made.add_row(*map(Text, row))
-    return made
+        rich_table.add_row(*map(Text, row))
+    return rich_table
 
 
 def shown(value: Any) -> str:

@@ -71,11 +71,11 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         ) from None
     from sqlbuffer.web import app
 
-    made = app(url, token=token, hosts=_names_of(host))
+    application = app(url, token=token, hosts=_names_of(host))
 
     def serve(listening: socket.socket) -> None:
         config = uvicorn.Config(
-            made,
+            application,
             log_level="error",
             access_log=False,
             server_header=False,
@@ -86,7 +86,7 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         def end(*_: Any) -> None:
             # A connection that is cut off now needs no log line.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            made.state.site.live.close()
+            application.state.site.live.close()
             server.should_exit = True
 
         # Its own handler would raise the signal again, in the middle of the loop's end.

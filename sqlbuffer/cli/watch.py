@@ -180,11 +180,11 @@ def _median(distribution: "Distribution | None") -> float | None:
 
 def _print_lines(columns: tuple[str, ...], figures: "list[Stats]") -> None:
 
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for stats in figures:
         name, *cells = map(shown, _cells(stats))
         pairs = (f"{column} {cell}" for column, cell in zip(columns[1:], cells, strict=True))
-        sys.stdout.write(f"{now} {name}: {', '.join(pairs)}\n")
+        sys.stdout.write(f"{time_text} {name}: {', '.join(pairs)}\n")
     sys.stdout.flush()
 
 

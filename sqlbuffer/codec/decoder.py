@@ -208,9 +208,9 @@ MADE_CLASSES: dict[type, str] = {}
 def _plain_namedtuple(module: str, name: str, fields: tuple[str, ...]) -> Any:
     class_name = name.rpartition(".")[2]
     is_name = class_name.isidentifier() and not iskeyword(class_name)
-    made = namedtuple(class_name if is_name else "Unnamed", fields, rename=True)  # type: ignore[misc]
-    MADE_CLASSES[made] = f"{module}.{name}"
-    return made
+    class_ = namedtuple(class_name if is_name else "Unnamed", fields, rename=True)  # type: ignore[misc]
+    MADE_CLASSES[class_] = f"{module}.{name}"
+    return class_
 
 
 def _untag_namedtuple(content: Any, blob: Blob) -> Any:

@@ -342,32 +342,32 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         ValueError: Steps of an episode are left out in between.
         FieldError: Damaged bytes.
     """
-    at, n = np.asarray(places, np.int64), len(places)
-    is_run = int(at[-1] - at[0]) == n - 1
+    indexes, n = np.asarray(places, np.int64), len(places)
+    is_run = int(indexes[-1] - indexes[0]) == n - 1
     if chunk.t is not None and not is_run:
         raise ValueError("steps of an episode stay together in a chunk")
-    rows, size = step_rows(layout, chunk, at), layout.size_bytes
+    rows, size = step_rows(layout, chunk, indexes), layout.size_bytes
     tails = [row[size:] for row in rows] if layout.has_tails else None
     (blocks,) = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
     payloads = arrays = None
     if chunk.payloads is not None:
         parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
         payloads, arrays = join_payloads(layout, [collected_payload(part) for part in parts])
-    steps, n_steps = step_numbers(chunk, at), chunk.n_steps
+    steps, n_steps = step_numbers(chunk, indexes), chunk.n_steps
     span = (chunk.first_time, chunk.last_time, n_steps)
     times: tuple[float | None, float | None, Values | None] = (None, None, None)
     if chunk.times is not None:
         times = stored_times([chunk.times[i] for i in places])
     elif chunk.first_time is not None:
-        first, last = (float(execute_times(*span, at[i])) for i in (0, -1))
+        first, last = (float(execute_times(*span, indexes[i])) for i in (0, -1))
         times = first, last, None
     values: dict[str, Any] = {
-        name: _selected(getattr(chunk, name), at, dtype) for name, dtype in DTYPES.items()
+        name: _selected(getattr(chunk, name), indexes, dtype) for name, dtype in DTYPES.items()
     }
     return replace(
         chunk,
         n_steps=n,
-        t=None if chunk.t is None else chunk.t + int(at[0]),
+        t=None if chunk.t is None else chunk.t + int(indexes[0]),
         step=int(steps[0]),
         steps=None if is_run and chunk.steps is None else steps,
         first_time=times[0],
@@ -375,7 +375,7 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         times=times[2],
         **values,
         fields=chunk.fields
-        and {name: _taken(per_step, at) for name, per_step in chunk.fields.items()},
+        and {name: _taken(per_step, indexes) for name, per_step in chunk.fields.items()},
         records=blocks.records,
         block_steps=blocks.block_steps,
         offsets=blocks.offsets,
@@ -385,15 +385,15 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
     )
 
 
-def _selected(values: Values | None, at: NDArray[np.int64], dtype: Any) -> Values | None:
+def _selected(values: Values | None, indexes: NDArray[np.int64], dtype: Any) -> Values | None:
     if values is None:
         return None
-    selected = _taken(values, at)
+    selected = _taken(values, indexes)
     return stored_values(selected, dtype) if isinstance(selected, list) else selected
 
 
-def _taken(values: Values, at: NDArray[np.int64]) -> Values:
-    return [values[i] for i in at.tolist()] if isinstance(values, list) else values[at]
+def _taken(values: Values, indexes: NDArray[np.int64]) -> Values:
+    return [values[i] for i in indexes.tolist()] if isinstance(values, list) else values[indexes]
 
 
 _OF_ALL = (

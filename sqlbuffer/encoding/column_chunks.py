@@ -264,8 +264,13 @@ class _Slices:
         episode: str | None,
     ) -> None:
         self._layout, self._payloads, self._episode = layout, payloads, episode
-        now = time.time()
-        self._common = {**_NO_VALUES, "episode_key": episode, "first_time": now, "last_time": now}
+        packed_at = time.time()
+        self._common = {
+            **_NO_VALUES,
+            "episode_key": episode,
+            "first_time": packed_at,
+            "last_time": packed_at,
+        }
         self._reward = _taken(columns.reward, order)
         priority = None if columns.priority is None else np.array(columns.priority, np.float64)
         others = {

@@ -313,7 +313,7 @@ def encode_columns(
     rewards = _each(checked.reward, n_rows)
     for i, reward in enumerate(rewards):
         rewards[i] = None if reward != reward else reward
-    now = time.time()
+    packed_at = time.time()
     rows = zip(
         checked.ids or uuid7s(n_rows),
         _each(checked.task_id, n_rows),
@@ -334,8 +334,8 @@ def encode_columns(
     )
     return [
         Record(
-            id_, task, None, agent, None, step, t, now, key, session, state, actions, messages,
-            extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
+            id_, task, None, agent, None, step, t, packed_at, key, session, state, actions,
+            messages, extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
             None, priority,
         )
         for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
@@ -397,7 +397,9 @@ def rows_as_arrays(
     data = [row.exp_data for row in rows]
     for name in built_in:
         if fields is None or name in fields:
-            values = [getattr(one, "reward_t" if name == "reward" else name) for one in data]
+            values = [
+                getattr(experience, "reward_t" if name == "reward" else name) for experience in data
+            ]
             dtype = bool if name in FLAGS else np.float64
             array: NDArray[Any] = np.array(values, dtype)
             arrays[name] = array if name in FLAGS else _as_float32(array)

@@ -136,8 +136,8 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
-    made = time.time() if meta.execute_time is None else meta.execute_time
-    execute_time = encode_real(made, "execute_time", "exp_meta.execute_time", tags)
+    seconds = time.time() if meta.execute_time is None else meta.execute_time
+    execute_time = encode_real(seconds, "execute_time", "exp_meta.execute_time", tags)
     reward_t = encode_real(data.reward_t, "reward_t", "exp_data.reward_t", tags)
     adv_t = encode_real(data.adv_t, "adv_t", "exp_data.adv_t", tags)
     v_t = encode_real(data.v_t, "v_t", "exp_data.v_t", tags)

@@ -361,12 +361,12 @@ class EnvEpisodes:
 
     def _end_where_reset(self, observed: Arrays) -> None:
         """End the episodes of environments that do not continue from their last observation."""
-        for name, now in observed.items():
+        for name, current in observed.items():
             then = self._after[name]
-            if now.tobytes() == then.tobytes():  # bytes, because NaN does not equal itself
+            if current.tobytes() == then.tobytes():  # bytes, because NaN does not equal itself
                 continue
-            for i in range(len(now)):
-                if self._episodes[i] is not None and now[i].tobytes() != then[i].tobytes():
+            for i in range(len(current)):
+                if self._episodes[i] is not None and current[i].tobytes() != then[i].tobytes():
                     self._end(i)
 
 
@@ -433,14 +433,16 @@ class SampleMaker:
         if self._ends_at_limits:
             is_done = is_done | batch.truncated
         dones = is_done.astype(np.float32).reshape(-1, 1)
-        made = DictReplayBufferSamples if self._fields.is_dict else ReplayBufferSamples
+        samples_type = DictReplayBufferSamples if self._fields.is_dict else ReplayBufferSamples
         if self._n_steps == 1:
             rewards = buffer._normalize_reward(batch.reward.reshape(-1, 1), env)
             discounts = None
         else:
             rewards, discounts = self._returns(batch, buffer, env)
             discounts = tensor(discounts)
-        return made(before, tensor(batch[ACTION]), after, tensor(dones), tensor(rewards), discounts)
+        return samples_type(
+            before, tensor(batch[ACTION]), after, tensor(dones), tensor(rewards), discounts
+        )
 
     def _observation(
         self, batch: Batch, prefix: str, buffer: BaseBuffer, env: Any, tensor: Any

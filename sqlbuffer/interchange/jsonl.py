@@ -394,9 +394,9 @@ def _waited(number: int) -> Iterator[bytes | None]:
             yield b"".join(parts)
             yield from others[:-1]
             parts = [others[-1]]
-    left = b"".join(parts)
-    if left:
-        yield left
+    rest = b"".join(parts)
+    if rest:
+        yield rest
 
 
 def export_jsonl(

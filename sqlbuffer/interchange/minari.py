@@ -246,11 +246,11 @@ class NewDataset:
         self._id, path = dataset_id, dataset_folder(dataset_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         pattern = re.compile(re.escape(f"{name}-partial-") + "([0-9a-f]{8})" + f"-v{version}")
-        for other in path.parent.iterdir():
-            match = pattern.fullmatch(other.name)
+        for entry in path.parent.iterdir():
+            match = pattern.fullmatch(entry.name)
             mark = path.parent / f".{path.name}.partial-{match[1]}" if match else None
             if mark is not None and (not mark.exists() or is_ended(mark)):
-                shutil.rmtree(other, ignore_errors=True)
+                shutil.rmtree(entry, ignore_errors=True)
         # Minari makes the folder, so a file next to it is locked while this process lives.
         self._place = WorkPlace(path, Path.touch)
         mark_id = self._place.path.name.rpartition("-")[2]
@@ -348,8 +348,8 @@ def export_minari(
     known = set(signature(minari.create_dataset_from_buffers).parameters) - _OWN_ARGUMENTS
     for name in metadata:
         checked_choice(name, "each further argument", sorted(known))
-    with _made(env) as made:
-        spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)
+    with _made(env) as environment:
+        spaces = dataset_spaces(buffer.fields, buffer.observation_fields, environment)
     infos = _info_fields(buffer, spaces, fields)
     _check_free(dataset_id, overwrite)
     read = (*spaces.observation_fields, *spaces.action_fields, *infos)
@@ -388,11 +388,11 @@ def _made(env: Any) -> Iterator[Any]:
     import gymnasium
 
     try:
-        made = gymnasium.make(env)
+        environment = gymnasium.make(env)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise FieldError(f"the environment {env!r} cannot be made: {error}") from None
-    with made:
-        yield made
+    with environment:
+        yield environment
 
 
 def _check_free(dataset_id: str, overwrite: bool) -> None:

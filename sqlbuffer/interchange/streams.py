@@ -83,10 +83,10 @@ class StreamPiece:
             CopyError: The stream was closed, and steps have left.
         """
         source = self._source()
-        reader, left = ColumnReader(source, self.fields), self.range
-        while left.cursor < left.high:
-            batch, end = reader.batch(left)
-            left = replace(left, cursor=end)
+        reader, remaining = ColumnReader(source, self.fields), self.range
+        while remaining.cursor < remaining.high:
+            batch, end = reader.batch(remaining)
+            remaining = replace(remaining, cursor=end)
             if len(batch):
                 yield batch
         reader.check_read(self.range, self.n_expected)
@@ -227,10 +227,10 @@ class BufferStream:
 
         :meta private:
         """
-        reader, left = ColumnReader(self._source, self.fields), self.state.range
-        while left.cursor < left.high:
-            batch, end = reader.batch(left)
-            left = replace(left, cursor=end)
+        reader, remaining = ColumnReader(self._source, self.fields), self.state.range
+        while remaining.cursor < remaining.high:
+            batch, end = reader.batch(remaining)
+            remaining = replace(remaining, cursor=end)
             if self._keeper is not None and not self._has_pieces:
                 self._keeper.low_seq = max(end, self.low)
             yield batch, end

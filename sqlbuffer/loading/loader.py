@@ -125,10 +125,10 @@ def prefetched(items: Callable[[], Iterator[Item]], ahead: int) -> Generator[Ite
 
 def _fill(channel: _Channel[Item], items: Callable[[], Iterator[Item]]) -> None:
     try:
-        made = items()
+        iterator = items()
         while channel.wait_for_room():
             try:
-                item = next(made)
+                item = next(iterator)
             except StopIteration:
                 break
             channel.put(item)

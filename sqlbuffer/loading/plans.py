@@ -269,40 +269,45 @@ class Place:
 
 def next_keys(
     order: PassOrder,
-    at: Place,
+    place: Place,
     n: int,
     low: int,
     keys: Callable[[], Numbers],
-    made: Callable[[Numbers], Numbers],
+    usable: Callable[[Numbers], Numbers],
 ) -> tuple[Numbers, Place]:
     """Return the keys of the next n items of a pass, fewer at its end; and the place behind them.
 
     Args:
         order: The order of the pass.
-        at: Where it is.
+        place: Where it is.
         n: Number of items.
         low: Numbers up to this one have left the window.
         keys: Returns the number of each row that may be a key. It is called if most numbers are
             unused.
-        made: Returns the indexes of those numbers of which an item can be made, in ascending order.
+        usable: Returns the indexes of those numbers of which an item can be made, in ascending
+            order.
     """
     parts: list[Numbers] = [np.empty(0, np.int64)]
     missing = n
     while missing > 0:
-        if not order.is_restricted and at.asked >= FIRST_LOOKED_AT and at.share < LOWEST_SHARE:
+        if (
+            not order.is_restricted
+            and place.asked >= FIRST_LOOKED_AT
+            and place.share < LOWEST_SHARE
+        ):
             order.restrict(keys())
-            at = Place(at.place)
-        n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
-        numbers, places = order.after(at.place, n_numbers, low)
+            place = Place(place.place)
+        n_numbers = min(math.ceil(missing / place.share), MOST_AT_ONCE)
+        numbers, places = order.after(place.place, n_numbers, low)
         if not numbers.size:
             break
-        hits = made(numbers)
+        hits = usable(numbers)
         parts.append(numbers[hits[:missing]])
         # What lies beyond the end of this batch is tested again for the next one.
         last = hits[missing - 1] if hits.size >= missing else -1
-        at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
+        place = Place(int(places[last]) + 1, place.asked + numbers.size, place.found + hits.size)
         missing -= min(missing, hits.size)
-    return np.concatenate(parts), at
+    return np.concatenate(parts), place
 
 
 _IN_NO_EPISODE = (
@@ -488,13 +493,13 @@ class BatchSource:
         """Wait until rows up to a number are there, where a standby is read."""
         self.store.own_writes.wait_for(seq)
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
 
         def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
-            return *self._next(candidates, order, at, n), candidates.clock
+            return *self._next(candidates, order, place, n), candidates.clock
 
         batch, behind, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         if batch is not None:
@@ -502,7 +507,7 @@ class BatchSource:
         return batch, behind
 
     def _next(
-        self, candidates: Candidates, order: PassOrder, at: Place, n: int
+        self, candidates: Candidates, order: PassOrder, place: Place, n: int
     ) -> tuple[Batch | None, Place]:
         tested: list[Items] = []
 
@@ -510,12 +515,13 @@ class BatchSource:
             tested[:] = [self.reader.items(candidates, numbers)]
             return np.flatnonzero(np.isin(numbers, tested[0].numbers))
 
-        keys, at = next_keys(order, at, n, candidates.low, candidates.keys, made)
+        keys, place = next_keys(order, place, n, candidates.low, candidates.keys, made)
         if not keys.size:
-            return None, at
+            return None, place
         if np.array_equal(tested[0].numbers[: keys.size], keys):
-            return tested[0].batch(keys.size), at
-        return self.reader.read(candidates, keys), at  # the candidates remember what they have read
+            return tested[0].batch(keys.size), place
+        # The candidates remember what they have read.
+        return self.reader.read(candidates, keys), place
 
 
 Progress = dict[str, Any]
@@ -562,7 +568,7 @@ class PassSource(Protocol):
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
     def n_made(self) -> int:
@@ -679,12 +685,13 @@ class Passes:
         self, run: LoaderRun, number: int, progress: Progress
     ) -> Iterator[tuple[Batch, Progress]]:
         order = self._order(run, number, progress)
-        at = Place(progress.get("place", 0))
+        place = Place(progress.get("place", 0))
         while True:
-            batch, at = self.source.next(order, at, self.batch_size)
+            batch, place = self.source.next(order, place, self.batch_size)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
-            yield batch, {"pass": number, "low": order.low, "high": order.high, "place": at.place}
+            progress = {"pass": number, "low": order.low, "high": order.high, "place": place.place}
+            yield batch, progress
 
     def _order(self, run: LoaderRun, number: int, progress: Progress) -> Order:
         window = self.source.window()

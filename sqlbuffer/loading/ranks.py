@@ -366,23 +366,23 @@ class ShardedPasses:
         self.source.catch_up(keys.last)
         rng = generator_of(agreed["seed"], agreed["number"], number) if self.shuffle else None
         part = PartOfPass(keys, rng, *taking.part, even=self.even)
-        at, done = Place(progress.get("place", 0)), progress.get("batch", 0)
+        place, done = Place(progress.get("place", 0)), progress.get("batch", 0)
         while True:
-            batch, at = self._next(part, at, done)
+            batch, place = self._next(part, place, done)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             done += 1
-            yield batch, {"pass": number, "place": at.place, "batch": done, "ranks": agreed}
+            yield batch, {"pass": number, "place": place.place, "batch": done, "ranks": agreed}
 
-    def _next(self, part: PartOfPass, at: Place, done: int) -> tuple[Batch | None, Place]:
+    def _next(self, part: PartOfPass, place: Place, done: int) -> tuple[Batch | None, Place]:
         if not self.even:
-            return self.source.next(part, at, self.batch_size)
+            return self.source.next(part, place, self.batch_size)
         if done >= part.n_batches(self.batch_size, drop_last=self.drop_last):
-            return None, at
+            return None, place
         # Rows that have left are made up for by those of the beginning.
-        part.end = at.place + part.n_rows
+        part.end = place.place + part.n_rows
         n = part.rows_of_batch(done, self.batch_size, drop_last=self.drop_last)
-        batch, behind = self.source.next(part, at, n)
+        batch, behind = self.source.next(part, place, n)
         if batch is None or (self.drop_last and batch.n_rows < n):
             n_read = 0 if batch is None else batch.n_rows
             raise InsufficientDataError(

@@ -230,8 +230,8 @@ class PrioritizedChooser:
         def takes(slots: Integers) -> Flags:
             taken = is_drawable[slots] & (tree.weights[slots] > 0)
             if accepts is not None:
-                at = np.flatnonzero(taken)
-                taken[at] = accepts(slots[at])
+                indexes = np.flatnonzero(taken)
+                taken[indexes] = accepts(slots[indexes])
             return taken
 
         draw = _Draw(is_drawable, tree, takes, self.rng)

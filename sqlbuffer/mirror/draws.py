@@ -235,8 +235,8 @@ class MemoryBatches:
         accepted = self.keys(matching)[slots]
         if self._maker.accepts_all:
             return accepted
-        at = np.flatnonzero(accepted)
-        accepted[at] = self._accepted(slots[at], self._n_at_once(slots[at]))
+        indexes = np.flatnonzero(accepted)
+        accepted[indexes] = self._accepted(slots[indexes], self._n_at_once(slots[indexes]))
         return accepted
 
     def read(self, slots: Integers) -> Batch:
@@ -267,9 +267,9 @@ class MemoryBatches:
     def _planned(self, slots: Integers, plans: list[Plan]) -> Plan:
         """Return the plan of slots, from the plan that found them accepted if there is one."""
         if len(plans) == 1:
-            at = np.flatnonzero(plans[0].accepted)[: len(slots)]
-            if np.array_equal(plans[0].slots[at], slots):
-                part: Plan = self._maker.taken(plans[0], at)
+            indexes = np.flatnonzero(plans[0].accepted)[: len(slots)]
+            if np.array_equal(plans[0].slots[indexes], slots):
+                part: Plan = self._maker.taken(plans[0], indexes)
                 return part
         plan: Plan = self._maker.plan(slots)
         return plan
@@ -512,28 +512,30 @@ class MemoryDraws:
             ),
         )  # fmt: skip
 
-    def _form_of(self, arguments: tuple[Any, ...], made: Callable[[], F]) -> F:
+    def _form_of(self, arguments: tuple[Any, ...], make: Callable[[], F]) -> F:
         """Return the form that was made for these arguments, or make it."""
         try:
             key = _key_of(arguments)
             known = self._forms.get(key)
         except Exception:  # values that cannot be hashed or compared
-            return made()  # raises the right error
+            return make()  # raises the right error
         if known is None:
-            known = made()
+            known = make()
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
             self._forms[key] = known
         form: F = known
         return form
 
-    def read(self, form: Form, node: Node, made: Callable[[MemoryBatches, Flags | None], T]) -> T:
+    def read(
+        self, form: Form, node: Node, compute: Callable[[MemoryBatches, Flags | None], T]
+    ) -> T:
         """Return a result made from the steps as they are now.
 
         Args:
             form: Form of the items.
             node: Condition that first steps must match.
-            made: Function that is called with the maker and with flags of slots whose steps match;
+            compute: Function that is called with the maker, and flags of slots whose steps match;
                 None if all match.
         """
         self._refreshing.prepare()
@@ -543,7 +545,7 @@ class MemoryDraws:
             if memory.n_live < self._min_size:
                 self._check_size(memory)
             matching = None if node is EVERYTHING else self._matching.of(memory, node)
-            return made(self._maker(memory, form), matching)
+            return compute(self._maker(memory, form), matching)
 
         return self._refreshing.read(of_memory)
 

@@ -213,11 +213,11 @@ class Filling:
     def commit(self, look: "Look") -> None:
         """Make the state of a look the one that is drawn from."""
         news, memory = look.news, look.memory
-        now, sampling, selection = news.state, self._config.sampling, news.selection
-        memory.low, memory.high, memory.clock = now.low, now.high, now.clock
+        state, sampling, selection = news.state, self._config.sampling, news.selection
+        memory.low, memory.high, memory.clock = state.low, state.high, state.clock
         limits = (
-            oldest_version(now.clock, sampling.max_staleness),
-            now.session if sampling.current_session_only else None,
+            oldest_version(state.clock, sampling.max_staleness),
+            state.session if sampling.current_session_only else None,
         )
         changes = StepChanges(
             marks=news.marks,
@@ -228,9 +228,9 @@ class Filling:
             sessions=look.sessions,
             limits=limits,
         )
-        memory.commit(now.low, changes)
+        memory.commit(state.low, changes)
         if memory.priorities is not None:
-            memory.priorities.is_limited = bool(now.has_quarantine) or limits != (None, None)
+            memory.priorities.is_limited = bool(state.has_quarantine) or limits != (None, None)
             _read_priorities(memory, *news.priorities)
 
 
@@ -485,9 +485,9 @@ class Refreshing:
             self._is_torn = False
         self._has_begun = False
 
-    def _keep_own(self, now: BufferState) -> None:
+    def _keep_own(self, state: BufferState) -> None:
         """Keep priorities set since the last write, unless the buffer is another one."""
-        if self._looked_at != float("-inf") and self.state.created_at == now.created_at:
+        if self._looked_at != float("-inf") and self.state.created_at == state.created_at:
             self._own.keep(self.memory)
 
     def _hold(self, stack: ExitStack) -> None:
@@ -497,10 +497,10 @@ class Refreshing:
         if self._publisher is not None:
             self._publisher.hold()
 
-    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+    def read(self, compute: Callable[[StepMemory], Made]) -> Made:
         """Return a function's result for the steps, which do not change until it returns."""
         with self.lock:
-            return made(self.memory)
+            return compute(self.memory)
 
     def prepare(self) -> None:
         """Take what this process has written, before a draw.

@@ -111,7 +111,7 @@ class MirrorSource:
         """Read the buffer, unless the mirror knows a step."""
         self._draws.catch_up(seq)
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
@@ -119,7 +119,7 @@ class MirrorSource:
         def found(
             maker: MemoryBatches, matching: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
-            return *_next(maker, matching, order, at, n), maker.memory.clock
+            return *_next(maker, matching, order, place, n), maker.memory.clock
 
         batch, behind, clock = self._draws.read(self._form, self._node, found)
         if batch is not None:
@@ -134,7 +134,7 @@ def _keys(maker: MemoryBatches, matching: Flags | None) -> Numbers:
 
 
 def _next(
-    maker: MemoryBatches, matching: Flags | None, order: PassOrder, at: Place, n: int
+    maker: MemoryBatches, matching: Flags | None, order: PassOrder, place: Place, n: int
 ) -> tuple[Batch | None, Place]:
     blocks = maker.memory.blocks
 
@@ -143,8 +143,8 @@ def _next(
         hits = np.flatnonzero(slots != NONE)
         return hits[maker.accepted(slots[hits], matching)]
 
-    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, matching), made)
-    return (maker.read(blocks.slots_of(keys)) if keys.size else None), at
+    keys, place = next_keys(order, place, n, maker.memory.low, lambda: _keys(maker, matching), made)
+    return (maker.read(blocks.slots_of(keys)) if keys.size else None), place
 
 
 def open_mirror_loader(

@@ -176,7 +176,7 @@ class SharedFollowing:
             time.sleep(0.002)
         self._own.refresh_once()
 
-    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+    def read(self, compute: Callable[[StepMemory], Made]) -> Made:
         """Return a function's result for the steps in one state of the buffer.
 
         If the follower changes the memory before the function returns, the function is called
@@ -193,7 +193,7 @@ class SharedFollowing:
                 if not generation & 1:
                     try:
                         replica.update(generation)
-                        result = made(replica.memory)
+                        result = compute(replica.memory)
                     except Exception:
                         # Half of the read data may be of another state.
                         if replica.segment.get(Counter.GENERATION) == generation:
@@ -206,7 +206,7 @@ class SharedFollowing:
             if time.monotonic() > deadline:
                 raise self._no_answer()
             time.sleep(_PAUSE_S)
-        return self._own.read(made)
+        return self._own.read(compute)
 
     def _current(self) -> Replica:
         """Return the replica of the segment that is in use now."""
@@ -302,8 +302,8 @@ def _error_of(replica: Replica) -> Exception | None:
     if not name:
         return None
     kind = getattr(errors, name, StorageError)
-    made: Exception = kind(text)
-    return made
+    error: Exception = kind(text)
+    return error
 
 
 def _watch(following: "ref[SharedFollowing]", closed: threading.Event) -> None:

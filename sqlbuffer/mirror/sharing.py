@@ -78,10 +78,10 @@ def packed(entry: Entry) -> bytes:
 
 def unpacked(stored: memoryview) -> Iterator[Entry]:
     """Yield the entries that bytes are made of."""
-    at = 0
-    while at < len(stored):
-        kind, number, id_, value, n_name, n_data, *numbers = _HEAD.unpack_from(stored, at)
-        start = at + _HEAD.size
+    offset = 0
+    while offset < len(stored):
+        kind, number, id_, value, n_name, n_data, *numbers = _HEAD.unpack_from(stored, offset)
+        start = offset + _HEAD.size
         middle = start + max(n_name, 0)
         end = middle + max(n_data, 0)
         name = bytes(stored[start:middle]).decode("utf-8", "surrogatepass")
@@ -90,7 +90,7 @@ def unpacked(stored: memoryview) -> Iterator[Entry]:
             kind, number, id_, value, None if n_name < 0 else name, None if n_data < 0 else data,
             (numbers[0], numbers[1]),
         )  # fmt: skip
-        at = -(-end // _ALIGN) * _ALIGN
+        offset = -(-end // _ALIGN) * _ALIGN
 
 
 FORMAT = b"sqlbuf01"
@@ -570,8 +570,8 @@ class Replica:
         if n_new > len(ring):
             memory.changed.forget()
         elif n_new:
-            at = (self._n_changed + np.arange(n_new)) % len(ring)
-            memory.changed.add(ring[at].astype(np.int64))
+            places = (self._n_changed + np.arange(n_new)) % len(ring)
+            memory.changed.add(ring[places].astype(np.int64))
         self._n_changed = n_changed
         self._map(n_used, memory.changed.since(n_before))
         self._generation = generation

@@ -38,7 +38,7 @@ def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Sta
         yield
         site.close()
 
-    made = Starlette(
+    application = Starlette(
         routes=[
             *(route for module in PAGES for route in module.ROUTES),
             Mount("/static", StaticFiles(directory=FOLDER / "static"), name="static"),
@@ -47,8 +47,8 @@ def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Sta
         exception_handlers={HTTPException: _not_found, SQLBufferError: failed, 500: _defect},
         lifespan=lifespan,
     )
-    made.state.site = site
-    return made
+    application.state.site = site
+    return application
 
 
 def message(

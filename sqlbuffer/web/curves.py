@@ -270,7 +270,7 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     steps = stored_curves.step_times(connection, number, span)
     counts = stored_curves.drawn_counts(connection, number)
     drawn = stored_curves.drawn_staleness(connection, number, span)
-    now = stored_curves.now_of(connection)
+    server_time = stored_curves.now_of(connection)
     of = _of_episodes(ended)
     stale_note = (
         f"Mean staleness of the first {stored_curves.ROWS_OF_A_BATCH} rows that are still stored, "
@@ -288,7 +288,9 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
         ),
         _samples_per_insert(connection, number, span, steps, counts),
     )
-    return BufferFigures(stats, curves, _histograms(stats, ended, of, now - steps.written_at))
+    return BufferFigures(
+        stats, curves, _histograms(stats, ended, of, server_time - steps.written_at)
+    )
 
 
 def _of_episodes(ended: EpisodePoints) -> str:
@@ -352,10 +354,10 @@ def _activity(
     else:
         edges = grid_of(steps.written_at[0], steps.written_at[-1], most, _SHORTEST_S)
         drawn = np.full(edges.size - 1, np.nan)
-    at = edges.copy()
+    bounds = edges.copy()
     # Times are read to some microseconds.
-    at[0], at[-1] = at[0] - _PRECISION_S, at[-1] + _PRECISION_S
-    written = np.diff(written_before(connection, number, steps, at))
+    bounds[0], bounds[-1] = bounds[0] - _PRECISION_S, bounds[-1] + _PRECISION_S
+    written = np.diff(written_before(connection, number, steps, bounds))
     return _Activity(edges, written, drawn)
 
 

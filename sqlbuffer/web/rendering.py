@@ -159,7 +159,7 @@ def here_of(request: Request, **changed: Any) -> str:
 @cache
 def environment() -> Environment:
     """Return what renders the templates."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -167,7 +167,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    jinja.filters |= {
         "about": about,
         "age": age,
         "as_json": as_json,
@@ -181,7 +181,7 @@ def environment() -> Environment:
         "versions": versions,
         "when": when,
     }
-    return made
+    return jinja
 
 
 def _shown(value: Any) -> Any:
@@ -234,12 +234,12 @@ def size(n_bytes: float | None) -> str:
     """Return a number of bytes."""
     if n_bytes is None:
         return _NOTHING
-    left = float(n_bytes)
+    amount = float(n_bytes)
     for unit in _UNITS[:-1]:
-        if abs(left) < 1024:
-            return f"{left:.0f} {unit}" if unit == "B" else f"{left:.1f} {unit}"
-        left /= 1024
-    return f"{left:.1f} {_UNITS[-1]}"
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} {_UNITS[-1]}"
 
 
 def age(seconds: float | None) -> str:
@@ -355,7 +355,9 @@ def rollout_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
 def curve_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
     """Return lines for Python that show the numbers of the steps of a rollout."""
     data = ("reward_t", "v_t", "adv_t", "state", "actions", "extra")
-    shown = ", ".join(["row.exp_meta.step", "row.fields", *(f"row.exp_data.{it}" for it in data)])
+    shown = ", ".join(
+        ["row.exp_meta.step", "row.fields", *(f"row.exp_data.{name}" for name in data)]
+    )
     return [python_rows(url, buffer, _steps_of(rollout), shown)]
 
 

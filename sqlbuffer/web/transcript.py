@@ -566,9 +566,11 @@ class Transcript:
         return turn
 
     def _calls(self, calls: Iterable[ToolCall]) -> list[ShownCall]:
-        made = [ShownCall(call.name, shown_text(call.arguments), [], call.id) for call in calls]
-        self._open_calls = [*self._open_calls, *made][-_OPEN_CALLS:]
-        return made
+        shown_calls = [
+            ShownCall(call.name, shown_text(call.arguments), [], call.id) for call in calls
+        ]
+        self._open_calls = [*self._open_calls, *shown_calls][-_OPEN_CALLS:]
+        return shown_calls
 
     def _is_result(self, turn: Turn) -> bool:
         """Return True if a turn is the result of a call that is shown, and stands with it now."""

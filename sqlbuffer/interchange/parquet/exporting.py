@@ -87,9 +87,9 @@ class RowGroups:
         self._tables, self._codes, self._n_bytes = [], [], 0
         if stop < n:
             # A slice would keep all of the table in memory.
-            left = table.take(np.arange(stop, n))
-            self._tables, self._codes = [left], [codes[stop:]]
-            self._n_bytes = left.nbytes
+            rest = table.take(np.arange(stop, n))
+            self._tables, self._codes = [rest], [codes[stop:]]
+            self._n_bytes = rest.nbytes
         kept = set(codes[stop:].tolist())
         self._known = {key: code for key, code in self._known.items() if code in kept}
         return group

@@ -229,9 +229,9 @@ class StepRuns:
         self.has_gaps = n > len(seq)
         self.source, self.is_filled = np.arange(n), np.zeros(n, bool)
         if self.has_gaps:
-            at = np.searchsorted(seq, self.seq).clip(max=len(seq) - 1)
-            self.is_filled = seq[at] != self.seq
-            self.source = np.where(self.is_filled, starts[self.run_of], at)
+            indexes = np.searchsorted(seq, self.seq).clip(max=len(seq) - 1)
+            self.is_filled = seq[indexes] != self.seq
+            self.source = np.where(self.is_filled, starts[self.run_of], indexes)
             # The first step of each run that is not filled.
             self.held = begins + (seq[starts] - self.first_seq)
         else:

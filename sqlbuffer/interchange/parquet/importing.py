@@ -292,7 +292,9 @@ class _Part:
 
     def _own_ids(self) -> list[str]:
         ids = self._column("id")
-        return [made if id_ is None else id_ for id_, made in zip(ids, self._ids, strict=True)]
+        return [
+            made_id if id_ is None else id_ for id_, made_id in zip(ids, self._ids, strict=True)
+        ]
 
     def _steps(self) -> list[int]:
         steps = self._column("step")
@@ -559,20 +561,20 @@ def _add_overlays(
 ) -> None:
     if "uses" in steps:
         uses = integers(steps.column("uses"))
-        at, most = np.flatnonzero(uses), config.sampling.max_use
-        counts = {"seq": seq[at].tolist(), "n_uses": uses[at].tolist()}
-        if len(at) and config.leases.enabled:
+        places, most = np.flatnonzero(uses), config.sampling.max_use
+        counts = {"seq": seq[places].tolist(), "n_uses": uses[places].tolist()}
+        if len(places) and config.leases.enabled:
             counts["used_up"] = [most is not None and n >= most for n in counts["n_uses"]]
             restored.overlays["queue_items"] = counts
-        elif len(at):
+        elif len(places):
             restored.overlays["uses"] = counts
     if "quarantined_at" in steps:
         times, reasons = steps.texts("quarantined_at"), steps.texts("quarantine_reason")
-        at = np.array([i for i, time in enumerate(times) if time is not None], np.int64)
+        places = np.array([i for i, time in enumerate(times) if time is not None], np.int64)
         restored.overlays["quarantine"] = {
-            "seq": seq[at].tolist(),
-            "reason": [reasons[i] for i in at.tolist()],
-            "quarantined_at": [time_text(times[i]) for i in at.tolist()],
+            "seq": seq[places].tolist(),
+            "reason": [reasons[i] for i in places.tolist()],
+            "quarantined_at": [time_text(times[i]) for i in places.tolist()],
         }
 
 
@@ -723,15 +725,15 @@ def _add_ids(restored: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
 
     pa = load_pyarrow()
     chunk_ids = pa.array([chunk.id for _, _, chunk in restored.chunks], pa.string())
-    made = pc.binary_join_element_wise(
+    made_ids = pc.binary_join_element_wise(
         chunk_ids.take(pa.array(runs.run_of)), pa.array(runs.place).cast(pa.string()), "/"
     )
     ids = whole(steps.column("id"))
-    is_other = pc.not_equal(made, ids).to_numpy(zero_copy_only=False).astype(bool)
-    at = np.flatnonzero(is_other & ~runs.is_filled)
-    if len(at):
-        other_ids = ids.take(pa.array(at)).to_pylist()
-        restored.overlays["step_ids"] = {"seq": runs.seq[at].tolist(), "id": other_ids}
+    is_other = pc.not_equal(made_ids, ids).to_numpy(zero_copy_only=False).astype(bool)
+    places = np.flatnonzero(is_other & ~runs.is_filled)
+    if len(places):
+        other_ids = ids.take(pa.array(places)).to_pylist()
+        restored.overlays["step_ids"] = {"seq": runs.seq[places].tolist(), "id": other_ids}
 
 
 def _spans(runs: StepRuns, values: NDArray[np.float64]) -> list[Mapping[str, Any]]:

@@ -84,7 +84,7 @@ class Tails:
     def of(self, slots: Integers) -> list[bytes]:
         """Return the values of steps."""
         heap, starts, sizes = self._heap, self._at[slots].tolist(), self._size[slots].tolist()
-        return [heap[at : at + n].tobytes() for at, n in zip(starts, sizes, strict=True)]
+        return [heap[start : start + n].tobytes() for start, n in zip(starts, sizes, strict=True)]
 
     def drop(self, slots: Integers) -> None:
         """Forget the values of steps."""
@@ -215,7 +215,7 @@ class StoredFields:
         self,
         heads: bytes,
         n: int,
-        at: Any,
+        slots: Any,
         records: NDArray[Any],
         large: Mapping[str, NDArray[Any]],
     ) -> None:
@@ -224,18 +224,18 @@ class StoredFields:
         Args:
             heads: Their stored records.
             n: Number of items.
-            at: The slots.
+            slots: The slots.
             records: The records of the mirror, shape (n_slots, numbers of a record).
             large: Fields with a separate array.
         """
         stored = np.frombuffer(heads, np.uint8).reshape(n, self._layout.size_bytes)
         raw = records.view(np.uint8)
         for first, place, n_bytes in self._runs:
-            raw[at, place : place + n_bytes] = stored[:, first : first + n_bytes]
+            raw[slots, place : place + n_bytes] = stored[:, first : first + n_bytes]
         if large:
             steps = np.frombuffer(heads, self._layout.record, n)
             for name, column in large.items():
-                column[at] = steps[name]
+                column[slots] = steps[name]
 
 
 def _offset(record: np.dtype[Any], name: str) -> int:

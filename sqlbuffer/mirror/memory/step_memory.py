@@ -134,20 +134,20 @@ class StepLimits:
         self.session, self.is_quarantined = arrays["session"], arrays["is_quarantined"]
         self.is_outside = arrays["is_outside"]
 
-    def stage(self, chunks: Sequence[ChunkRow], at: Any, counts: Integers) -> None:
+    def stage(self, chunks: Sequence[ChunkRow], target: Any, counts: Integers) -> None:
         """Note what new steps have.
 
         Args:
             chunks: Their chunks.
-            at: Their slots.
+            target: Their slots.
             counts: Number of each.
         """
         versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
-        self.version[at] = np.repeat(versions, counts)
-        self.has_version[at] = np.repeat([c.model_version is not None for c in chunks], counts)
+        self.version[target] = np.repeat(versions, counts)
+        self.has_version[target] = np.repeat([c.model_version is not None for c in chunks], counts)
         numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
-        self.session[at] = np.repeat(numbers, counts)
-        self.is_quarantined[at], self.is_outside[at] = False, self.selects
+        self.session[target] = np.repeat(numbers, counts)
+        self.is_quarantined[target], self.is_outside[target] = False, self.selects
 
     def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take the users' ids of sessions, by number."""
@@ -384,32 +384,34 @@ class StepMemory:
         links, records = self.links, self.records
         links[added] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
         slots = self.blocks.slots_of(seqs)
-        at = as_slice(slots)
-        self._stored.put(heads, len(seqs), at, self._records, self.large)
+        target = as_slice(slots)
+        self._stored.put(heads, len(seqs), target, self._records, self.large)
         if self.tails is not None and tails is not None:
-            self.tails.put(at, tails)
-        records[SEQ][at] = seqs
-        records[STEP][at] = step_numbers_of(chunks, counts, ends, places)
-        records[TASK][at] = np.repeat(
+            self.tails.put(target, tails)
+        records[SEQ][target] = seqs
+        records[STEP][target] = step_numbers_of(chunks, counts, ends, places)
+        records[TASK][target] = np.repeat(
             [self.tasks.add(c.task_id, c.n_steps) for c in chunks], counts
         )
         agents = [self.agents.add(c.agent_id, c.n_steps) for c in chunks]
-        records[AGENT][at] = np.repeat(agents, counts)
+        records[AGENT][target] = np.repeat(agents, counts)
         flags = np.frombuffer(b"".join(map(flags_of, chunks)), np.uint8)
-        records["terminated"][at] = (flags & TERMINATED).astype(bool)
-        records["truncated"][at] = (flags & TRUNCATED).astype(bool)
-        links["flags"][at] = flags
+        records["terminated"][target] = (flags & TERMINATED).astype(bool)
+        records["truncated"][target] = (flags & TRUNCATED).astype(bool)
+        links["flags"][target] = flags
         rewards = unpacked_rewards([c.rewards for c in chunks], [c.n_steps for c in chunks])
-        links["reward"][at] = rewards
-        records["reward"][at] = as_float32(rewards)
+        links["reward"][target] = rewards
+        records["reward"][target] = as_float32(rewards)
         for name in ON_REQUEST:
-            self._stage_values(name, chunks, at, ends)
-        self.limits.stage(chunks, at, counts)
-        self._stage_episodes(chunks, slots, at, counts, places)
+            self._stage_values(name, chunks, target, ends)
+        self.limits.stage(chunks, target, counts)
+        self._stage_episodes(chunks, slots, target, counts, places)
         self._staged.append(slots)
         return True
 
-    def _stage_values(self, name: str, chunks: Sequence[ChunkRow], at: Any, ends: Integers) -> None:
+    def _stage_values(
+        self, name: str, chunks: Sequence[ChunkRow], target: Any, ends: Integers
+    ) -> None:
         """Put advantages, or values, of the steps of chunks into their slots."""
         of_chunks = [getattr(chunk, name) for chunk in chunks]
         values = np.full(ends[-1], np.nan, np.float32)
@@ -418,13 +420,13 @@ class StepMemory:
                 if chunk_values is not None:
                     stored = np.array(listed(chunk_values), np.float64)
                     values[end - chunk.n_steps : end] = as_float32(stored)
-        self.values[name][at] = values
+        self.values[name][target] = values
 
     def _stage_episodes(
         self,
         chunks: Sequence[ChunkRow],
         slots: Integers,
-        at: Any,
+        target: Any,
         counts: Integers,
         places: Integers,
     ) -> None:
@@ -433,12 +435,12 @@ class StepMemory:
         chunk_episodes = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
         numbers = np.repeat(np.array(chunk_episodes, np.int32), counts)
         ts = np.repeat([c.t or 0 for c in chunks], counts) + places
-        links["episode"][at] = self.records[EPISODE][at] = numbers
-        links["t"][at] = self.records[T][at] = np.where(numbers == NONE, NONE, ts)
+        links["episode"][target] = self.records[EPISODE][target] = numbers
+        links["t"][target] = self.records[T][target] = np.where(numbers == NONE, NONE, ts)
         in_episode = numbers != NONE
         has_before = in_episode & (places > 0)
-        links["prev"][at] = np.where(has_before, np.roll(slots, 1), NONE)
-        links["next"][at] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
+        links["prev"][target] = np.where(has_before, np.roll(slots, 1), NONE)
+        links["next"][target] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
         ends = np.cumsum(counts)
         for chunk, number, end in zip(chunks, chunk_episodes, ends.tolist(), strict=True):
             if number != NONE:

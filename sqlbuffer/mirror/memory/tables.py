@@ -266,9 +266,9 @@ class BlockMap:
         return slots
 
     def _of(self, numbers: Integers) -> Integers:
-        at = numbers - self._base
-        is_known = (at >= 0) & (at < len(self._slots))
-        slots: Integers = np.where(is_known, self._slots[np.where(is_known, at, 0)], NONE)
+        entries = numbers - self._base
+        is_known = (entries >= 0) & (entries < len(self._slots))
+        slots: Integers = np.where(is_known, self._slots[np.where(is_known, entries, 0)], NONE)
         return slots
 
     @property
@@ -290,9 +290,9 @@ class BlockMap:
 
     def free(self, numbers: Integers) -> None:
         """Take the slots of blocks of numbers back."""
-        at = numbers - self._base
-        self._free.extend(self._slots[at].tolist())
-        self._slots[at] = NONE
+        entries = numbers - self._base
+        self._free.extend(self._slots[entries].tolist())
+        self._slots[entries] = NONE
         self._in_order = None
 
     def restore(self, numbers: Integers) -> None:
@@ -407,12 +407,12 @@ class EpisodeTable:
             number = self.find(state.id)
             if number == NONE:
                 continue
-            now = _STATUS[state.status]
-            length = NONE if now == OPEN or state.length is None else state.length
+            status = _STATUS[state.status]
+            length = NONE if status == OPEN or state.length is None else state.length
             # For an open episode, the database stores the change by annotations, not the return.
-            return_ = None if now == OPEN else state.return_
+            return_ = None if status == OPEN else state.return_
             entry = EpisodeEntry(
-                now, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
+                status, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
             )
             if self.touched is not None and not self._has(number, entry):
                 self.touched.add(number)

@@ -278,8 +278,8 @@ def _context(
     )  # fmt: skip
     last = shown.steps[-1] if shown.steps else None
     if last is not None and last.next_turn is not None:
-        at = _text(StepKey(last.position, last.seq))
-        later: dict[str, Any] | None = {"at": at, "turn": last.next_turn}
+        position = _text(StepKey(last.position, last.seq))
+        later: dict[str, Any] | None = {"at": position, "turn": last.next_turn}
     elif last is not None and shown.is_cut:
         later = {"at": _text(steps[len(shown.steps)].key)}
     else:
