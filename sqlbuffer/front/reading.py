@@ -88,12 +88,12 @@ class RowDecoding:
         names = tuple(fields) if isinstance(fields, list) and _are_texts(fields) else None
         known = None if names is None else self._of.get(names)
         if known is None:
-            known = self._made(fields)
+            known = self._reading(fields)
             if names is not None and len(self._of) < _MOST_KEPT:
                 self._of[names] = known
         return known
 
-    def _made(self, fields: Sequence[str]) -> tuple[Payloads, Decoder]:
+    def _reading(self, fields: Sequence[str]) -> tuple[Payloads, Decoder]:
         layout = self._source.buffer.layout
         selected = SelectedFields.parse(fields, layout.specs)
         # A type takes a whole value.

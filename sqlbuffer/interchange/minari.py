@@ -348,7 +348,7 @@ def export_minari(
     known = set(signature(minari.create_dataset_from_buffers).parameters) - _OWN_ARGUMENTS
     for name in metadata:
         checked_choice(name, "each further argument", sorted(known))
-    with _made(env) as environment:
+    with _environment(env) as environment:
         spaces = dataset_spaces(buffer.fields, buffer.observation_fields, environment)
     infos = _info_fields(buffer, spaces, fields)
     _check_free(dataset_id, overwrite)
@@ -380,7 +380,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _made(env: Any) -> Iterator[Any]:
+def _environment(env: Any) -> Iterator[Any]:
     """Give an environment, made for this if only its id or spec is known."""
     if env is None or hasattr(env, "observation_space"):
         yield env

@@ -468,14 +468,14 @@ class BatchSource:
 
         return self.store.draws.draw(self.node, numbers, self.reader.columns)
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment of the keys; except for steps, this
         reads the steps.
         """
-        return len(self.made())
+        return len(self.possible_keys())
 
-    def made(self) -> Intervals:
-        """Return the keys of all things that can be made at this moment; see `n_made`."""
+    def possible_keys(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment; see `n_possible`."""
         numbers, size = self.numbers(), self.reader.tested_at_once
         if self.reader.is_of_steps:
             return numbers
@@ -511,11 +511,11 @@ class BatchSource:
     ) -> tuple[Batch | None, Place]:
         tested: list[Items] = []
 
-        def made(numbers: Numbers) -> Numbers:
+        def usable(numbers: Numbers) -> Numbers:
             tested[:] = [self.reader.items(candidates, numbers)]
             return np.flatnonzero(np.isin(numbers, tested[0].numbers))
 
-        keys, place = next_keys(order, place, n, candidates.low, candidates.keys, made)
+        keys, place = next_keys(order, place, n, candidates.low, candidates.keys, usable)
         if not keys.size:
             return None, place
         if np.array_equal(tested[0].numbers[: keys.size], keys):
@@ -571,7 +571,7 @@ class PassSource(Protocol):
     def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment."""
 
     def shortage(self, sampler: Sampler | None = None) -> Shortage:
@@ -678,7 +678,7 @@ class Passes:
         """Return the number of batches for the rows stored now; None: no end."""
         if self.epochs is None:
             return None
-        n = self.source.n_made()
+        n = self.source.n_possible()
         return self.epochs * (n // self.batch_size if self.drop_last else -(-n // self.batch_size))
 
     def _one(

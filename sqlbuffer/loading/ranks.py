@@ -252,7 +252,7 @@ class ShardSource(PassSource, Protocol):
     def numbers(self) -> Intervals:
         """Return the keys of all items that exist now."""
 
-    def made(self) -> Intervals:
+    def possible_keys(self) -> Intervals:
         """Return the keys of all things that can be made at this moment."""
 
     def catch_up(self, seq: int) -> None:
@@ -354,7 +354,7 @@ class ShardedPasses:
     def rows(self) -> Intervals:
         """Return the keys of a pass that begins now."""
         # Items that cannot be made would make one rank's part smaller.
-        return self.source.made() if self.even else self.source.numbers()
+        return self.source.possible_keys() if self.even else self.source.numbers()
 
     def _one(
         self, taking: "_Taking", run: LoaderRun, number: int, progress: Progress

@@ -452,7 +452,7 @@ class MemoryDraws:
         if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
             self._store.own_writes.store_before_draw(n, self.n_steps)
 
-        def drawn(
+        def draw_from(
             maker: MemoryBatches, matching: "Flags | None"
         ) -> "tuple[Batch, int, int | None]":
             memory = maker.memory
@@ -460,7 +460,7 @@ class MemoryDraws:
 
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
-            batch, head, clock = self.read(form, node, drawn)
+            batch, head, clock = self.read(form, node, draw_from)
             n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))

@@ -368,7 +368,7 @@ class Refreshing:
 
     def _find(self, publisher: Publisher) -> bool:
         """Continue from the state of an earlier follower; return False if there is none."""
-        published = publisher.found(self._filling.memory_of)
+        published = publisher.existing_memory(self._filling.memory_of)
         if published is None:
             return False
         self.memory, cursor = published

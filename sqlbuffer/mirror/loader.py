@@ -82,30 +82,30 @@ class MirrorSource:
         is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
         is_few = is_few or self._draws.selects
 
-        def found(maker: MemoryBatches, matching: Flags | None) -> SourceWindow:
+        def window_of(maker: MemoryBatches, matching: Flags | None) -> SourceWindow:
             low, high = maker.memory.low, maker.memory.high
             return SourceWindow(low, max(low, high), _keys(maker, matching) if is_few else None)
 
-        return self._draws.read(self._form, self._node, found)
+        return self._draws.read(self._form, self._node, window_of)
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment."""
-        return len(self.made())
+        return len(self.possible_keys())
 
-    def made(self) -> Intervals:
+    def possible_keys(self) -> Intervals:
         """Return the keys of all things that can be made at this moment."""
         self._store.own_writes.store()
 
-        def found(maker: MemoryBatches, matching: Flags | None) -> Intervals:
+        def keys_of(maker: MemoryBatches, matching: Flags | None) -> Intervals:
             slots = np.flatnonzero(maker.keys(matching))
             slots = slots[maker.accepted(slots, matching)]
             return Intervals(np.sort(maker.memory.records[SEQ][slots]))
 
-        return self._draws.read(self._form, self._node, found)
+        return self._draws.read(self._form, self._node, keys_of)
 
     def numbers(self) -> Intervals:
         """Return the keys of all items that exist now, which are those that can be made."""
-        return self.made()
+        return self.possible_keys()
 
     def catch_up(self, seq: int) -> None:
         """Read the buffer, unless the mirror knows a step."""
@@ -116,12 +116,12 @@ class MirrorSource:
         behind them.
         """
 
-        def found(
+        def next_of(
             maker: MemoryBatches, matching: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
             return *_next(maker, matching, order, place, n), maker.memory.clock
 
-        batch, behind, clock = self._draws.read(self._form, self._node, found)
+        batch, behind, clock = self._draws.read(self._form, self._node, next_of)
         if batch is not None:
             self._draws.accounts.log_pass(batch, clock)
         return batch, behind
@@ -138,12 +138,14 @@ def _next(
 ) -> tuple[Batch | None, Place]:
     blocks = maker.memory.blocks
 
-    def made(numbers: Numbers) -> Numbers:
+    def usable(numbers: Numbers) -> Numbers:
         slots = blocks.slots_of(numbers)
         hits = np.flatnonzero(slots != NONE)
         return hits[maker.accepted(slots[hits], matching)]
 
-    keys, place = next_keys(order, place, n, maker.memory.low, lambda: _keys(maker, matching), made)
+    keys, place = next_keys(
+        order, place, n, maker.memory.low, lambda: _keys(maker, matching), usable
+    )
     return (maker.read(blocks.slots_of(keys)) if keys.size else None), place
 
 

@@ -649,7 +649,9 @@ class Publisher:
         )
         return {name: self._next.arrays[name] for name in shapes}
 
-    def found(self, make: Callable[[int, int, Any], StepMemory]) -> tuple[StepMemory, Any] | None:
+    def existing_memory(
+        self, make: Callable[[int, int, Any], StepMemory]
+    ) -> tuple[StepMemory, Any] | None:
         """Return the memory that an earlier follower left, and its cursor; None: there is none that
         can be used.
 

@@ -54,7 +54,7 @@ class ParquetFiles:
         self.path = path
         with named_damage(self.path):
             self._manifest = verified_manifest(self.path) if self.path.is_dir() else None
-            self.paths = self._found()
+            self.paths = self._data_files()
         schemas, counts = zip(*map(self._schema_and_rows, self.paths), strict=True)
         self.schema, self.n_rows = schemas[0], sum(counts)
         for file, schema in zip(self.paths, schemas, strict=True):
@@ -94,7 +94,7 @@ class ParquetFiles:
             counts["episodes"] = self._schema_and_rows(self.episodes)[1]
         self._manifest.check(counts)
 
-    def _found(self) -> list[Path]:
+    def _data_files(self) -> list[Path]:
         if not self.path.exists():
             raise FileImportError(f"there is no {self.path}; name a folder of Parquet files")
         if self.path.is_file():
