@@ -99,7 +99,7 @@ def info(
     if not answer.rows:
         note("no buffers yet; a program makes one with ReplayBuffer(url, name=...)")
         return
-    columns, shown = that_say_something(answer.columns, answer.rows)
+    columns, shown = _without_empty_rare_columns(answer.columns, answer.rows)
     write(*buffers_for_people(columns, shown), format_)
     listed = [(name, *field.values()) for name, specs in fields.items() for field in specs]
     if listed:
@@ -109,7 +109,7 @@ def info(
         note(line)
 
 
-def that_say_something(
+def _without_empty_rare_columns(
     columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[str], list[list[Any]]]:
     """Return a table without the rare columns that are empty for every buffer."""

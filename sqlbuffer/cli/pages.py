@@ -212,14 +212,14 @@ def report(
     from sqlbuffer.web import require_extra
 
     require_extra()
-    from sqlbuffer.web.report import report as made
+    from sqlbuffer.web.report import report as html_report
 
     named = database(url)
     path = Path(output)
     if output != "-" and path.exists() and not overwrite:
         raise UsageError(f"{path} is there already; --overwrite replaces it")
     status.check(named)
-    html = made(named, buffer)
+    html = html_report(named, buffer)
     if output == "-":
         sys.stdout.buffer.write(html)
         return
