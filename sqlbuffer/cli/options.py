@@ -168,11 +168,7 @@ def _is_database(word: str) -> bool:
 
 
 def _check_default(word: str | None = None) -> None:
-    """Raise an error if no database is named, and the file of last resort is not there.
-
-    Args:
-        word: A word of the command line that was taken for another thing.
-    """
+    """Raise if no database is named and the default file is missing; `word` may be a typo."""
     from sqlbuffer.config import Settings
 
     default = Settings.model_fields["url"].default

@@ -78,11 +78,7 @@ def copy(
 
 
 def _chosen(source: str, name: str | None) -> list[str]:
-    """Return the names of the buffers to copy.
-
-    Raises:
-        CopyError: Some of them are not copied alone.
-    """
+    """Return the names of the buffers to copy; raise CopyError if one is not copied alone."""
     from sqlbuffer.errors import CopyError
     from sqlbuffer.storage.buffers import catalog
     from sqlbuffer.storage.inspect import listings

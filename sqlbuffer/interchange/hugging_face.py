@@ -146,13 +146,7 @@ class RolloutRows:
     def _conversations(
         self, piece: StreamPiece, ends: "_Ends", *, has_messages: bool = True
     ) -> Iterator[Conversation]:
-        """Yield the conversations of a stream, each after its last step was read.
-
-        Args:
-            piece: The stream.
-            ends: How its episodes have ended.
-            has_messages: Whether their messages are wanted.
-        """
+        """Yield the conversations of a stream, each after its last step was read."""
         piece_range = piece.range
         with ConversationAssembler(ends.of) as assembler:
             for batch in piece:

@@ -645,18 +645,7 @@ def _checked(
     fields: Mapping[str, Any] | None,
     counts: ImportCounts,
 ) -> dict[str, Any] | None:
-    """Raise unless the steps of all lines can be stored.
-
-    Args:
-        batches: The lines.
-        buffer: The buffer; None if it is to be made.
-        name: Its name.
-        fields: Its fields; None if they follow from the lines.
-        counts: What is stored, for the error of a line.
-
-    Returns:
-        Settings of a new buffer; None if no line needs one.
-    """
+    """Raise unless all lines can be stored; return the settings of a new buffer, or None."""
     settings: dict[str, Any] | None = None if buffer is None else {}
     with ExitStack() as stack:
         for lines in batches:
@@ -726,9 +715,7 @@ class _Insertion:
     def _encoded(
         self, lines: Sequence[_Line]
     ) -> tuple[Batch, int, tuple[FileImportError | FieldError, int] | None]:
-        """Return steps in the form in which they are stored, their number, and the error and number
-        of the line that ends them.
-        """
+        """Return encoded steps, their number, and the error and number of the line ending them."""
         rows: list[DataRow] = []
         priorities: list[Any] = []
         refused: tuple[FileImportError | FieldError, int] | None = None

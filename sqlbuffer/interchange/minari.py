@@ -566,11 +566,7 @@ def _encoded_episodes(
     dataset: Any, n_all: int, infos: Sequence[str], task_id: str, agent_id: str,
     buffer: ReplayBuffer,
 ) -> Iterator[tuple[int, Batch]]:  # fmt: skip
-    """Yield the number of steps of each episode, and the episode as a buffer stores it.
-
-    Raises:
-        FileImportError: An episode is damaged or missing.
-    """
+    """Yield the number of steps of each episode, and the episode as a buffer stores it."""
     with named_damage(dataset.id):
         observed = paths_of("obs", dataset.observation_space)
         acted = paths_of("action", dataset.action_space)

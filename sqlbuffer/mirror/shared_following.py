@@ -111,11 +111,7 @@ class SharedFollowing:
         return True
 
     def _attach(self) -> bool:
-        """Find the memory of the process that follows; False: there is none yet.
-
-        Raises:
-            BufferConfigError: It is the mirror of another buffer.
-        """
+        """Map the memory of the following process; return False if there is none yet."""
         try:
             replica = open_replica(self._place.path, self._about, self._settings)
         except FileNotFoundError:

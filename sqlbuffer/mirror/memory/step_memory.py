@@ -590,12 +590,7 @@ class StepMemory:
                 links["flags"][last] |= np.uint8(LAST)
 
     def _evict(self, low: int, touched: Integers) -> None:
-        """Remove the steps up to a number, and free the blocks without a step.
-
-        Args:
-            low: The number.
-            touched: Slots of steps that were removed before.
-        """
+        """Remove the steps up to a number, and free the blocks without a step."""
         links, records = self.links, self.records
         numbers = self.blocks.numbers()
         numbers = numbers[numbers * BLOCK <= low]

@@ -95,11 +95,7 @@ def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
 
 
 def _tree(text: str, info: BufferInfo) -> Tree | None:
-    """Return the condition that a form names.
-
-    Raises:
-        ConditionError: It is malformed.
-    """
+    """Return the condition of a form; raise ConditionError if it is malformed."""
     if len(text) > _MOST_CHARACTERS:
         raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
     if not text:
@@ -112,11 +108,7 @@ def _tree(text: str, info: BufferInfo) -> Tree | None:
 def _query(
     request: Request, form: dict[str, str], info: BufferInfo, tree: Tree | None
 ) -> RolloutQuery:
-    """Return what an address asks for.
-
-    Raises:
-        ConditionError: A text of the form is wrong; the message says which.
-    """
+    """Return the query of an address; raise ConditionError if a text of the form is wrong."""
     asked = request.query_params.get("sort", "newest")
     sort = asked if asked in SORTS else "newest"
     query = RolloutQuery(
