@@ -184,7 +184,7 @@ class FieldSpec:
         return self.shape == () and self.dtype.kind in "biuf" and self.dtype.itemsize <= 8
 
     @classmethod
-    def parse(cls, name: object, declaration: Any) -> "FieldSpec":
+    def parse(cls, name: object, given: Any) -> "FieldSpec":
         """Return the field of a declaration: a dtype, `(dtype, shape)`, `(dtype, shape, default)`,
         a dict of `dtype`, `shape`, `default` and `column`, or a field of a buffer.
 
@@ -192,16 +192,16 @@ class FieldSpec:
             FieldError: The declaration is none of these; the message names the field.
         """
         check_name(name)
-        if isinstance(declaration, FieldSpec):
-            return replace(declaration, name=str(name))
-        if hasattr(declaration, "shape") and not isinstance(declaration, (np.dtype, type)):
+        if isinstance(given, FieldSpec):
+            return replace(given, name=str(name))
+        if hasattr(given, "shape") and not isinstance(given, (np.dtype, type)):
             # An array or a space; numpy would take its dtype and leave the shape.
-            dtype = str(getattr(declaration, "dtype", "float32"))
+            dtype = str(getattr(given, "dtype", "float32"))
             raise FieldError(
                 f"field {name!r}: a declaration is a dtype or (dtype, shape), got "
-                f"{type(declaration).__name__}; give ({dtype!r}, {declaration.shape})"
+                f"{type(given).__name__}; give ({dtype!r}, {given.shape})"
             )
-        parts = declared_parts(str(name), declaration)
+        parts = declared_parts(str(name), given)
         column = parts.get("column", False)
         spec = cls(
             str(name),
