@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from sqlbuffer.copying import CopyReport
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields import FieldSpec, fields_from_env
-    from sqlbuffer.front.converters import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.front.leasing import LeasedBatch
+    from sqlbuffer.front.sampling import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
     from sqlbuffer.mirror.settings import MirrorLag
@@ -46,8 +46,8 @@ _HOME = {
     "CopyReport": "copying",
     "EpisodeWriter": "episode_writer",
     **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
-    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.converters"),
     "LeasedBatch": "front.leasing",
+    **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
     "MirrorLag": "mirror.settings",

@@ -187,8 +187,8 @@ def as_coroutine(method: Callable[Concatenate[ReplayBuffer, P], T]) -> Call[P, T
 
     @wraps(method)
     async def call(self: "AsyncReplayBuffer", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        own: Callable[P, T] = getattr(self.sync, method.__name__)
-        return await in_thread(own, *args, **kwargs)
+        sync_method: Callable[P, T] = getattr(self.sync, method.__name__)
+        return await in_thread(sync_method, *args, **kwargs)
 
     return call
 
@@ -198,18 +198,18 @@ def arguments_of(
 ) -> Callable[[Callable[..., T]], Callable[Concatenate["AsyncReplayBuffer", P], T]]:
     """Give a method the signature and the docstring of one of `ReplayBuffer`."""
 
-    def give(own: Callable[..., T]) -> Callable[Concatenate["AsyncReplayBuffer", P], T]:
-        return wraps(method)(own)
+    def give(function: Callable[..., T]) -> Callable[Concatenate["AsyncReplayBuffer", P], T]:
+        return wraps(method)(function)
 
     return give
 
 
 def batches_of(
     method: Callable[Concatenate[ReplayBuffer, P], Loader[T]],
-    own: Callable[..., AsyncIterator[Any]],
+    function: Callable[..., AsyncIterator[Any]],
 ) -> Callable[Concatenate["AsyncReplayBuffer", P], AsyncIterator[T]]:
     """Return a generator of a loader's batches, with the arguments of the method that opens it."""
-    return wraps(method)(own)
+    return wraps(method)(function)
 
 
 class AsyncReplayBuffer:

@@ -57,16 +57,11 @@ from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
-from sqlbuffer.front.batch_sampler import (
-    AnyConverter,
-    BatchConverter,
-    BatchSampler,
-    TaskConverter,
-)
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
 from sqlbuffer.front.row_changes import RowChanges
+from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
 from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.loading.loader import Loader, Output, open_loader
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode

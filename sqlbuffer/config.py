@@ -1,10 +1,11 @@
-"""The stored settings of a buffer, and the settings of each process that opens it."""
+"""The stored settings of a buffer, those of each process that opens it, and the environment's."""
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sqlbuffer.checks import (
     checked_choice,
@@ -22,6 +23,19 @@ from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError
 from sqlbuffer.fields import MAX_ROW_BYTES, Fields
 from sqlbuffer.rate_limits import NO_LIMIT, FlowCounts, Policy, policy_to_json, rate_limiter_of
 from sqlbuffer.strict_models import StrictModel, Verbatim, setting
+
+
+class Settings(BaseSettings):
+    """Settings read from `SQLBUFFER_*` environment variables.
+
+    Attributes:
+        url: Database URL used where none is given (`SQLBUFFER_URL`).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SQLBUFFER_")
+
+    url: str = "sqlite:///sqlbuffer.db"
+
 
 EvictUnit = Literal["row", "task", "episode"]
 Compression = Literal["zstd"]
@@ -273,7 +287,9 @@ class BufferConfig(StrictModel):
                 raise unknown_setting(argument, PLACES)
             group, name = PLACES[argument]
             values[group][name] = value
-        return type(self)(**{group: own for group, own in values.items() if own})
+        return type(self)(
+            **{group: group_settings for group, group_settings in values.items() if group_settings}
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return all settings by their names as keyword arguments."""
@@ -520,18 +536,20 @@ def with_settings(
     for name in settings:
         if name not in SETTINGS:
             raise unknown_setting(name, SETTINGS)
-    own = {name: settings[name] for name in Connection.model_fields if name in settings}
+    connection_settings = {
+        name: settings[name] for name in Connection.model_fields if name in settings
+    }
     stored = {
         name: value
         for name, value in settings.items()
-        if value is not None and (name == "alpha" or name not in own)
+        if value is not None and (name == "alpha" or name not in connection_settings)
     }
     if "observation_fields" in stored and config is None and "fields" not in stored:
         raise FieldError("observation_fields go with fields=...; leave both out to reopen")
     connection = connection or DEFAULT_CONNECTION
     return (
         (config or DEFAULT_CONFIG).replace(stored),
-        Connection(**{**connection.model_dump(exclude_unset=True), **own}),
+        Connection(**{**connection.model_dump(exclude_unset=True), **connection_settings}),
     )
 
 

@@ -127,8 +127,8 @@ def csv_field(value: Any) -> Any:
         return repr(value)  # nan and inf have a form here
     if isinstance(value, bool):
         return str(value).lower()
-    made = jsonable(value)
-    return dumps(made) if isinstance(made, (list, dict)) else made
+    plain = jsonable(value)
+    return dumps(plain) if isinstance(plain, (list, dict)) else plain
 
 
 SHOWN_ITEMS = 8

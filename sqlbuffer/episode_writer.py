@@ -198,7 +198,7 @@ class EpisodeWriter:
             self._held = None
 
     def _meta_with(self, step: Record | PackedStep | None) -> str | None:
-        """Return the meta values of the episode with its first step; None with later steps."""
+        """Return the meta values of the episode for its first step; None for later steps."""
         return self._meta if step is not None and step.t == 0 else None
 
     def _count(self, reward: float | None) -> None:

@@ -39,16 +39,16 @@ def near_name(name: object, known: Collection[str]) -> str | None:
         'terminated or truncated'
     """
     text = name[:100] if isinstance(name, str) else ""
-    if meant := [each for each in _SYNONYMS.get(text, ()) if each in known]:
+    if meant := [candidate for candidate in _SYNONYMS.get(text, ()) if candidate in known]:
         return " or ".join(meant)
-    found = difflib.get_close_matches(text, known, n=1)
-    if found:
-        return found[0]
+    near = difflib.get_close_matches(text, known, n=1)
+    if near:
+        return near[0]
     short = [
-        each
-        for each in known
-        if min(len(each), len(text)) >= _SHORTEST
-        and (text.startswith(each) or each.startswith(text))
+        candidate
+        for candidate in known
+        if min(len(candidate), len(text)) >= _SHORTEST
+        and (text.startswith(candidate) or candidate.startswith(text))
     ]
     return max(short, key=len, default=None)
 
@@ -89,30 +89,30 @@ def check_name(name: object) -> None:
         raise FieldError(f"field {name!r}: buffers and batches use this name; take another")
 
 
-def declared_parts(name: str, given: Any) -> dict[str, Any]:
+def declared_parts(name: str, declaration: Any) -> dict[str, Any]:
     """Return the parts of a declaration by name: dtype, shape, default and column."""
-    if isinstance(given, Mapping):
-        unknown = set(given) - {"dtype", "shape", "default", "column"}
-        if unknown or "dtype" not in given:
+    if isinstance(declaration, Mapping):
+        unknown = set(declaration) - {"dtype", "shape", "default", "column"}
+        if unknown or "dtype" not in declaration:
             raise FieldError(
                 f"field {name!r}: a declaration has dtype, shape, default and column, got "
-                f"{shown(dict(given))}"
+                f"{shown(dict(declaration))}"
             )
-        return dict(given)
+        return dict(declaration)
     # A structured dtype is a list, never a tuple of these lengths.
-    if isinstance(given, tuple) and 1 <= len(given) <= 3:
-        return dict(zip(("dtype", "shape", "default"), given, strict=False))
-    return {"dtype": given}
+    if isinstance(declaration, tuple) and 1 <= len(declaration) <= 3:
+        return dict(zip(("dtype", "shape", "default"), declaration, strict=False))
+    return {"dtype": declaration}
 
 
-def parse_dtype(name: str, given: Any) -> np.dtype[Any]:
+def parse_dtype(name: str, dtype_like: Any) -> np.dtype[Any]:
     """Return the dtype that is meant, in little-endian order; it has a fixed size."""
     try:
-        dtype = None if given is None else np.dtype(given)
+        dtype = None if dtype_like is None else np.dtype(dtype_like)
     except Exception:  # numpy has an error for each kind of value
         dtype = None
     if dtype is None:
-        raise FieldError(f"field {name!r}: {shown(given)} is not a numpy dtype")
+        raise FieldError(f"field {name!r}: {shown(dtype_like)} is not a numpy dtype")
     if dtype.kind not in KINDS or dtype.itemsize == 0:
         raise FieldError(
             f"field {name!r}: dtype {dtype} has no fixed size; give a number, bool, or a text of "
@@ -129,19 +129,19 @@ def is_json_dtype(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "U" or (dtype.kind in "biuf" and dtype.itemsize <= 8)
 
 
-def parse_shape(name: str, given: Any) -> tuple[int, ...]:
+def parse_shape(name: str, declaration: Any) -> tuple[int, ...]:
     """Return the shape that is meant; one of its lengths may be VARIABLE."""
-    shape = (given,) if isinstance(given, (int, np.integer)) else given
+    shape = (declaration,) if isinstance(declaration, (int, np.integer)) else declaration
     if not isinstance(shape, Sequence) or not all(
         isinstance(n, (int, np.integer)) and not isinstance(n, bool) and (n > 0 or n == VARIABLE)
         for n in shape
     ):
         raise FieldError(
             f"field {name!r}: a shape is a tuple of positive lengths, one of them -1 where it "
-            f"varies, got {shown(given)}"
+            f"varies, got {shown(declaration)}"
         )
     if list(shape).count(VARIABLE) > 1:
-        raise FieldError(f"field {name!r}: only one length may vary, got {shown(given)}")
+        raise FieldError(f"field {name!r}: only one length may vary, got {shown(declaration)}")
     return tuple(int(n) for n in shape)
 
 
@@ -241,13 +241,13 @@ class FieldSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the declaration as JSON; `from_json` reads it."""
-        found: dict[str, Any] = {"dtype": self.dtype.str, "shape": list(self.shape)}
+        parts: dict[str, Any] = {"dtype": self.dtype.str, "shape": list(self.shape)}
         if self.default is not None:
             shape, raw = self.default
-            found["default"] = [list(shape), raw.hex()]
+            parts["default"] = [list(shape), raw.hex()]
         if self.column:
-            found["column"] = True
-        return found
+            parts["column"] = True
+        return parts
 
     @classmethod
     def from_json(cls, name: str, stored: Mapping[str, Any]) -> "FieldSpec":
@@ -260,11 +260,11 @@ class FieldSpec:
         parts_of = checked_dict(
             stored, "stored", "{'dtype': '<f4', 'shape': [4]}", error=FieldError
         )
-        given = {part: value for part, value in parts_of.items() if part != "name"}
-        parts = declared_parts(name, given)
+        declaration = {part: value for part, value in parts_of.items() if part != "name"}
+        parts = declared_parts(name, declaration)
         default: Any = parts.get("default")
         if default is not None and not _is_encoded(default):
-            return cls.parse(name, given)
+            return cls.parse(name, declaration)
         dtype = parse_dtype(name, parts["dtype"])
         if default is not None:
             default = _decoded(name, dtype, *default)
@@ -379,9 +379,9 @@ def _are_integers(values: Any) -> bool:
     return bool(flat) and all(type(value) is int for value in flat)
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        n == want or want == VARIABLE for n, want in zip(shape, wanted, strict=True)
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        n == want or want == VARIABLE for n, want in zip(shape, expected, strict=True)
     )
 
 
@@ -447,28 +447,33 @@ RESERVED_META = ("arrays", "final", "casting", "self")
 MAX_ROW_BYTES = 2**28  # a quarter of what PostgreSQL takes for a value
 
 
-def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
+def parse_specs(declarations: Any, what: str = "fields") -> dict[str, FieldSpec]:
     """Return the declared fields by name, in the order of their declaration.
 
     Args:
-        given: A dict of declarations, or the list that `Fields` makes of them in JSON: objects do
-            not keep their order everywhere.
+        declarations: A dict of declarations, or the list that `Fields` makes of them in JSON:
+            objects do not keep their order everywhere.
         what: Name of the argument.
 
     Raises:
         FieldError: A malformed declaration; the message names the field.
     """
-    if isinstance(given, list) and all(isinstance(each, dict) and "name" in each for each in given):
-        specs = {each["name"]: FieldSpec.from_json(each["name"], each) for each in given}
-    elif isinstance(given, Mapping):
-        if "observation_fields" in given and isinstance(given.get("fields"), Mapping):
+    if isinstance(declarations, list) and all(
+        isinstance(declaration, dict) and "name" in declaration for declaration in declarations
+    ):
+        specs = {
+            declaration["name"]: FieldSpec.from_json(declaration["name"], declaration)
+            for declaration in declarations
+        }
+    elif isinstance(declarations, Mapping):
+        if "observation_fields" in declarations and isinstance(declarations.get("fields"), Mapping):
             raise FieldError(
                 "fields got the arguments that fields_from_env() returns; write "
                 "ReplayBuffer(url, **fields_from_env(env))"
             )
-        specs = {str(name): _parsed(name, spec) for name, spec in given.items()}
+        specs = {str(name): _parsed(name, spec) for name, spec in declarations.items()}
     else:
-        raise refused(given, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)
+        raise refused(declarations, what, "a dict such as {'obs': ('float32', (4,))}", FieldError)
     sizes = {name: spec.dtype.itemsize * _n_items(spec.shape) for name, spec in specs.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -479,23 +484,23 @@ def parse_specs(given: Any, what: str = "fields") -> dict[str, FieldSpec]:
     return specs
 
 
-def _parsed(name: object, given: Any) -> FieldSpec:
-    is_one = isinstance(given, FieldSpec) and given.name == name
-    return given if is_one else FieldSpec.parse(name, given)
+def _parsed(name: object, declaration: Any) -> FieldSpec:
+    is_one = isinstance(declaration, FieldSpec) and declaration.name == name
+    return declaration if is_one else FieldSpec.parse(name, declaration)
 
 
 def _n_items(shape: tuple[int, ...]) -> int:
     return math.prod(n for n in shape if n != VARIABLE)
 
 
-def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
+def parse_meta_specs(declarations: Any) -> dict[str, FieldSpec]:
     """Return the declared fields of an episode; as `parse_specs`.
 
     Raises:
         FieldError: Also for a name that a call which stores episodes uses itself, and for what JSON
             does not have.
     """
-    specs = parse_specs(given, "meta_fields")
+    specs = parse_specs(declarations, "meta_fields")
     for name, spec in specs.items():
         if name in RESERVED_META:
             raise FieldError(f"meta field {name!r}: store_episode uses this name; take another")
@@ -512,10 +517,10 @@ def parse_meta_specs(given: Any) -> dict[str, FieldSpec]:
     return specs
 
 
-def _names(given: Any) -> Any:
-    if isinstance(given, str):
-        return (given,)
-    return tuple(checked_names(given, "observation_fields", "['obs']"))
+def _names(names: Any) -> Any:
+    if isinstance(names, str):
+        return (names,)
+    return tuple(checked_names(names, "observation_fields", "['obs']"))
 
 
 def _listed(specs: Mapping[str, FieldSpec]) -> list[dict[str, Any]]:
@@ -582,24 +587,24 @@ class Fields(StrictModel, title="fields"):
         """Return how these fields differ from stored ones, a line each; parts that were not given
         are not compared.
         """
-        found = []
+        lines = []
         if "specs" in self.model_fields_set:
-            found += _different_specs("field", self.specs, stored.specs)
+            lines += _different_specs("field", self.specs, stored.specs)
         if "meta" in self.model_fields_set:
-            found += _different_specs("meta field", self.meta, stored.meta)
+            lines += _different_specs("meta field", self.meta, stored.meta)
         is_given = "observations" in self.model_fields_set
         if is_given and set(self.observations) != set(stored.observations):
-            found.append(
+            lines.append(
                 f"the observation fields are stored as {list(stored.observations)}, and were given "
                 f"as {list(self.observations)}"
             )
-        return found
+        return lines
 
     def check_same(self, stored: "Fields") -> None:
         """Raise FieldError unless the given fields equal the stored ones."""
-        if found := self.differences(stored):
+        if differences := self.differences(stored):
             raise FieldError(
-                f"{'; '.join(found)}; omit the fields to use the stored ones, or give the "
+                f"{'; '.join(differences)}; omit the fields to use the stored ones, or give the "
                 f"buffer another name"
             )
 
@@ -616,13 +621,13 @@ class Fields(StrictModel, title="fields"):
 
 
 def _different_specs(
-    what: str, given: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
+    what: str, declared: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
 ) -> list[str]:
     return [
         f"{what} {name!r} is stored as {_described(stored.get(name))}, and was given as "
-        f"{_described(given.get(name))}"
-        for name in dict.fromkeys([*stored, *given])
-        if given.get(name) != stored.get(name)
+        f"{_described(declared.get(name))}"
+        for name in dict.fromkeys([*stored, *declared])
+        if declared.get(name) != stored.get(name)
     ]
 
 
@@ -714,10 +719,10 @@ def parts_of(name: str, space: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
             f"field {name!r}: a space {type(space).__name__} has no fixed size; declare fields "
             f"yourself, or wrap the environment"
         )
-    found: dict[str, tuple[tuple[Any, ...], Any]] = {}
+    leaves: dict[str, tuple[tuple[Any, ...], Any]] = {}
     for key, part in parts.items():
         inner = parts_of(f"{name}_{key}", part)
-        if double := set(inner) & set(found):
+        if double := set(inner) & set(leaves):
             raise FieldError(f"two parts of the space would be the field {shown(min(double))}")
-        found |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
-    return found
+        leaves |= {field: ((key, *path), leaf) for field, (path, leaf) in inner.items()}
+    return leaves

@@ -171,7 +171,7 @@ def _check_said(value: Any) -> None:
 
 
 def _medium_in(content: Any) -> str | None:
-    """Return what content has that is no text; None if it has none."""
+    """Return a description of the first part of a content that is not text; None if all is."""
     if isinstance(content, str):
         address = _ADDRESS.match(content)
         return f"data of the type {address[1] or 'text/plain'}" if address else None
@@ -231,13 +231,12 @@ def _overlap(conversation: list[Message], new: list[Message]) -> int:
     return 0
 
 
-def _repeats(said: list[Message], given: list[Message]) -> bool:
-    """Return True if given messages repeat earlier ones as context."""
-    if all(map(_is_same, said, given)):
+def _repeats(said: list[Message], messages: list[Message]) -> bool:
+    if all(map(_is_same, said, messages)):
         return True
     # Answers may differ, next to a question that is the same.
     is_asked = any(message["role"] != "assistant" for message in said)
-    return is_asked and all(map(_is_alike, said, given))
+    return is_asked and all(map(_is_alike, said, messages))
 
 
 def _is_same(one: Message, other: Message) -> bool:
@@ -249,10 +248,10 @@ def _is_alike(one: Message, other: Message) -> bool:
     return _is_same(one, other) or one["role"] == other["role"] == "assistant"
 
 
-def _richer(said: Message, given: Message) -> Message:
-    """Return what an agent said, with the tool calls that its context has of it."""
-    if "tool_calls" in given and "tool_calls" not in said:
-        return {**said, "tool_calls": given["tool_calls"]}
+def _richer(said: Message, message: Message) -> Message:
+    """Return a message of an agent, with the tool calls that only its repetition has."""
+    if "tool_calls" in message and "tool_calls" not in said:
+        return {**said, "tool_calls": message["tool_calls"]}
     return said
 
 
@@ -526,24 +525,24 @@ class ConversationAssembler:
 
     def rest(self) -> Iterator[Conversation]:
         """Yield the conversations that have not ended, in the order in which they began."""
-        for each in self._parked:
-            key = cast(EpisodeKey, each)
+        for parked_key in self._parked:
+            key = cast(EpisodeKey, parked_key)
             self._open[key] = _Open(self._end_of(key), is_parked=True)
             yield self._done(key, "complete" if key[2] is None else "open")
 
     def _opened(self, key: EpisodeKey) -> _Open:
         if key not in self._open:
-            own = self._open[key] = _Open(self._end_of(key))
+            opened = self._open[key] = _Open(self._end_of(key))
             last = self._parked.last(key)
             if last is not None:
-                own.is_parked, own.last_step = True, RolloutStep.unpacked(last).step
+                opened.is_parked, opened.last_step = True, RolloutStep.unpacked(last).step
         return self._open[key]
 
     def _done(self, key: EpisodeKey, status: str) -> Conversation:
-        own = self._open.pop(key)
-        parked = self._parked.pop(key) if own.is_parked else []
-        steps = [*map(RolloutStep.unpacked, parked), *own.steps]
-        reward = None if own.end is None else own.end.reward
+        opened = self._open.pop(key)
+        parked = self._parked.pop(key) if opened.is_parked else []
+        steps = [*map(RolloutStep.unpacked, parked), *opened.steps]
+        reward = None if opened.end is None else opened.end.reward
         return conversation([step.row() for step in steps], reward, status)
 
 
@@ -669,17 +668,18 @@ class PreferencePairs:
         Args:
             conversations: Those of all rollouts, in the order of their numbers.
         """
-        for number, one in enumerate(conversations):
-            found = self._partners.last((number,))
-            if found is None:
+        for number, conversation in enumerate(conversations):
+            pair = self._partners.last((number,))
+            if pair is None:
                 continue
-            partner, is_best = found
+            partner, is_best = pair
             waiting = self._waiting.pop((partner,))
             if not waiting:
-                self._waiting.append((number,), (json.dumps(vars(one)),))
+                self._waiting.append((number,), (json.dumps(vars(conversation)),))
                 continue
-            other = Conversation(**json.loads(waiting[0][0]))
-            row = preference_row(*((one, other) if is_best else (other, one)))
+            partner_conversation = Conversation(**json.loads(waiting[0][0]))
+            both = (conversation, partner_conversation)
+            row = preference_row(*(both if is_best else both[::-1]))
             if row is None:
                 self.n_skipped += 1
             else:
@@ -696,7 +696,7 @@ def _choose(chosen: ScratchLists, number: int, task: str, reward: float) -> None
         best, most = number, reward
     if reward < least:
         worst, least = number, reward
-    own = (best, most, worst, least)
-    if own != known:
+    choice = (best, most, worst, least)
+    if choice != known:
         chosen.pop((task,))
-        chosen.append((task,), own)
+        chosen.append((task,), choice)

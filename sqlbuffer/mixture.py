@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, Unpack, get_args, overload
 
+import numpy as np
+
 from sqlbuffer.buffer import ReplayBuffer, checked_buffer
 from sqlbuffer.checks import (
     checked_choice,
@@ -18,11 +20,44 @@ from sqlbuffer.checks import (
 )
 from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError, SQLBufferError
 from sqlbuffer.loading.loader import Loader, Output, joined
-from sqlbuffer.loading.mixture_shares import split
 from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode, options_of
 from sqlbuffer.loading.plans import BatchSource, LoaderRun, Progress, is_count, own_sampler
 from sqlbuffer.samplers import RandomSampler, Sampler
 from sqlbuffer.steps import Batch
+
+
+def split(
+    n: int, weights: Sequence[float], credits: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Return how many of n rows each source gives, and the credits for the next batch.
+
+    Each source gives the whole rows of its share. The remaining rows go to the sources with the
+    most credit. A credit is the sum of a share's fractions since the source last got a remaining
+    row (the largest remainder, carried on). Over many batches each source gives its exact share.
+
+    Args:
+        n: Rows of the batch.
+        weights: Shares of the sources, which sum to 1; 0 for one that is left out.
+        credits: Credits that the previous batch returned; zeros at first.
+
+    Example:
+        >>> counts, credits = split(3, [0.5, 0.5], [0.0, 0.0])
+        >>> counts, split(3, [0.5, 0.5], credits)[0]
+        ([2, 1], [1, 2])
+    """
+    # Rounded, for 10 x 0.3 must be 3 rows.
+    shares = np.round(n * np.asarray(weights, float), 9)
+    counts = np.floor(shares).astype(int)
+    due = np.asarray(credits, float) + shares - counts
+    may_give = np.flatnonzero(np.asarray(weights) > 0)
+    n_left = n - int(counts.sum())
+    # Rounded, so that equal credits are equal; the first of them goes first.
+    order = may_give[np.argsort(-np.round(due[may_give], 9), kind="stable")]
+    counts[order[:n_left]] += 1
+    due[order[:n_left]] -= 1.0
+    n_rows: list[int] = counts.tolist()
+    return n_rows, due.tolist()
+
 
 OnEmpty = Literal["raise", "redistribute"]
 ON_EMPTY = get_args(OnEmpty)
@@ -182,17 +217,17 @@ class Mixture:
         names = ("fieldname_map", "to_named_tuple", "device")
         output = Output(*(options.pop(name, None) for name in names))
         prefetch = options.pop("prefetch", 0)
-        given = self._options({"mode": mode, "batch_size": batch_size, **options})
-        if not given.is_drawn:
+        settings = self._options({"mode": mode, "batch_size": batch_size, **options})
+        if not settings.is_drawn:
             raise ArgumentError(
                 "a mixture is drawn without end: leave out epochs and shuffle=False, or make a "
                 "loader of each buffer"
             )
-        draw = self._draw(given)
-        own = given.identity(draw.sources[0].node)
-        identity = {"mixture": self.weights, "on_empty": self._on_empty, **own}
-        plan = _MixedDraws(draw, int(batch_size), given.sampler, given.replace)
-        seed, rank = given.seed, given.rank
+        draw = self._draw(settings)
+        first_identity = settings.identity(draw.sources[0].node)
+        identity = {"mixture": self.weights, "on_empty": self._on_empty, **first_identity}
+        plan = _MixedDraws(draw, int(batch_size), settings.sampler, settings.replace)
+        seed, rank = settings.seed, settings.rank
         return Loader(plan, identity, seed=seed, output=output, prefetch=prefetch, rank=rank)
 
     def __repr__(self) -> str:

@@ -124,11 +124,11 @@ class TensorBoardMonitor:
             if value is not None:
                 self._writer.add_scalar(f"sqlbuffer/{stats.buffer}/{name}", float(value), step)
         for name in _DISTRIBUTIONS:
-            found: Distribution | None = getattr(stats, name)
-            if found is not None:
+            distribution: Distribution | None = getattr(stats, name)
+            if distribution is not None:
                 tag = f"sqlbuffer/{stats.buffer}/{name}"
-                self._writer.add_scalar(f"{tag}_mean", found.mean, step)
-                self._writer.add_histogram(tag, found.values, step)
+                self._writer.add_scalar(f"{tag}_mean", distribution.mean, step)
+                self._writer.add_histogram(tag, distribution.values, step)
 
     def start(self) -> "TensorBoardMonitor":
         """Write from a thread from now on. Errors of the database are logged, and the thread
@@ -263,13 +263,13 @@ class PrometheusCollector:
         """
         return ()
 
-    def _collected(self, found: Sequence[Stats]) -> Iterator[Any]:
+    def _collected(self, figures: Sequence[Stats]) -> Iterator[Any]:
         gauge, counter = self._families
         for figure, (name, kind, text) in _METRICS.items():
             family = (gauge if kind == "gauge" else counter)(
                 f"sqlbuffer_{name}", text, labels=["buffer"]
             )
-            for stats in found:
+            for stats in figures:
                 value = getattr(stats, figure)
                 if value is not None:
                     family.add_metric([stats.buffer], value)
@@ -279,13 +279,13 @@ class PrometheusCollector:
             "Calls that wait for a rate limiter.",
             labels=["buffer", "role"],
         )
-        for stats in found:
+        for stats in figures:
             waiting.add_metric([stats.buffer, "insert"], stats.inserts_waiting)
             waiting.add_metric([stats.buffer, "sample"], stats.samples_waiting)
         yield waiting
         for figure, (name, text) in _SPREADS.items():
             family = gauge(f"sqlbuffer_{name}", text, labels=["buffer", "stat"])
-            for stats in found:
+            for stats in figures:
                 spread = getattr(stats, figure)
                 for point in _POINTS if spread is not None else ():
                     family.add_metric([stats.buffer, point], getattr(spread, point))

@@ -180,7 +180,7 @@ class _View(DeclarativeBase):
     type_annotation_map = {str: Text, int: BigInteger, float: RealValue, datetime: UtcTime}  # noqa: RUF012
 
 
-def _made(*arguments: Any, **options: Any) -> MappedColumn[Any]:
+def _from_database(*arguments: Any, **options: Any) -> MappedColumn[Any]:
     """Return a column that the database fills in."""
     return mapped_column(*arguments, server_default=FetchedValue(), init=False, **options)
 
@@ -215,32 +215,32 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012
 
     buffer: Mapped[str] = mapped_column(primary_key=True, default="default")
-    seq: Mapped[int] = _made(RowNumber, primary_key=True, autoincrement=False)
-    first_seq: Mapped[int] = _made()
+    seq: Mapped[int] = _from_database(RowNumber, primary_key=True, autoincrement=False)
+    first_seq: Mapped[int] = _from_database()
     id: Mapped[str | None] = mapped_column(default_factory=uuid7, insert_default=uuid7)
     task_id: Mapped[str]
     task_name: Mapped[str | None] = mapped_column(default=None)
     agent_id: Mapped[str]
     pre_agent: Mapped[str | None] = mapped_column(default=None)
-    episode_id: Mapped[str | None] = _made()
+    episode_id: Mapped[str | None] = _from_database()
     step: Mapped[int]
     execute_time: Mapped[float | None] = mapped_column(
         default_factory=time.time, insert_default=time.time
     )
-    inserted_at: Mapped[datetime] = _made()
+    inserted_at: Mapped[datetime] = _from_database()
     reward: Mapped[float | None] = mapped_column(default=None)
     advantage: Mapped[float | None] = mapped_column(default=None)
     value: Mapped[float | None] = mapped_column(default=None)
     terminated: Mapped[bool | None] = mapped_column(default=None)
     truncated: Mapped[bool | None] = mapped_column(default=None)
     model_version: Mapped[int | None] = mapped_column(default=None)
-    session_id: Mapped[str | None] = _made()
+    session_id: Mapped[str | None] = _from_database()
     state: Mapped[Any] = mapped_column(Payload, default=None)
     actions: Mapped[Any] = mapped_column(Payload, default=None)
     messages: Mapped[Any] = mapped_column(Payload, default=None)
     extra: Mapped[dict[Any, Any] | None] = mapped_column(ExtraPayload, default=None)
-    fields: Mapped[dict[str, Any] | None] = _made(Payload)
-    special_numbers: Mapped[dict[str, Any] | None] = _made(Payload)
+    fields: Mapped[dict[str, Any] | None] = _from_database(Payload)
+    special_numbers: Mapped[dict[str, Any] | None] = _from_database(Payload)
 
     episode: Mapped["Episode | None"] = relationship(
         primaryjoin=lambda: _is_step_of_episode(), viewonly=True, init=False
@@ -431,5 +431,9 @@ def engine(url: Database = None, *, writes: bool = False) -> Engine:
     """
     writes = checked_flag(writes, "writes")
     resolved = resolve_url(url)
-    found = own_engine(url, resolved) or engine_for(resolved)
-    return found.execution_options(**{BEGIN: Begin(writes=True)}) if writes else found
+    database_engine = own_engine(url, resolved) or engine_for(resolved)
+    return (
+        database_engine.execution_options(**{BEGIN: Begin(writes=True)})
+        if writes
+        else database_engine
+    )

@@ -77,8 +77,8 @@ class RateLimiter:
         else:
             error = _number("error_buffer", error, above=0.0)
         # Frozen, and equal however the numbers were given.
-        given = {"samples_per_insert": ratio, "min_size": size, "error_buffer": error}
-        for name, value in given.items():
+        numbers = {"samples_per_insert": ratio, "min_size": size, "error_buffer": error}
+        for name, value in numbers.items():
             object.__setattr__(self, name, value)
         self._check_bounds()
 
@@ -369,30 +369,34 @@ def policy_to_json(policy: Policy | None) -> dict[str, Any] | None:
     """Return a policy as JSON: its type and its arguments."""
     if policy is None:
         return None
-    given = {name: value for name, value in vars(policy).items() if value != math.inf}
-    return {"type": type(policy).__name__, **given}
+    arguments = {name: value for name, value in vars(policy).items() if value != math.inf}
+    return {"type": type(policy).__name__, **arguments}
 
 
-def rate_limiter_of(given: Any, name: str = "rate_limiter") -> Policy | None:
+def rate_limiter_of(policy: Any, name: str = "rate_limiter") -> Policy | None:
     """Return the policy that is given as an object, or as the JSON of `policy_to_json`.
 
     Args:
-        given: The policy.
+        policy: The policy.
         name: Name of the argument.
 
     Raises:
         BufferConfigError: The value is neither.
     """
-    if given is None or isinstance(given, (RateLimiter, RatioWindow)):
-        return given
-    if isinstance(given, dict) and isinstance(given.get("type"), str) and given["type"] in POLICIES:
-        kind = POLICIES[given["type"]]
-        numbers = {argument: value for argument, value in given.items() if argument != "type"}
-        required = {each.name for each in fields(kind) if each.default is MISSING}
-        if required <= set(numbers) <= {each.name for each in fields(kind)}:
+    if policy is None or isinstance(policy, (RateLimiter, RatioWindow)):
+        return policy
+    if (
+        isinstance(policy, dict)
+        and isinstance(policy.get("type"), str)
+        and policy["type"] in POLICIES
+    ):
+        kind = POLICIES[policy["type"]]
+        numbers = {argument: value for argument, value in policy.items() if argument != "type"}
+        required = {part.name for part in fields(kind) if part.default is MISSING}
+        if required <= set(numbers) <= {part.name for part in fields(kind)}:
             return kind(**numbers)
     what = "a RateLimiter, a RatioWindow or None"
-    raise refused(given, name, what, BufferConfigError)
+    raise refused(policy, name, what, BufferConfigError)
 
 
 def _number(name: str, value: Any, *, above: float | None = None) -> float:

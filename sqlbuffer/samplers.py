@@ -311,9 +311,9 @@ class RandomSampler(Sampler):
         """Return up to `batch_size` seq, uniform over the rows that match."""
         rng = self.generator()
         if candidates.span and not candidates.selective and not candidates.picks_first:
-            found = self._probe(candidates, batch_size, rng)
-            if found is not None:
-                return found
+            seqs = self._probe(candidates, batch_size, rng)
+            if seqs is not None:
+                return seqs
         return self._order(candidates, batch_size, rng)
 
     def _probe(
@@ -327,7 +327,7 @@ class RandomSampler(Sampler):
         shuffled = rng.permutation(span) if is_narrow else None
         # A few more than wanted: some are drawn twice, or left the buffer.
         n_twice = 0 if self.replace or is_narrow else batch_size**2 // span
-        found: list[int] = []
+        matching: list[int] = []
         drawn, size = 0, batch_size + n_twice + 8
         for _ in range(ROW_PROBE_ROUNDS):
             if shuffled is not None:
@@ -338,12 +338,12 @@ class RandomSampler(Sampler):
                 numbers = (rng.random(size) * span).astype(np.int64)
             seqs: list[int] = (candidates.low + 1 + numbers).tolist()
             hits = candidates.probe(seqs)
-            found.extend(filter(hits.__contains__, seqs))
+            matching.extend(filter(hits.__contains__, seqs))
             drawn += len(seqs)
-            kept = found if self.replace else list(dict.fromkeys(found))
+            kept = matching if self.replace else list(dict.fromkeys(matching))
             if len(kept) >= batch_size or (is_narrow and drawn == span):
                 return kept[:batch_size]
-            hit_rate = len(found) / drawn
+            hit_rate = len(matching) / drawn
             if hit_rate < ROW_LOWEST_HIT_RATE:
                 if drawn >= ROW_FEWEST_TO_JUDGE:
                     return None
@@ -412,9 +412,9 @@ class RandomTaskSample(TaskSampler):
         """Return up to `batch_size` task ids, uniform over the tasks with a row that matches."""
         rng = self._seeding.generator()
         if candidates.span > max(TASK_SMALL_SPAN, 16 * batch_size) and not candidates.selective:
-            found = self._probe(candidates, batch_size, rng)
-            if found is not None:
-                return found
+            chosen = self._probe(candidates, batch_size, rng)
+            if chosen is not None:
+                return chosen
         if self._seeding.seed is None:
             return candidates.random_tasks(batch_size)
         tasks = candidates.tasks()
@@ -425,7 +425,7 @@ class RandomTaskSample(TaskSampler):
     def _probe(
         candidates: "Candidates", batch_size: int, rng: np.random.Generator
     ) -> Sequence[str] | None:
-        found: dict[str, None] = {}
+        chosen: dict[str, None] = {}
         drawn, hits, size = 0, 0, 8 * batch_size + 256
         most = max(TASK_FEWEST_TO_JUDGE, int(MOST_PROBED_SHARE * candidates.span))
         for _ in range(TASK_PROBE_ROUNDS):
@@ -434,11 +434,11 @@ class RandomTaskSample(TaskSampler):
             tasks = candidates.first_of_tasks(list(dict.fromkeys(seqs)))
             hits += sum(seq in tasks for seq in seqs)
             drawn += size
-            found.update((tasks[seq], None) for seq in seqs if seq in tasks)
-            if len(found) >= batch_size:
-                return list(found)[:batch_size]
+            chosen.update((tasks[seq], None) for seq in seqs if seq in tasks)
+            if len(chosen) >= batch_size:
+                return list(chosen)[:batch_size]
             hit_rate = max(hits, 1) / drawn
-            size = math.ceil(1.2 * (batch_size - len(found)) / hit_rate) + 64
+            size = math.ceil(1.2 * (batch_size - len(chosen)) / hit_rate) + 64
             if hit_rate < TASK_LOWEST_HIT_RATE:
                 if drawn >= most:
                     return None
@@ -550,21 +550,21 @@ class PrioritizedSampler(Sampler):
         if not priorities.has_blocks or candidates.picks_keys or is_read_whole:
             return self._of_all(key, candidates, priorities, batch_size)
         if self.stratified:
-            found = draw_stratified(key, priorities.weights, batch_size)
-            if not found.is_complete:  # the sums do not fit together
+            draw = draw_stratified(key, priorities.weights, batch_size)
+            if not draw.is_complete:  # the sums do not fit together
                 return self._of_all(key, candidates, priorities, batch_size)
-            return _listed(found.seqs)
-        found = race_of_blocks(key, priorities.weights, batch_size, replace=self.replace)
-        if found.is_complete:
-            return _listed(found.seqs)
-        return self._with_others(key, candidates, found.seqs, batch_size)
+            return _listed(draw.seqs)
+        draw = race_of_blocks(key, priorities.weights, batch_size, replace=self.replace)
+        if draw.is_complete:
+            return _listed(draw.seqs)
+        return self._with_others(key, candidates, draw.seqs, batch_size)
 
     def _with_others(
         self, key: int, candidates: "Candidates", drawn: NDArray[np.int64], n: int
     ) -> list[int]:
-        """Go on where a race leaves off that was decided in part."""
-        seqs, own = candidates.priorities.all(candidates)
-        weights = weights_of(own, candidates.priorities.alpha)
+        """Add the rows that an incomplete race has not decided, by a race of all rows."""
+        seqs, values = candidates.priorities.all(candidates)
+        weights = weights_of(values, candidates.priorities.alpha)
         if not self.replace:
             weights[np.isin(seqs, drawn)] = 0.0
         rest = subkey(key, MOST_ROUNDS)
@@ -574,8 +574,8 @@ class PrioritizedSampler(Sampler):
     def _of_all(
         self, key: int, candidates: "Candidates", priorities: "RowPriorities", n: int
     ) -> list[int]:
-        seqs, own = priorities.all(candidates)
-        weights = weights_of(own, priorities.alpha)
+        seqs, values = priorities.all(candidates)
+        weights = weights_of(values, priorities.alpha)
         if self.exact or not candidates.has_condition:
             priorities.total = float(weights.sum())
         if self.stratified:
@@ -636,10 +636,10 @@ class PrioritizedSampler(Sampler):
         self, columns: Mapping[str, NDArray[Any] | None], alpha: float
     ) -> Mapping[str, NDArray[Any] | None]:
         """Return the `weights` of a batch by its own largest."""
-        own = columns["priorities"]
-        if self.normalize != "batch" or own is None:
+        priorities = columns["priorities"]
+        if self.normalize != "batch" or priorities is None:
             return {}
-        return {"weights": self._weights(own, alpha, float(own.min(initial=np.inf)))}
+        return {"weights": self._weights(priorities, alpha, float(priorities.min(initial=np.inf)))}
 
     def _weights(
         self, priorities: NDArray[np.float64], alpha: float, least: float
@@ -673,5 +673,5 @@ class _Annealing:
 
 
 def _listed(seqs: NDArray[np.int64]) -> list[int]:
-    found: list[int] = seqs.tolist()
-    return found
+    listed: list[int] = seqs.tolist()
+    return listed

@@ -78,7 +78,7 @@ def _plain_scalar(value: Any) -> Any:
 
 
 def _scalar_but(refused: tuple[type, ...], error: str) -> BeforeValidator:
-    """Return what refuses types from which pydantic would make a value, with one of its errors."""
+    """Return a validator that refuses types from which pydantic would make a value."""
 
     def check(value: Any) -> Any:
         value = _plain_scalar(value)
@@ -286,12 +286,12 @@ class DataRow:
         Raises:
             FieldError: See `Experience.to_dict`.
         """
-        found = {
+        values = {
             "exp_meta": self.exp_meta.to_dict(),
             "exp_data": self.exp_data.to_dict(),
             "id": self.id,
         }
-        return {**found, "fields": dict(self.fields)} if self.fields else found
+        return {**values, "fields": dict(self.fields)} if self.fields else values
 
 
 def _as_dict(row: Any, optional: tuple[str, ...]) -> dict[str, Any]:
@@ -375,11 +375,13 @@ def _column(array: Any, n_rows: int) -> NDArray[Any]:
     """Return an array of shape (n,); of one with more dimensions the parts, as objects."""
     if array is None:
         return np.full(n_rows, None, object)
-    own: NDArray[Any] = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
-    if own.ndim == 1:
-        return own
+    values: NDArray[Any] = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    if values.ndim == 1:
+        return values
     parts = np.empty(n_rows, object)
-    for i, part in enumerate(own):  # assigned together, numpy would spread them over n x m places
+    for i, part in enumerate(
+        values
+    ):  # assigned together, numpy would spread them over n x m places
         parts[i] = part
     return parts
 
@@ -602,8 +604,8 @@ def rows_as_html(rows: Sequence[Any], title: str) -> str:
     if not all(isinstance(row, DataRow) for row in first):
         return html_table(["", "item"], enumerate(first_shown([item], 1) for item in first), title)
     values = [shown_values(row) for row in first]
-    heads = list(dict.fromkeys(name for each in values for name in each))
-    return html_table(heads, ([each.get(name, "") for name in heads] for each in values), title)
+    heads = list(dict.fromkeys(name for cells in values for name in cells))
+    return html_table(heads, ([cells.get(name, "") for name in heads] for cells in values), title)
 
 
 @dataclass
@@ -625,8 +627,8 @@ class RaggedValues:
 
     def __getitem__(self, i: int) -> NDArray[Any]:
         """Return the value of one step, in its own shape."""
-        own = self.values[self.offsets[i] : self.offsets[i + 1]]
-        return own.reshape(self.shape)
+        value = self.values[self.offsets[i] : self.offsets[i + 1]]
+        return value.reshape(self.shape)
 
     def take(self, places: NDArray[np.int64]) -> "RaggedValues":
         """Return the values of some steps."""
@@ -658,18 +660,18 @@ class StepIds:
     def tolist(self) -> list[str]:
         """Return all ids."""
         pairs = zip(self.run_of.tolist(), self.numbers.tolist(), strict=True)
-        found = [f"{self.prefixes[run]}/{number}" for run, number in pairs]
+        ids = [f"{self.prefixes[run]}/{number}" for run, number in pairs]
         for place, id_ in self.given.items():
-            found[place] = id_
-        return found
+            ids[place] = id_
+        return ids
 
     def take(self, places: NDArray[np.int64]) -> "StepIds":
         """Return the ids of some steps."""
-        given = {}
+        given_ids = {}
         if self.given:
-            own = (self.given.get(place) for place in places.tolist())
-            given = {place: id_ for place, id_ in enumerate(own) if id_ is not None}
-        return StepIds(self.prefixes, self.run_of[places], self.numbers[places], given)
+            ids = (self.given.get(place) for place in places.tolist())
+            given_ids = {place: id_ for place, id_ in enumerate(ids) if id_ is not None}
+        return StepIds(self.prefixes, self.run_of[places], self.numbers[places], given_ids)
 
 
 @dataclass
@@ -719,9 +721,9 @@ class ColumnBatch:
             return values.tolist() if isinstance(values, StepIds) else values
         if name not in self.shared:
             return [None] * len(self)
-        each = np.empty(len(self.shared[name]), object)
-        each[:] = self.shared[name]
-        return each[self.run_of].tolist()
+        column = np.empty(len(self.shared[name]), object)
+        column[:] = self.shared[name]
+        return column[self.run_of].tolist()
 
     def take(self, places: NDArray[np.int64]) -> "ColumnBatch":
         """Return some of the steps, in an order."""
@@ -906,11 +908,11 @@ def takes(
     named = inspect.signature(arguments).parameters.values()
 
     def give(method: Callable[Concatenate[S, ...], Result]) -> Callable[Concatenate[S, P], Result]:
-        own = inspect.signature(method)
-        itself = next(iter(own.parameters.values()))
+        signature = inspect.signature(method)
+        itself = next(iter(signature.parameters.values()))
         itself = itself.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         shown: Any = method
-        shown.__signature__ = own.replace(parameters=[itself, *named])
+        shown.__signature__ = signature.replace(parameters=[itself, *named])
         return method
 
     return give

@@ -101,8 +101,8 @@ def _finding(first: Any, where: str) -> str:
     if expected is not None and first["type"].endswith(_OF_TYPE):
         example = f", such as {name}={expected[1]}" if name.isidentifier() else ""
         return f"expected {expected[0]}{example}"
-    found: str = first["msg"]
-    return found.removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    message: str = first["msg"]
+    return message.removeprefix("Value error, ").replace("Input should be", "expected", 1)
 
 
 def with_own_errors(cls: Class) -> Class:
@@ -228,12 +228,12 @@ class StrictModel(CheckedModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _check_names(cls, given: Any, validated: Callable[[Any], Self]) -> Self:
+    def _check_names(cls, values: Any, validated: Callable[[Any], Self]) -> Self:
         """Refuse names that pydantic could not pass to the constructor."""
-        if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+        if isinstance(values, Mapping) and not all(isinstance(name, str) for name in values):
             owner = cls.model_config.get("title") or cls.__name__
-            raise BufferConfigError(f"{owner} is a dict with names as keys, got {shown(given)}")
-        return validated(given)
+            raise BufferConfigError(f"{owner} is a dict with names as keys, got {shown(values)}")
+        return validated(values)
 
     @classmethod
     def advice_on(cls, name: str) -> str:

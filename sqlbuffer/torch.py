@@ -236,24 +236,24 @@ class Dataset(data.Dataset):  # type: ignore[misc]
         keys = self._numbers[np.where(places < 0, places + n, places)]
         batch = self._source.read(np.unique(keys))
         items = dict(zip(batch.info["seq"].tolist(), self._split(batch), strict=True))
-        found = [items[key] for key in keys.tolist() if key in items]
-        if places.size and not found:
+        fetched = [items[key] for key in keys.tolist() if key in items]
+        if places.size and not fetched:
             raise InsufficientDataError(
                 f"none of the items {places.tolist()} is there any more: they were evicted or "
                 f"deleted, or steps that they need are not stored; make a new dataset"
             )
-        return found
+        return fetched
 
     def _split(self, batch: Batch) -> list[dict[str, Any]]:
-        made = self._output(batch)
-        columns = {name: as_tensor(array, "cpu") for name, array in made.items()}
+        output = self._output(batch)
+        columns = {name: as_tensor(array, "cpu") for name, array in output.items()}
         for name in self._info:
-            if name not in made.info or name in columns:
+            if name not in output.info or name in columns:
                 raise FieldError(
-                    f"info names {shown(name)}; choose of {', '.join(made.info)}, and no name of "
+                    f"info names {shown(name)}; choose of {', '.join(output.info)}, and no name of "
                     f"an array"
                 )
-            columns[name] = as_tensor(made.info[name], "cpu")
+            columns[name] = as_tensor(output.info[name], "cpu")
         return [
             {name: _plain(column[i]) for name, column in columns.items()}
             for i in range(batch.n_rows)

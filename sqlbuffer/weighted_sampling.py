@@ -52,10 +52,10 @@ def mixed(numbers: Hashes) -> Hashes:
 
 def streams(key: int, *numbers: Integers) -> Hashes:
     """Return the seed of a SplitMix64 generator for each number, or each pair of numbers."""
-    found = np.full(np.broadcast_shapes(*(n.shape for n in numbers)), key, np.uint64)
-    for each in numbers:
-        found = mixed(found + (each.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return found
+    seeds = np.full(np.broadcast_shapes(*(n.shape for n in numbers)), key, np.uint64)
+    for column in numbers:
+        seeds = mixed(seeds + (column.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return seeds
 
 
 def uniforms(hashes: Hashes) -> Reals:
@@ -87,7 +87,7 @@ def arrivals(seeds: Hashes, limits: Reals) -> Arrivals:
 
     A larger limit gives the same arrivals and more.
     """
-    found = [(np.empty(0, np.int64), np.empty(0), np.empty(0))]
+    events = [(np.empty(0, np.int64), np.empty(0), np.empty(0))]
     active = np.flatnonzero(limits > 0)
     clock, n_before, n = np.zeros(active.size), 0, 1
     while active.size:
@@ -99,11 +99,11 @@ def arrivals(seeds: Hashes, limits: Reals) -> Arrivals:
         clocks = np.cumsum(gaps, axis=1)
         is_early = clocks < limits[active][:, None]
         places = uniforms(mixed(states[is_early] + _GOLDEN))
-        found.append((active[np.nonzero(is_early)[0]], clocks[is_early], places))
+        events.append((active[np.nonzero(is_early)[0]], clocks[is_early], places))
         goes_on = is_early[:, -1]
         active, clock = active[goes_on], clocks[goes_on, -1]
         n_before, n = n_before + n, 2 * n
-    parts = [np.concatenate(part) for part in zip(*found, strict=True)]
+    parts = [np.concatenate(part) for part in zip(*events, strict=True)]
     return Arrivals(*parts)
 
 
@@ -119,8 +119,8 @@ def importance_weights(priorities: Reals, alpha: float, beta: float, least: floa
     section 3.4). N and the sum of the weights cancel out. The formula uses logarithms, since the
     priorities may be far apart.
     """
-    found: Reals = np.exp(alpha * beta * (np.log(least) - np.log(priorities)))
-    return found
+    weights: Reals = np.exp(alpha * beta * (np.log(least) - np.log(priorities)))
+    return weights
 
 
 class WeightSource(Protocol):
@@ -175,8 +175,8 @@ class Weights:
         n_before = len(self._dense)
         self._index[places] = np.arange(n_before, n_before + places.size)
         dense = np.zeros((places.size, self.size))
-        own, slots = self._places_of(seqs)
-        dense[self._index[own] - n_before, slots] = weights
+        block_places, slots = self._places_of(seqs)
+        dense[self._index[block_places] - n_before, slots] = weights
         self._dense = np.concatenate([self._dense, dense])
         self._add_up(places)
 
@@ -186,13 +186,13 @@ class Weights:
 
     def rows(self, place: int) -> Reals:
         """Return the weights of a block that was read, 0 where there is no row."""
-        found: Reals = self._dense[self._index[place]]
-        return found
+        weights: Reals = self._dense[self._index[place]]
+        return weights
 
     def of(self, seqs: Integers) -> Reals:
         """Return the weights of numbers; 0 of those that are not there or cannot be drawn."""
-        own, slots = self._places_of(seqs)
-        index = self._index[own]
+        block_places, slots = self._places_of(seqs)
+        index = self._index[block_places]
         weights = np.zeros(seqs.size)
         is_read = index >= 0
         weights[is_read] = self._dense[index[is_read], slots[is_read]]
@@ -207,13 +207,13 @@ class Weights:
         others = copy(self)
         others.sums, others.bounds = self.sums.copy(), self.bounds.copy()
         others._dense, others._index = self._dense.copy(), self._index.copy()
-        own, slots = self._places_of(seqs)
-        index = self._index[own]
+        block_places, slots = self._places_of(seqs)
+        index = self._index[block_places]
         is_read = index >= 0
         others._dense[index[is_read], slots[is_read]] = 0.0
-        np.subtract.at(others.sums, own[~is_read], weights[~is_read])
+        np.subtract.at(others.sums, block_places[~is_read], weights[~is_read])
         np.maximum(others.sums, 0.0, out=others.sums)
-        others._add_up(np.unique(own[is_read]))
+        others._add_up(np.unique(block_places[is_read]))
         return others
 
     def _places_of(self, seqs: Integers) -> tuple[Integers, Integers]:
@@ -253,30 +253,30 @@ def race_of_blocks(key: int, weights: Weights, n: int, *, replace: bool) -> Weig
 
     The draw stops early if reading all weights would cost less. Its rows are then the first ones.
     """
-    found = np.empty(0, np.int64)
+    drawn = np.empty(0, np.int64)
     if not replace:
         n = min(n, weights.size * weights.blocks.size)
-    wanted = _horizon(n)
-    budget = MOST_GROWTH * wanted
+    expected = _horizon(n)
+    budget = MOST_GROWTH * expected
     n_round = 0
-    while found.size < n and (total := weights.total) > 0:
-        if wanted > budget or n_round == MOST_ROUNDS:
-            return WeightedDraw(found, False)
-        seqs, own = _round(subkey(key, n_round), weights, wanted / total)
-        share = (seqs.size + 1) / (wanted + 1)
+    while drawn.size < n and (total := weights.total) > 0:
+        if expected > budget or n_round == MOST_ROUNDS:
+            return WeightedDraw(drawn, False)
+        seqs, row_weights = _round(subkey(key, n_round), weights, expected / total)
+        share = (seqs.size + 1) / (expected + 1)
         if not replace:
             _, first = np.unique(seqs, return_index=True)
             first = np.sort(first)
-            seqs, own = seqs[first], own[first]
-            is_new = ~np.isin(seqs, found)
-            seqs, own = seqs[is_new], own[is_new]
-        found = np.concatenate([found, seqs[: n - found.size]])
-        if not replace and found.size < n:
-            weights = weights.without(seqs, own)
-        budget -= wanted
-        wanted = _horizon(n - found.size) / min(share, 1.0)
+            seqs, row_weights = seqs[first], row_weights[first]
+            is_new = ~np.isin(seqs, drawn)
+            seqs, row_weights = seqs[is_new], row_weights[is_new]
+        drawn = np.concatenate([drawn, seqs[: n - drawn.size]])
+        if not replace and drawn.size < n:
+            weights = weights.without(seqs, row_weights)
+        budget -= expected
+        expected = _horizon(n - drawn.size) / min(share, 1.0)
         n_round += 1
-    return WeightedDraw(found, True)
+    return WeightedDraw(drawn, True)
 
 
 def _horizon(n: int) -> float:
@@ -289,19 +289,19 @@ def _round(key: int, weights: Weights, end: float) -> tuple[Integers, Reals]:
     weights.read(np.flatnonzero(end * weights.bounds >= LIKELY))
     is_likely = end * weights.bounds >= LIKELY
     limits = end * np.where(is_likely, weights.sums, weights.size * weights.bounds)
-    found = arrivals(streams(key, weights.blocks), limits)
-    direct = is_likely[found.stream]
-    seqs = np.empty(found.stream.size, np.int64)
-    seqs[~direct] = uniform_rows(weights, found.stream[~direct], found.place[~direct])
-    seqs[direct] = rows_by_weight(weights, found.stream[direct], found.place[direct])
-    own = weights.of(seqs)
+    events = arrivals(streams(key, weights.blocks), limits)
+    direct = is_likely[events.stream]
+    seqs = np.empty(events.stream.size, np.int64)
+    seqs[~direct] = uniform_rows(weights, events.stream[~direct], events.place[~direct])
+    seqs[direct] = rows_by_weight(weights, events.stream[direct], events.place[direct])
+    row_weights = weights.of(seqs)
     times = np.full(seqs.size, np.inf)
-    there = own > 0
-    rates = np.where(direct, weights.sums[found.stream], weights.size * own)
-    times[there] = found.clock[there] / rates[there]
+    there = row_weights > 0
+    rates = np.where(direct, weights.sums[events.stream], weights.size * row_weights)
+    times[there] = events.clock[there] / rates[there]
     early = np.flatnonzero(times < end)
     order = early[np.argsort(times[early], kind="stable")]
-    return seqs[order], own[order]
+    return seqs[order], row_weights[order]
 
 
 def uniform_rows(weights: Weights, places: Integers, fractions: Reals) -> Integers:
@@ -312,21 +312,21 @@ def uniform_rows(weights: Weights, places: Integers, fractions: Reals) -> Intege
 
 def rows_by_weight(weights: Weights, places: Integers, fractions: Reals) -> Integers:
     """Return a row number of each block, drawn by the weights of its rows."""
-    found = np.empty(places.size, np.int64)
+    drawn = np.empty(places.size, np.int64)
     order = np.argsort(places, kind="stable")
-    own, starts = np.unique(places[order], return_index=True)
-    for place, mine in zip(own.tolist(), np.split(order, starts[1:]), strict=False):
+    distinct, starts = np.unique(places[order], return_index=True)
+    for place, mine in zip(distinct.tolist(), np.split(order, starts[1:]), strict=False):
         slots = picked(weights.rows(place), fractions[mine])
-        found[mine] = weights.blocks[place] * weights.size + slots
-    return found
+        drawn[mine] = weights.blocks[place] * weights.size + slots
+    return drawn
 
 
 def picked(weights: Reals, fractions: Reals) -> Integers:
     """Return the index of the weight that each fraction of their sum falls on; never one of 0."""
     sums = np.cumsum(weights)
     last = int(np.flatnonzero(weights)[-1])
-    found: Integers = np.searchsorted(sums, fractions * sums[-1], side="right")
-    return np.minimum(found, last)
+    places: Integers = np.searchsorted(sums, fractions * sums[-1], side="right")
+    return np.minimum(places, last)
 
 
 def race_of_all(key: int, seqs: Integers, weights: Reals, n: int, *, replace: bool) -> Integers:
@@ -358,43 +358,41 @@ def draw_stratified(key: int, weights: Weights, n: int) -> WeightedDraw:
     selection"): the first by its weight w, the others by w / (1 - k w / sum), and all again where
     a row repeats. Where that would repeat too often, the block is read and cut into k equal parts.
     """
-    found = np.full(n, -1)
+    rows = np.full(n, -1)
     strata = np.arange(n)
     ends = np.cumsum(weights.sums)
     if not n or not ends.size or ends[-1] <= 0:
-        return WeightedDraw(found[:0], True)
+        return WeightedDraw(rows[:0], True)
     targets = (strata + uniforms(streams(key, strata))) / n * ends[-1]
     last = int(np.flatnonzero(weights.sums)[-1])
     places = np.minimum(np.searchsorted(ends, targets, side="right"), last)
-    own, starts, counts = np.unique(places, return_index=True, return_counts=True)
-    is_cut = _is_cut(weights, own, counts)
+    distinct, starts, counts = np.unique(places, return_index=True, return_counts=True)
+    is_cut = _is_cut(weights, distinct, counts)
     _cut_blocks(
-        subkey(key, STRATUM_ROUNDS), weights, own, starts, np.where(is_cut, counts, 0), found
+        subkey(key, STRATUM_ROUNDS), weights, distinct, starts, np.where(is_cut, counts, 0), rows
     )
     n_distinct = np.repeat(np.where((counts > 1) & ~is_cut, counts, 0), counts)
     is_distinct = n_distinct > 0
     n_distinct[starts] = 0  # the first of a block draws by weight alone
     for n_round in range(STRATUM_ROUNDS):
-        strata = np.flatnonzero(found < 0)
+        strata = np.flatnonzero(rows < 0)
         if not strata.size:
             break
-        _run_strata(
-            subkey(key, n_round), weights, strata, places[strata], n_distinct[strata], found
-        )
-        _undo_repeats(weights, places, is_distinct, found)
-    found[is_distinct] = np.sort(found[is_distinct])
-    return WeightedDraw(found, not (found < 0).any())
+        _run_strata(subkey(key, n_round), weights, strata, places[strata], n_distinct[strata], rows)
+        _undo_repeats(weights, places, is_distinct, rows)
+    rows[is_distinct] = np.sort(rows[is_distinct])
+    return WeightedDraw(rows, not (rows < 0).any())
 
 
 def _is_cut(weights: Weights, places: Integers, counts: Integers) -> NDArray[np.bool_]:
     """Return True for blocks with too few rows, or too heavy ones, for that many distinct draws."""
     # Below k^2 two of the k draws are seldom the same; below the other a block is likely.
     least = np.maximum(counts**2, STRATUM_ARRIVALS / LIKELY)
-    found: NDArray[np.bool_] = (counts > 1) & (
+    is_candidate: NDArray[np.bool_] = (counts > 1) & (
         least * weights.bounds[places] >= weights.sums[places]
     )
-    weights.read(places[found])
-    return found & (least * weights.bounds[places] >= weights.sums[places])
+    weights.read(places[is_candidate])
+    return is_candidate & (least * weights.bounds[places] >= weights.sums[places])
 
 
 def _cut_blocks(
@@ -403,25 +401,25 @@ def _cut_blocks(
     places: Integers,
     starts: Integers,
     counts: Integers,
-    found: Integers,
+    picked_rows: Integers,
 ) -> None:
-    """Store in `found` a row from each of k equal parts of the weights of a block."""
+    """Store in `picked_rows` a row from each of k equal parts of the weights of a block."""
     # New numbers: those that chose the blocks are not uniform any more, given that choice.
-    fractions = uniforms(streams(key, np.arange(found.size)))
+    fractions = uniforms(streams(key, np.arange(picked_rows.size)))
     for place, start, k in zip(places, starts, counts, strict=True):
         if k and (rows := weights.rows(place)).any():  # else its sum was wrong
             parts = (np.arange(k) + fractions[start : start + k]) / k
             slots = picked(rows, parts)
-            found[start : start + k] = weights.blocks[place] * weights.size + slots
+            picked_rows[start : start + k] = weights.blocks[place] * weights.size + slots
 
 
 def _undo_repeats(
-    weights: Weights, places: Integers, is_distinct: NDArray[np.bool_], found: Integers
+    weights: Weights, places: Integers, is_distinct: NDArray[np.bool_], rows: Integers
 ) -> None:
-    """Forget what was drawn in blocks where a row that has to be distinct was drawn twice."""
-    drawn = np.sort(found[is_distinct & (found >= 0)])
+    """Clear the rows of blocks in which a row that must be distinct was drawn twice."""
+    drawn = np.sort(rows[is_distinct & (rows >= 0)])
     blocks = drawn[1:][drawn[1:] == drawn[:-1]] // weights.size
-    found[is_distinct & np.isin(weights.blocks[places], blocks)] = -1
+    rows[is_distinct & np.isin(weights.blocks[places], blocks)] = -1
 
 
 def _run_strata(
@@ -430,9 +428,9 @@ def _run_strata(
     strata: Integers,
     places: Integers,
     n_distinct: Integers,
-    found: Integers,
+    rows: Integers,
 ) -> None:
-    """Store in `found` the first arrival in the block of each stratum, if one comes in time.
+    """Store in `rows` the first arrival in the block of each stratum, if one comes in time.
 
     Args:
         key: The key of the round.
@@ -440,10 +438,12 @@ def _run_strata(
         strata: The strata.
         places: The place of the block of each.
         n_distinct: k, for strata that draw by w / (1 - k w / sum); 0 for those that draw by w.
-        found: The row of each stratum; -1 for those without one yet.
+        rows: The row of each stratum; -1 for those without one yet.
     """
-    own = np.unique(places)
-    weights.read(own[STRATUM_ARRIVALS * weights.bounds[own] >= LIKELY * weights.sums[own]])
+    distinct = np.unique(places)
+    weights.read(
+        distinct[STRATUM_ARRIVALS * weights.bounds[distinct] >= LIKELY * weights.sums[distinct]]
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         ends = np.where(weights.sums[places] > 0, STRATUM_ARRIVALS / weights.sums[places], 0.0)
     is_likely = ends * weights.bounds[places] >= LIKELY
@@ -453,10 +453,10 @@ def _run_strata(
     # Where rows are drawn by weight, the first arrival is as good as any.
     limits = np.where(is_likely, STRATUM_ARRIVALS, weights.size * ends * bounds)
     come = arrivals(seeds, limits)
-    at, direct = places[come.stream], is_likely[come.stream]
-    seqs = np.empty(at.size, np.int64)
-    seqs[~direct] = uniform_rows(weights, at[~direct], come.place[~direct])
-    seqs[direct] = rows_by_weight(weights, at[direct], come.place[direct])
+    block_places, direct = places[come.stream], is_likely[come.stream]
+    seqs = np.empty(block_places.size, np.int64)
+    seqs[~direct] = uniform_rows(weights, block_places[~direct], come.place[~direct])
+    seqs[direct] = rows_by_weight(weights, block_places[direct], come.place[direct])
     weight = weights.of(seqs)
     rates = np.where(direct, 1.0, weights.size * _raised(weight, shares[come.stream]))
     times = np.full(seqs.size, np.inf)
@@ -465,13 +465,13 @@ def _run_strata(
     early = np.flatnonzero(times < limit)
     # The first of each stratum is written last.
     order = early[np.argsort(-times[early], kind="stable")]
-    found[strata[come.stream[order]]] = seqs[order]
+    rows[strata[come.stream[order]]] = seqs[order]
 
 
 def _raised(weights: Reals, shares: Reals) -> Reals:
     """Return w / (1 - w * share), the weights of Sampford's later draws."""
-    found: Reals = weights / (1.0 - weights * shares)
-    return found
+    raised: Reals = weights / (1.0 - weights * shares)
+    return raised
 
 
 def strata_of_all(key: int, seqs: Integers, weights: Reals, n: int) -> Integers:

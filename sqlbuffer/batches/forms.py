@@ -103,8 +103,10 @@ class TransitionForm:
     @cached_property
     def needs_ends_alone(self) -> bool:
         """True if fields of the first and the last step are needed, and of none between them."""
-        own = {*self.sequence_fields} - {"reward", *ON_REQUEST}
-        return self.n_step > 1 and not (self.stack or own or self.terminal_field is not None)
+        stored_sequences = {*self.sequence_fields} - {"reward", *ON_REQUEST}
+        return self.n_step > 1 and not (
+            self.stack or stored_sequences or self.terminal_field is not None
+        )
 
     @classmethod
     def of(
@@ -138,9 +140,9 @@ class TransitionForm:
         stacked = checked_stack(fields, stack)
         terminal = checked_terminal_field(fields, terminal_field)
         sequences = checked_sequence_fields(fields, sequence_fields)
-        own, following, built_in = _chosen(fields, names)
+        step_names, following, built_in = _chosen(fields, names)
         return cls(
-            fields, n_step, gamma, stacked, terminal, sequences, own, following, built_in,
+            fields, n_step, gamma, stacked, terminal, sequences, step_names, following, built_in,
             skip_single,
         )  # fmt: skip
 
@@ -212,9 +214,11 @@ class WindowForm:
             ArgumentError: A length or stride below 1, or a burn-in below 0.
         """
         check_window(length, burn_in, stride)
-        own, built_in = checked_step_names(fields, names, "windows")
-        stacked = {name: k for name, k in checked_stack(fields, stack).items() if name in own}
-        return cls(int(length), int(burn_in), int(stride), own, built_in, stacked)
+        step_names, built_in = checked_step_names(fields, names, "windows")
+        stacked = {
+            name: k for name, k in checked_stack(fields, stack).items() if name in step_names
+        }
+        return cls(int(length), int(burn_in), int(stride), step_names, built_in, stacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,15 +252,15 @@ class TrajectoryForm:
         Raises:
             FieldError: An unknown field, or one with the name of a final observation.
         """
-        own, built_in = checked_step_names(fields, names, "trajectories")
-        finals = [name for name in fields.observations if name in own]
+        step_names, built_in = checked_step_names(fields, names, "trajectories")
+        finals = [name for name in fields.observations if name in step_names]
         for name in finals:
             if FINAL_PREFIX + name in fields.specs:
                 raise FieldError(
                     f"field '{FINAL_PREFIX}{name}' has the name of a final observation in a "
                     f"trajectory: leave out {shown(name)} or that field with fields=[...]"
                 )
-        return cls(own, built_in, finals, include_partial)
+        return cls(step_names, built_in, finals, include_partial)
 
 
 Form = StepForm | TransitionForm | WindowForm | TrajectoryForm
@@ -291,21 +295,21 @@ def warn_of_single_steps(database: str, buffer_id: int, n_step: int) -> None:
         )
 
 
-def _chosen(fields: Fields, given: Sequence[str] | None) -> tuple[list[str], list[str], list[str]]:
+def _chosen(fields: Fields, chosen: Sequence[str] | None) -> tuple[list[str], list[str], list[str]]:
     """Return the fields of the first step, the observations after, and further built-in values."""
     observations = fields.observations
     following = [NEXT + name for name in observations]
-    own = [name for name in fields.specs if name not in following]
-    if given is None:
-        return own, list(observations), []
-    names = checked_names(given, "fields", FIELDS_EXAMPLE)
+    step_names = [name for name in fields.specs if name not in following]
+    if chosen is None:
+        return step_names, list(observations), []
+    names = checked_names(chosen, "fields", FIELDS_EXAMPLE)
     for name in names:
-        if name not in (*own, *following, *_BUILT_IN):
-            known = ", ".join((*own, *following, *_BUILT_IN))
+        if name not in (*step_names, *following, *_BUILT_IN):
+            known = ", ".join((*step_names, *following, *_BUILT_IN))
             raise FieldError(f"unknown field {shown(name)}; transitions have {known}")
     after = [name for name in observations if name in names or NEXT + name in names]
     more = [name for name in ("truncated", *ON_REQUEST) if name in names]
-    return [name for name in own if name in names], after, more
+    return [name for name in step_names if name in names], after, more
 
 
 def checked_stack(fields: Fields, stack: Mapping[str, int] | None) -> dict[str, int]:
@@ -350,13 +354,13 @@ def checked_sequence_fields(fields: Fields, names: Sequence[str]) -> list[str]:
     Raises:
         FieldError: Not a list of fields, or of `reward`, `adv_t` and `v_t`.
     """
-    found = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
-    for name in found:
+    sequence_names = list(dict.fromkeys(checked_names(names, "sequence_fields", "['reward']")))
+    for name in sequence_names:
         if name not in ("reward", *ON_REQUEST):
             _check_known(fields, name, "sequence_fields")
         if f"seq_{name}" in fields.specs:
             raise FieldError(f"sequence_fields: field 'seq_{name}' is declared; rename it")
-    return found
+    return sequence_names
 
 
 def checked_step_names(
@@ -369,14 +373,14 @@ def checked_step_names(
     """
     if names is None:
         return list(fields.specs), list(BUILT_IN)
-    wanted = checked_names(names, "fields", FIELDS_EXAMPLE)
-    for name in wanted:
+    chosen = checked_names(names, "fields", FIELDS_EXAMPLE)
+    for name in chosen:
         if name not in (*fields.specs, *BUILT_IN, *ON_REQUEST):
             known = ", ".join((*fields.specs, *BUILT_IN, *ON_REQUEST))
             raise FieldError(f"unknown field {shown(name)}; {things} have {known}")
     return (
-        [name for name in fields.specs if name in wanted],
-        [name for name in (*BUILT_IN, *ON_REQUEST) if name in wanted],
+        [name for name in fields.specs if name in chosen],
+        [name for name in (*BUILT_IN, *ON_REQUEST) if name in chosen],
     )
 
 

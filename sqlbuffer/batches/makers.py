@@ -1,4 +1,4 @@
-"""What all makers of batches have in common, and the one for each form."""
+"""The makers of batches: their protocol, the one for single steps, and the choice by form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

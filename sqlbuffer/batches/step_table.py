@@ -1,4 +1,4 @@
-"""What batches are made of: steps in slots, and how they follow each other in their episodes."""
+"""Steps in slots, of which batches are made, and how they follow each other in episodes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -38,11 +38,11 @@ STATUS_NAMES: NDArray[Any] = np.array(["open", "complete", "aborted"], object)
 
 def flags_of_ends(terminated: bool | None, truncated: bool | None) -> int:
     """Return the flags of a step that show `terminated` and `truncated`, of `ENDS`."""
-    given = zip(
+    flags_by_end = zip(
         (terminated, truncated), (TERMINATED, TRUNCATED), (NO_TERMINATED, NO_TRUNCATED), strict=True
     )
     flags = 0 if terminated is None and truncated is None else TOLD
-    for value, flag, none in given:
+    for value, flag, none in flags_by_end:
         flags |= none if value is None else flag * bool(value)
     return flags
 
@@ -168,11 +168,11 @@ def with_zeros(values: NDArray[Any], n: int, before: int = 0) -> NDArray[Any]:
 
     Zeros that are not written to take no memory.
     """
-    own = values.shape[1]
-    if own == n:
+    width = values.shape[1]
+    if width == n:
         return values
     padded = np.zeros((len(values), n, *values.shape[2:]), values.dtype)
-    padded[:, before : before + own] = values
+    padded[:, before : before + width] = values
     return padded
 
 
@@ -217,22 +217,24 @@ def chains(
         back: The steps before, from the newest to the oldest.
     """
     direction, link = (-1, "prev") if back else (1, "next")
-    rows, at, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
+    rows, offsets, starts = np.arange(len(slots)), np.zeros(len(slots), np.int64), slots
     most = table.n_slots if most is None else most
     runs: list[tuple[Integers, Integers, Integers]] = []
     while len(rows):
-        lens = np.minimum(table.run_lengths(starts, most - int(at.min()), back), most - at)
-        own = np.repeat(np.arange(len(rows)), lens)
-        place = np.arange(len(own)) - np.repeat(np.cumsum(lens) - lens, lens)
-        runs.append((rows[own], at[own] + place, starts[own] + direction * place))
+        lens = np.minimum(
+            table.run_lengths(starts, most - int(offsets.min()), back), most - offsets
+        )
+        chain = np.repeat(np.arange(len(rows)), lens)
+        place = np.arange(len(chain)) - np.repeat(np.cumsum(lens) - lens, lens)
+        runs.append((rows[chain], offsets[chain] + place, starts[chain] + direction * place))
         # A run that ends here may continue elsewhere.
         last = starts + direction * np.maximum(lens - 1, 0)
         starts = table.gathered_links(last)[link].astype(np.int64)
-        at = at + lens
-        goes_on = (lens > 0) & (starts != NONE) & (at < most)
-        rows, at, starts = rows[goes_on], at[goes_on], starts[goes_on]
+        offsets = offsets + lens
+        goes_on = (lens > 0) & (starts != NONE) & (offsets < most)
+        rows, offsets, starts = rows[goes_on], offsets[goes_on], starts[goes_on]
     n = max((int(places.max(initial=-1)) + 1 for _, places, _ in runs), default=0)
-    found = np.full((len(slots), n), NONE, np.int64)
-    for own, places, steps in runs:
-        found[own, places] = steps
-    return found
+    chain_steps = np.full((len(slots), n), NONE, np.int64)
+    for chain, places, steps in runs:
+        chain_steps[chain, places] = steps
+    return chain_steps

@@ -62,10 +62,10 @@ class TransitionPlan:
 
     def taken(self, index: Integers | slice) -> "TransitionPlan":
         """Return some of them."""
-        own = self.returns
+        of_plan = self.returns
         returns = Returns(
-            own.reward[index], own.discount[index], own.m[index], own.ended[index],
-            own.terminated[index], own.complete[index],
+            of_plan.reward[index], of_plan.discount[index], of_plan.m[index], of_plan.ended[index],
+            of_plan.terminated[index], of_plan.complete[index],
         )  # fmt: skip
         return TransitionPlan(
             self.slots[index], self.steps[index], self.truncated[index], returns, self.after[index],
@@ -205,8 +205,10 @@ class TransitionMaker:
         # Free slots that the follower of a shared mirror fills name episodes not known here yet.
         ends_there = (of != NONE) & (first["t"] + m == episodes.length.take(of, mode="clip"))
         has_final = np.zeros(len(of), bool)
-        at = np.flatnonzero(ends_there)
-        has_final[at] = [final is not None for final in episodes.finals.take(of[at], mode="clip")]
+        ending = np.flatnonzero(ends_there)
+        has_final[ending] = [
+            final is not None for final in episodes.finals.take(of[ending], mode="clip")
+        ]
         return has_final
 
     def _before(self, slots: Integers, n: int) -> Integers:
@@ -267,25 +269,25 @@ class TransitionMaker:
         prefix = NEXT if form.has_next else ""
         plain = [name for name in form.following if name not in form.stack]
         after = self._gather(plan.after, [prefix + name for name in plain])
-        at, finals = np.zeros(0, np.int64), Arrays()
+        ending, finals = np.zeros(0, np.int64), Arrays()
         if np.count_nonzero(plan.is_final):
-            at = np.flatnonzero(plan.is_final)
-            blobs = table.episodes.finals[table.episodes_of(steps)[at]].tolist()
+            ending = np.flatnonzero(plan.is_final)
+            blobs = table.episodes.finals[table.episodes_of(steps)[ending]].tolist()
             finals = self._observation.unpack(blobs, form.following)
         following: Arrays = {}
         for name in form.following:
             k = form.stack.get(name)
             if k is not None:
                 array = self._next_stack(plan, name, k)
-                if len(at):
-                    array[at, -1] = finals[name]
+                if len(ending):
+                    array[ending, -1] = finals[name]
                 following[NEXT + name] = array
                 continue
-            own = with_lens(after, prefix + name)
-            if len(at):
+            arrays = with_lens(after, prefix + name)
+            if len(ending):
                 spec = form.fields.specs[name]
-                own = put_rows(spec, own, at, with_lens(finals, name))
-            following |= {NEXT + key.removeprefix(prefix): value for key, value in own.items()}
+                arrays = put_rows(spec, arrays, ending, with_lens(finals, name))
+            following |= {NEXT + key.removeprefix(prefix): value for key, value in arrays.items()}
         return following
 
     def _next_stack(self, plan: TransitionPlan, name: str, k: int) -> NDArray[Any]:
@@ -307,7 +309,7 @@ class TransitionMaker:
         sequences: Arrays = {}
         for name in self._form.sequence_fields:
             is_built_in = name == "reward" or name in ON_REQUEST
-            own = steps.built_in([name]) if is_built_in else steps.fields([name])
-            for key, value in own.items():
+            arrays = steps.built_in([name]) if is_built_in else steps.fields([name])
+            for key, value in arrays.items():
                 sequences[SEQUENCE + key] = with_zeros(value, self._form.n_step)
         return sequences

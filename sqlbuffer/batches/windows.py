@@ -121,10 +121,10 @@ class WindowMaker:
         burnt = (usable & ~ends_here)[:, :burn_in]
         burnt = np.logical_and.accumulate(burnt[:, ::-1], axis=1)[:, ::-1]
         ended = np.logical_or.accumulate(ends_here[:, burn_in:], axis=1)
-        wanted = np.ones_like(ended)
-        wanted[:, 1:] = ~ended[:, :-1]
-        accepted = (usable[:, burn_in:] | ~wanted).all(axis=1) & self._is_readable(first)
-        is_within = np.concatenate([burnt, wanted], axis=1)
+        is_before_end = np.ones_like(ended)
+        is_before_end[:, 1:] = ~ended[:, :-1]
+        accepted = (usable[:, burn_in:] | ~is_before_end).all(axis=1) & self._is_readable(first)
+        is_within = np.concatenate([burnt, is_before_end], axis=1)
         index = np.where(is_within, index, NONE)
         frames = np.where(is_within[:, :, None], frames, NONE)
         if table.has_barred:
@@ -299,9 +299,9 @@ class TrajectoryMaker:
         blobs = finals[of].tolist() if len(finals) else []
         ends = reaches_end.tolist()
         there = [i for i, blob in enumerate(blobs) if ends[i] and blob is not None]
-        given = self._observation.unpack([blobs[i] for i in there], names)
+        observations = self._observation.unpack([blobs[i] for i in there], names)
         arrays: Arrays = {}
-        for name, values in given.items():
+        for name, values in observations.items():
             final = np.zeros((len(of), *values.shape[1:]), values.dtype)
             final[there] = values
             arrays[FINAL_PREFIX + name] = final

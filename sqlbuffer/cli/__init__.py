@@ -4,27 +4,7 @@ quick.
 
 import typer
 
-from sqlbuffer.cli.commands import (
-    create,
-    db,
-    delete,
-    info,
-    ls,
-    resize,
-    run_copy,
-    run_demo,
-    run_doctor,
-    run_errors,
-    run_export,
-    run_import,
-    run_insert,
-    run_report,
-    run_sql,
-    run_ui,
-    sample,
-    show,
-    watch,
-)
+from sqlbuffer.cli import buffers, db, demo, diagnosis, pages, reading, transfers, watch
 from sqlbuffer.cli.errors import ErrorsAsLines
 from sqlbuffer.cli.options import WordLast
 
@@ -40,29 +20,29 @@ app = typer.Typer(
     # Its tracebacks show local variables, and a URL among them has a password.
     pretty_exceptions_enable=False,
 )
-app.command("demo", epilog=run_demo.EPILOG)(run_demo.demo)
-app.command("info", epilog=info.EPILOG)(info.info)
-app.command("ls", epilog=ls.EPILOG)(ls.ls)
-app.command("show", cls=WordLast, epilog=show.EPILOG)(show.show)
-app.command("sql", cls=WordLast, epilog=run_sql.EPILOG)(run_sql.sql)
-app.command("sample", epilog=sample.EPILOG)(sample.sample)
-app.command("watch", epilog=watch.EPILOG)(watch.watch)
-app.command("ui", epilog=run_ui.EPILOG)(run_ui.ui)
-app.command("report", epilog=run_report.EPILOG)(run_report.report)
-app.command("create", cls=WordLast, epilog=create.EPILOG)(create.create)
-app.command("resize", cls=WordLast, epilog=resize.EPILOG)(resize.resize)
-app.command("copy", epilog=run_copy.EPILOG)(run_copy.copy)
-app.command("export", epilog=run_export.EPILOG)(run_export.export)
-app.command("import", epilog=run_import.EPILOG)(run_import.import_)
-app.command("insert", epilog=run_insert.EPILOG)(run_insert.insert)
-app.command("delete", epilog=delete.EPILOG)(delete.delete)
-app.command("doctor", epilog=run_doctor.EPILOG)(run_doctor.doctor)
-app.command("errors", epilog=run_errors.EPILOG)(run_errors.errors)
+app.command("demo", epilog=demo.DEMO_EXAMPLES)(demo.demo)
+app.command("info", epilog=buffers.INFO_EXAMPLES)(buffers.info)
+app.command("ls", epilog=buffers.LS_EXAMPLES)(buffers.ls)
+app.command("show", cls=WordLast, epilog=reading.SHOW_EXAMPLES)(reading.show)
+app.command("sql", cls=WordLast, epilog=reading.SQL_EXAMPLES)(reading.sql)
+app.command("sample", epilog=reading.SAMPLE_EXAMPLES)(reading.sample)
+app.command("watch", epilog=watch.WATCH_EXAMPLES)(watch.watch)
+app.command("ui", epilog=pages.UI_EXAMPLES)(pages.ui)
+app.command("report", epilog=pages.REPORT_EXAMPLES)(pages.report)
+app.command("create", cls=WordLast, epilog=buffers.CREATE_EXAMPLES)(buffers.create)
+app.command("resize", cls=WordLast, epilog=buffers.RESIZE_EXAMPLES)(buffers.resize)
+app.command("copy", epilog=transfers.COPY_EXAMPLES)(transfers.copy)
+app.command("export", epilog=transfers.EXPORT_EXAMPLES)(transfers.export)
+app.command("import", epilog=transfers.IMPORT_EXAMPLES)(transfers.import_)
+app.command("insert", epilog=transfers.INSERT_EXAMPLES)(transfers.insert)
+app.command("delete", epilog=buffers.DELETE_EXAMPLES)(buffers.delete)
+app.command("doctor", epilog=diagnosis.DOCTOR_EXAMPLES)(diagnosis.doctor)
+app.command("errors", epilog=diagnosis.ERRORS_EXAMPLES)(diagnosis.errors)
 app.add_typer(db.app, name="db")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         from sqlbuffer import __version__
 
         typer.echo(__version__)

@@ -63,8 +63,8 @@ class ErrorsAsLines(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line and end the process."""
-        given = args[0] if args else options.get("args")
-        self._words = list(sys.argv[1:] if given is None else given)
+        words = args[0] if args else options.get("args")
+        self._words = list(sys.argv[1:] if words is None else words)
         if not options.get("standalone_mode", True):
             return super().main(*args, **options)
         try:

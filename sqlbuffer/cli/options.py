@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError
+from sqlbuffer.cli.output import shown_url
 from sqlbuffer.errors import BufferNotFoundError, SQLBufferError, StorageUnreachableError
 
 if TYPE_CHECKING:
@@ -167,12 +168,8 @@ def _is_database(word: str) -> bool:
 
 
 def _check_default(word: str | None = None) -> None:
-    """Raise an error if no database is named, and the file of last resort is not there.
-
-    Args:
-        word: A word of the command line that was taken for another thing.
-    """
-    from sqlbuffer.settings import Settings
+    """Raise if no database is named and the default file is missing; `word` may be a typo."""
+    from sqlbuffer.config import Settings
 
     default = Settings.model_fields["url"].default
     path = Path(default.removeprefix("sqlite:///"))
@@ -198,7 +195,6 @@ def chosen_buffer(url: str | None, name: str | None) -> str:
         BufferNotFoundError: There is no such buffer.
         UsageError: Several and none named.
     """
-    from sqlbuffer.cli.output import shown_url
     from sqlbuffer.storage.buffers import catalog
     from sqlbuffer.storage.migrations import status
 

@@ -50,8 +50,8 @@ def console() -> "Console":
             """Leave the end of the process, and its exit code, to `ErrorsAsLines`."""
             raise BrokenPipeError
 
-    found = Honest(highlight=False)
-    return found if found.is_terminal else Honest(highlight=False, width=UNLIMITED_WIDTH)
+    terminal = Honest(highlight=False)
+    return terminal if terminal.is_terminal else Honest(highlight=False, width=UNLIMITED_WIDTH)
 
 
 def print_rows(
@@ -100,20 +100,20 @@ def _table_of(
     from rich.text import Text
 
     # Text, since a task's name, or a column's, may hold what rich takes for markup.
-    made = Table(title=None if title is None else Text(title), title_justify="left")
+    rich_table = Table(title=None if title is None else Text(title), title_justify="left")
     for index, name in enumerate(columns):
         numeric = all(_is_number(row[index]) for row in rows)
         # The first column identifies the rows: the others are shortened first.
         width = min(max(map(len, [name, *(row[0] for row in cells)])), FIRST_WIDTH)
-        made.add_column(
+        rich_table.add_column(
             Text(name),
             justify="right" if numeric else "left",
             overflow="fold",
             min_width=None if index else width,
         )
     for row in cells:
-        made.add_row(*map(Text, row))
-    return made
+        rich_table.add_row(*map(Text, row))
+    return rich_table
 
 
 def shown(value: Any) -> str:
@@ -227,8 +227,8 @@ def chosen(*, json: bool, csv: bool, ndjson: bool) -> Format:
     """
     named = [
         format_
-        for format_, given in ((Format.JSON, json), (Format.CSV, csv), (Format.NDJSON, ndjson))
-        if given
+        for format_, is_asked in ((Format.JSON, json), (Format.CSV, csv), (Format.NDJSON, ndjson))
+        if is_asked
     ]
     if len(named) > 1:
         options = " and ".join(f"--{format_.value}" for format_ in named)
@@ -312,11 +312,11 @@ def write_table(
 
 def _distinct(columns: Sequence[str]) -> list[str]:
     """Number the names that come twice, since an object keeps one value a key."""
-    found: list[str] = []
+    names: list[str] = []
     for name in columns:
         candidates: Iterator[str] = (f"{name}_{n}" for n in itertools.count(2))
-        found.append(name if name not in found else next(c for c in candidates if c not in found))
-    return found
+        names.append(name if name not in names else next(c for c in candidates if c not in names))
+    return names
 
 
 _META = (
@@ -388,12 +388,12 @@ def in_brief(
 def _brief(row: "DataRow", names: Sequence[str], payloads: Sequence[str]) -> list[Any]:
     meta, data = row.exp_meta, row.exp_data
     values = [*map(row.fields.get, names), *(getattr(data, name) for name in payloads)]
-    own = [row.seq, meta.task_id, meta.agent_id, meta.step, data.reward_t, ending(row)]
-    return [*own, *map(_cell, values)]
+    keys = [row.seq, meta.task_id, meta.agent_id, meta.step, data.reward_t, ending(row)]
+    return [*keys, *map(_cell, values)]
 
 
 def _cell(value: Any) -> Any:
-    """Return a value on a short line; None and scalars of numpy as Python has them."""
+    """Return a value on a short line, with scalars of numpy as those of Python."""
     from sqlbuffer.display import brief
 
     if value is None:

@@ -129,7 +129,7 @@ def _common(earlier: Sequence[Any], now: Sequence[Any]) -> int:
 
 
 def _spoken(message: Any) -> list[tuple[str, str]]:
-    """Return who says what in a message: its content, and each call of a tool."""
+    """Return the role and the text of the content of a message, and of each call of a tool."""
     if not isinstance(message, dict):
         return [("-", brief(message))]
     role = str(message.get("role", "-"))

@@ -107,7 +107,7 @@ def _made_plan(text: str) -> _Plan:
 
 
 def _array_of(value: Any) -> tuple[Any, Any]:
-    """Return what makes a tensor of an array, and where the array is; None where it is none."""
+    """Return the maker of a tensor, or None for an array, and the place of its bytes."""
     tag = tag_of(value)
     if tag == "$array":
         return None, value[tag]
@@ -166,12 +166,12 @@ def _untag_array(content: Any, blob: Blob) -> np.ndarray[Any, Any]:
     dtype = dtype_from_spec(spec)
     if not nbytes:
         return np.zeros(shape, dtype)
-    own = memoryview(blob)[offset : offset + nbytes]
+    raw = memoryview(blob)[offset : offset + nbytes]
     if isinstance(blob, memoryview) and nbytes >= LARGE_BYTES:
-        view: np.ndarray[Any, Any] = np.frombuffer(own, dtype).reshape(shape)
+        view: np.ndarray[Any, Any] = np.frombuffer(raw, dtype).reshape(shape)
         if view.flags.aligned and view.flags.writeable:
             return view
-    return np.frombuffer(bytearray(own), dtype).reshape(shape)  # a copy of its own: writable
+    return np.frombuffer(bytearray(raw), dtype).reshape(shape)  # a copy of its own: writable
 
 
 def _untag_scalar(content: Any, blob: Blob) -> Any:
@@ -190,14 +190,14 @@ def namedtuple_class(module: str, name: str, fields: Sequence[str]) -> Any:
     The name may come from stored data, so it runs no code: no module is imported, and no attribute
     is computed. Only a subclass of tuple with these `_fields` is found.
     """
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for i, part in enumerate(name.split(".")):
-        if not isinstance(found, type if i else ModuleType):
+        if not isinstance(target, type if i else ModuleType):
             return None
-        found = vars(found).get(part)
-    if not (isinstance(found, type) and issubclass(found, tuple)):
+        target = vars(target).get(part)
+    if not (isinstance(target, type) and issubclass(target, tuple)):
         return None
-    return found if list(getattr(found, "_fields", ())) == list(fields) else None
+    return target if list(getattr(target, "_fields", ())) == list(fields) else None
 
 
 # The classes made for named tuples whose own class is not found, with the name of that.
@@ -206,11 +206,11 @@ MADE_CLASSES: dict[type, str] = {}
 
 @lru_cache(maxsize=256)
 def _plain_namedtuple(module: str, name: str, fields: tuple[str, ...]) -> Any:
-    own = name.rpartition(".")[2]
-    is_name = own.isidentifier() and not iskeyword(own)
-    made = namedtuple(own if is_name else "Unnamed", fields, rename=True)  # type: ignore[misc]
-    MADE_CLASSES[made] = f"{module}.{name}"
-    return made
+    class_name = name.rpartition(".")[2]
+    is_name = class_name.isidentifier() and not iskeyword(class_name)
+    class_ = namedtuple(class_name if is_name else "Unnamed", fields, rename=True)  # type: ignore[misc]
+    MADE_CLASSES[class_] = f"{module}.{name}"
+    return class_
 
 
 def _untag_namedtuple(content: Any, blob: Blob) -> Any:

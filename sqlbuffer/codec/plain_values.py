@@ -173,10 +173,10 @@ def item_pieces(*arrays: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any,
     """Yield the items of arrays of one dtype and shape, in C order, some at a time."""
     flags: Any = [["readonly", "contig"]] * len(arrays)
     size = max(1, _CHUNK_BYTES // arrays[0].itemsize)
-    found: Any = np.nditer(
+    iterator: Any = np.nditer(
         list(arrays), ["external_loop", "buffered"], flags, order="C", buffersize=size
     )
-    for pieces in found:
+    for pieces in iterator:
         yield pieces if isinstance(pieces, tuple) else (pieces,)
 
 

@@ -54,26 +54,26 @@ def pack_blocks(
     shapes: list[tuple[int, int]] = []  # steps in a block, blocks
     for start, stop in ranges:
         longest = 0 if tails is None else max(map(len, tails[start:stop]))
-        each = _block_steps(layout, size + longest, stop - start)
-        firsts = range(start, stop, each)
+        block_steps = _block_steps(layout, size + longest, stop - start)
+        firsts = range(start, stop, block_steps)
         for first in firsts:
-            after = min(first + each, stop)
+            after = min(first + block_steps, stop)
             heads = records[first * size : after * size]
             blocks.append(heads if tails is None else b"".join([heads, *tails[first:after]]))
-        shapes.append((each, len(firsts)))
+        shapes.append((block_steps, len(firsts)))
     stored: list[Any] = list(layout.compress(blocks))
-    found, done = [], 0
-    for (start, stop), (each, n_blocks) in zip(ranges, shapes, strict=True):
-        own = stored[done : done + n_blocks]
+    packed, done = [], 0
+    for (start, stop), (block_steps, n_blocks) in zip(ranges, shapes, strict=True):
+        compressed = stored[done : done + n_blocks]
         done += n_blocks
         heads = records[start * size : stop * size]
-        is_worth = sum(map(len, own)) < _WORTH * len(heads)
+        is_worth = sum(map(len, compressed)) < _WORTH * len(heads)
         if tails is None and not is_worth and not has_frame(heads, stop - start):
-            found.append(_plain(heads, stop - start))
+            packed.append(_plain(heads, stop - start))
             continue
-        offsets = np.fromiter(accumulate(map(len, own), initial=0), np.int64, n_blocks + 1)
-        found.append(RecordBlocks(b"".join(own), each, offsets))
-    return found
+        offsets = np.fromiter(accumulate(map(len, compressed), initial=0), np.int64, n_blocks + 1)
+        packed.append(RecordBlocks(b"".join(compressed), block_steps, offsets))
+    return packed
 
 
 def _plain(records: Stored, n_steps: int) -> RecordBlocks:
@@ -176,11 +176,11 @@ def fields_of_steps(
         FieldError: The bytes are damaged; the message names the step.
     """
     rows = expanded_rows(layout, blocks, places, seqs)
-    found = layout.unpack_expanded(rows, names, seqs=seqs)
+    columns = layout.unpack_expanded(rows, names, seqs=seqs)
     steps: list[dict[str, Any]] = [{} for _ in rows]
-    wanted = layout.wanted(names)
-    for name in [name for name in layout.specs if name in wanted]:
-        spec, values, lens = layout.specs[name], found.get(name), found.get(f"{name}_lens")
+    field_names = layout.wanted(names)
+    for name in [name for name in layout.specs if name in field_names]:
+        spec, values, lens = layout.specs[name], columns.get(name), columns.get(f"{name}_lens")
         assert values is not None
         for i, step in enumerate(steps):
             value: Any = values[i]
@@ -244,31 +244,31 @@ def read_steps(
     Raises:
         FieldError: The bytes are damaged; the message names a step.
     """
-    wanted, size = layout.wanted(fields), layout.size_bytes
-    if not wanted:
+    field_names, size = layout.wanted(fields), layout.size_bytes
+    if not field_names:
         return {}
     seqs = None if first_seq is None else range(first_seq, first_seq + n_steps)
     base = start - start % block_steps
     firsts = range(base, stop, block_steps)
     blocks = stored_blocks(records, n_steps, block_steps, offsets, firsts, seqs)
-    own = None if seqs is None else seqs[start:stop]
+    run_seqs = None if seqs is None else seqs[start:stop]
     if layout.compression is not None:
         blocks = expand(blocks, None if seqs is None else [seqs[i] for i in firsts])
     elif layout.has_tails:  # a block for each step
-        return layout.unpack_expanded(blocks, fields, seqs=own)
+        return layout.unpack_expanded(blocks, fields, seqs=run_seqs)
     if layout.has_tails:
         rows = [
             row
             for i, block in zip(firsts, blocks, strict=True)
             for row in _rows(layout, block, min(block_steps, n_steps - i), shown_row(i, seqs))
         ]
-        return layout.unpack_expanded(rows[start - base : stop - base], fields, seqs=own)
+        return layout.unpack_expanded(rows[start - base : stop - base], fields, seqs=run_seqs)
     for i, block in zip(firsts, blocks, strict=True):
         if len(block) != min(block_steps, n_steps - i) * size:
             raise _damaged(shown_row(i, seqs))
     whole: Any = blocks[0] if len(blocks) == 1 else b"".join(blocks)
     taken = np.frombuffer(whole, layout.record, stop - start, (start - base) * size)
-    return layout.columns_of(taken, wanted)
+    return layout.columns_of(taken, field_names)
 
 
 def stored_blocks(

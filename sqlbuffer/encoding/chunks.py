@@ -88,8 +88,8 @@ def _payload(parts: Sequence[str], arrays: bytearray) -> StepPayload | None:
 def collected_payload(parts: PayloadParts) -> StepPayload | None:
     """Return the payload of a step that was split, as it was collected."""
     texts = zip(PAYLOADS, parts, strict=False)
-    own = [f'"{name}":{text}' for name, text in texts if text is not None]
-    return _payload(own, bytearray(parts.arrays))
+    members = [f'"{name}":{text}' for name, text in texts if text is not None]
+    return _payload(members, bytearray(parts.arrays))
 
 
 def check_step_size(payload: StepPayload | None, n_fields: int, limit: int, where: str) -> None:
@@ -270,10 +270,10 @@ def stored_values(values: Sequence[Any], dtype: Any) -> Values | None:
 
 def stored_times(times: list[Any]) -> tuple[float | None, float | None, Values | None]:
     """Return `first_time`, `last_time` and `times` of steps whose times were given."""
-    given = [time for time in times if time is not None]
-    if not given:
+    known_times = [time for time in times if time is not None]
+    if not known_times:
         return None, None, None
-    return min(given), max(given), stored_values(times, np.float64)
+    return min(known_times), max(known_times), stored_values(times, np.float64)
 
 
 def comparable_values(values: NDArray[Any]) -> Values:
@@ -321,12 +321,12 @@ def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> l
     Raises:
         FieldError: Damaged bytes.
     """
-    own = places % chunk.block_steps
-    firsts = (places - own).tolist()
+    places_in_block = places % chunk.block_steps
+    firsts = (places - places_in_block).tolist()
     distinct = list(dict.fromkeys(firsts))
     stored = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, distinct)
     blocks = dict(zip(distinct, stored, strict=True))
-    rows = expanded_rows(layout, [blocks[first] for first in firsts], own.tolist())
+    rows = expanded_rows(layout, [blocks[first] for first in firsts], places_in_block.tolist())
     return list(map(bytes, rows))
 
 
@@ -342,39 +342,40 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         ValueError: Steps of an episode are left out in between.
         FieldError: Damaged bytes.
     """
-    at, n = np.asarray(places, np.int64), len(places)
-    is_run = int(at[-1] - at[0]) == n - 1
+    indexes, n = np.asarray(places, np.int64), len(places)
+    is_run = int(indexes[-1] - indexes[0]) == n - 1
     if chunk.t is not None and not is_run:
         raise ValueError("steps of an episode stay together in a chunk")
-    rows, size = step_rows(layout, chunk, at), layout.size_bytes
+    rows, size = step_rows(layout, chunk, indexes), layout.size_bytes
     tails = [row[size:] for row in rows] if layout.has_tails else None
     (blocks,) = pack_blocks(layout, b"".join([row[:size] for row in rows]), tails, [(0, n)])
     payloads = arrays = None
     if chunk.payloads is not None:
         parts = [split_payload(layout, chunk.payloads[i], chunk.payload_arrays) for i in places]
         payloads, arrays = join_payloads(layout, [collected_payload(part) for part in parts])
-    steps, n_steps = step_numbers(chunk, at), chunk.n_steps
+    steps, n_steps = step_numbers(chunk, indexes), chunk.n_steps
     span = (chunk.first_time, chunk.last_time, n_steps)
     times: tuple[float | None, float | None, Values | None] = (None, None, None)
     if chunk.times is not None:
         times = stored_times([chunk.times[i] for i in places])
     elif chunk.first_time is not None:
-        first, last = (float(execute_times(*span, at[i])) for i in (0, -1))
+        first, last = (float(execute_times(*span, indexes[i])) for i in (0, -1))
         times = first, last, None
     values: dict[str, Any] = {
-        name: _selected(getattr(chunk, name), at, dtype) for name, dtype in DTYPES.items()
+        name: _selected(getattr(chunk, name), indexes, dtype) for name, dtype in DTYPES.items()
     }
     return replace(
         chunk,
         n_steps=n,
-        t=None if chunk.t is None else chunk.t + int(at[0]),
+        t=None if chunk.t is None else chunk.t + int(indexes[0]),
         step=int(steps[0]),
         steps=None if is_run and chunk.steps is None else steps,
         first_time=times[0],
         last_time=times[1],
         times=times[2],
         **values,
-        fields=chunk.fields and {name: _taken(own, at) for name, own in chunk.fields.items()},
+        fields=chunk.fields
+        and {name: _taken(per_step, indexes) for name, per_step in chunk.fields.items()},
         records=blocks.records,
         block_steps=blocks.block_steps,
         offsets=blocks.offsets,
@@ -384,15 +385,15 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
     )
 
 
-def _selected(values: Values | None, at: NDArray[np.int64], dtype: Any) -> Values | None:
+def _selected(values: Values | None, indexes: NDArray[np.int64], dtype: Any) -> Values | None:
     if values is None:
         return None
-    own = _taken(values, at)
-    return stored_values(own, dtype) if isinstance(own, list) else own
+    selected = _taken(values, indexes)
+    return stored_values(selected, dtype) if isinstance(selected, list) else selected
 
 
-def _taken(values: Values, at: NDArray[np.int64]) -> Values:
-    return [values[i] for i in at.tolist()] if isinstance(values, list) else values[at]
+def _taken(values: Values, indexes: NDArray[np.int64]) -> Values:
+    return [values[i] for i in indexes.tolist()] if isinstance(values, list) else values[indexes]
 
 
 _OF_ALL = (

@@ -98,30 +98,30 @@ def pack_columns(
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
             field cannot hold, a step that is too large; names the field or the row.
     """
-    given = check_columns(layout, columns, casting)
-    return pack_given(layout, given, episode=episode, max_row_bytes=max_row_bytes)
+    checked = check_columns(layout, columns, casting)
+    return pack_given(layout, checked, episode=episode, max_row_bytes=max_row_bytes)
 
 
 def pack_given(
     layout: Layout,
-    given: GivenColumns,
+    columns: GivenColumns,
     *,
     episode: str | None = None,
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> PackedColumns:
     """Return n steps that were checked as chunks; see `pack_columns`."""
-    if not given.n_steps:
+    if not columns.n_steps:
         return PackedColumns([], np.empty(0, np.int64))
-    records, tails = layout.records(given.fields, given.n_steps), layout.tails(given.fields)
+    records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
     sizes = None if tails is None else [layout.size_bytes + len(tail) for tail in tails]
-    payloads = given.encoded
-    if given.reward_tags or any(column is not None for column in given.payloads):
-        payloads = _payloads(given)
+    payloads = columns.encoded
+    if columns.reward_tags or any(column is not None for column in columns.payloads):
+        payloads = _payloads(columns)
     if sizes or payloads or layout.size_bytes > max_row_bytes:
         sizes = _checked_sizes(
-            sizes or [layout.size_bytes] * given.n_steps, payloads, max_row_bytes
+            sizes or [layout.size_bytes] * columns.n_steps, payloads, max_row_bytes
         )
-    keys, order, starts = _groups(given, episode is not None)
+    keys, order, starts = _groups(columns, episode is not None)
     if order is not None:
         records, tails = records[order], _taken(tails, order)
         payloads, sizes = _taken(payloads, order), _taken(sizes, order)
@@ -131,95 +131,96 @@ def pack_given(
         cuts = [group] if group[1] - group[0] == 1 else chunk_ranges(layout, sizes, *group)
         ranges += cuts
         own_keys += [key] * len(cuts)
-    steps = _Slices(layout, given, order, payloads, episode)
+    steps = _Slices(layout, columns, order, payloads, episode)
     blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
     chunks = list(map(steps.chunk, uuid7s(len(ranges)), ranges, own_keys, blocks))
-    return PackedColumns(chunks, np.arange(given.n_steps) if order is None else order)
+    return PackedColumns(chunks, np.arange(columns.n_steps) if order is None else order)
 
 
 def pack_ranges(
-    layout: Layout, given: GivenColumns, ranges: Sequence[tuple[int, int]]
+    layout: Layout, columns: GivenColumns, ranges: Sequence[tuple[int, int]]
 ) -> list[PackedChunk]:
     """Return steps whose chunks are known as these chunks, without another look at the values.
 
     Args:
         layout: The typed fields.
-        given: The steps; of each of its `keys`, a list with the value of each chunk.
+        columns: The steps; of each of its `keys`, a list with the value of each chunk.
         ranges: The first step of each chunk, and the one after its last.
     """
-    records, tails = layout.records(given.fields, given.n_steps), layout.tails(given.fields)
-    steps = _Slices(layout, given, None, given.encoded, None)
+    records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
+    steps = _Slices(layout, columns, None, columns.encoded, None)
     blocks = pack_blocks(layout, records.view(np.uint8).data, tails, ranges)
-    keys = list(zip(*given.keys.values(), strict=True))
+    keys = list(zip(*columns.keys.values(), strict=True))
     return list(map(steps.chunk, uuid7s(len(ranges)), ranges, keys, blocks))
 
 
-def _payloads(given: GivenColumns) -> list[StepPayload | None]:
+def _payloads(given_columns: GivenColumns) -> list[StepPayload | None]:
     """Return the payload of each step; None where it has none."""
-    found = []
+    payloads = []
     columns = (
-        repeat(None, given.n_steps) if column is None else column for column in given.payloads
+        repeat(None, given_columns.n_steps) if column is None else column
+        for column in given_columns.payloads
     )
     for i, values in enumerate(zip(*columns, strict=True)):
         try:
-            found.append(encode_payload(values, given.reward_tags.get(i, {})))
+            payloads.append(encode_payload(values, given_columns.reward_tags.get(i, {})))
         except FieldError as error:
             raise FieldError(f"row {i}: {error}") from None
-    return found
+    return payloads
 
 
 def _checked_sizes(
     sizes: Sequence[int], payloads: Sequence[StepPayload | None] | None, limit: int
 ) -> list[int]:
     """Return the bytes of each step with its payload; raise if one is too large."""
-    found = []
+    step_sizes = []
     for i, (size, payload) in enumerate(zip(sizes, payloads or repeat(None), strict=False)):
         n_bytes = size if payload is None else size + payload.n_bytes
         if n_bytes > min(limit, MAX_JSON_BYTES):
             check_step_size(payload, size, limit, f"row {i}: ")
-        found.append(n_bytes)
-    return found
+        step_sizes.append(n_bytes)
+    return step_sizes
 
 
 def _groups(
-    given: GivenColumns, keeps_order: bool
+    columns: GivenColumns, keeps_order: bool
 ) -> tuple[list[Keys], NDArray[np.int64] | None, list[int]]:
     """Return the keys of each group, the order that puts groups together, or None for the given
     order, and where each group begins in it, with the end.
 
     Steps of an episode keep their order: one of its groups ends where another key changes.
     """
-    n, names = given.n_steps, list(given.keys)
-    keys = tuple(given.keys.values())
+    n, names = columns.n_steps, list(columns.keys)
+    keys = tuple(columns.keys.values())
     if not any(isinstance(key, list) for key in keys):
         return [keys], None, [0, n]
     rows = list(
         zip(*(key if isinstance(key, list) else repeat(key, n) for key in keys), strict=True)
     )
     numbers = {key: i for i, key in enumerate(dict.fromkeys(rows))}
-    own = list(numbers)
+    distinct_keys = list(numbers)
     key_of = np.fromiter(map(numbers.__getitem__, rows), np.int64, n)
     order = None
     if not keeps_order:
         streams: dict[Keys, int] = {}
-        stream_of = [streams.setdefault(_stream(names, key), len(streams)) for key in own]
+        stream_of = [streams.setdefault(_stream(names, key), len(streams)) for key in distinct_keys]
         stream = np.array(stream_of, np.int64)[key_of]
         if (np.diff(stream) < 0).any():
             order = np.argsort(stream, kind="stable")
             key_of = key_of[order]
     starts = [0, *(np.flatnonzero(np.diff(key_of)) + 1).tolist()]
-    return [own[i] for i in key_of[starts].tolist()], order, [*starts, n]
+    return [distinct_keys[i] for i in key_of[starts].tolist()], order, [*starts, n]
 
 
 def _stream(names: list[str], key: Keys) -> Keys:
     """Return the keys of an episode, or all keys of steps outside episodes."""
-    own = dict(zip(names, key, strict=True))
-    episode = own.get("episode_key")
-    return key if episode is None else (episode, own["task_id"])
+    values = dict(zip(names, key, strict=True))
+    episode = values.get("episode_key")
+    return key if episode is None else (episode, values["task_id"])
 
 
 def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:
-    """Return values, if there are any, in an order, if there is one."""
+    """Return values in an order; both may be None."""
     if values is None or order is None:
         return values
     if isinstance(values, list):
@@ -257,35 +258,40 @@ class _Slices:
     def __init__(
         self,
         layout: Layout,
-        given: GivenColumns,
+        columns: GivenColumns,
         order: NDArray[np.int64] | None,
         payloads: list[StepPayload | None] | None,
         episode: str | None,
     ) -> None:
         self._layout, self._payloads, self._episode = layout, payloads, episode
-        now = time.time()
-        self._common = {**_NO_VALUES, "episode_key": episode, "first_time": now, "last_time": now}
-        self._reward = _taken(given.reward, order)
-        priority = None if given.priority is None else np.array(given.priority, np.float64)
+        packed_at = time.time()
+        self._common = {
+            **_NO_VALUES,
+            "episode_key": episode,
+            "first_time": packed_at,
+            "last_time": packed_at,
+        }
+        self._reward = _taken(columns.reward, order)
+        priority = None if columns.priority is None else np.array(columns.priority, np.float64)
         others = {
-            "terminated": given.terminated,
-            "truncated": given.truncated,
+            "terminated": columns.terminated,
+            "truncated": columns.truncated,
             "initial_priority": priority,
-            "ids": given.ids,
+            "ids": columns.ids,
         }
         self._others = [
             (name, _taken(values, order)) for name, values in others.items() if values is not None
         ]
         self._fields = [
-            (name, comparable_values(_taken(given.fields[name], order)))
+            (name, comparable_values(_taken(columns.fields[name], order)))
             for name, spec in layout.specs.items()
             if spec.column
         ]
-        self._steps: NDArray[np.int64] = _taken(given.steps, order)
-        self._may_lack_rewards = bool(given.reward_tags) or given.encoded is not None
-        self._makes_steps = given.makes_steps and episode is None
-        self._keys = tuple(given.keys)
-        more = {name: _taken(values, order) for name, values in given.more_values.items()}
+        self._steps: NDArray[np.int64] = _taken(columns.steps, order)
+        self._may_lack_rewards = bool(columns.reward_tags) or columns.encoded is not None
+        self._makes_steps = columns.makes_steps and episode is None
+        self._keys = tuple(columns.keys)
+        more = {name: _taken(values, order) for name, values in columns.more_values.items()}
         self._times = more.pop("times", None)
         self._more = list(more.items())
         follows = (self._steps[1:] - 1 == self._steps[:-1]) & (self._steps[1:] > self._steps[:-1])
@@ -298,32 +304,32 @@ class _Slices:
         start, stop = steps
         # Not by its constructor, which takes 3 us: there may be a chunk for each step.
         chunk: PackedChunk = new(PackedChunk)
-        own = self._common.copy()
-        set_attribute(chunk, "__dict__", own)
-        own["id"], own["n_steps"] = id_, stop - start
-        own.update(zip(self._keys, keys, strict=True))
-        own["records"], own["block_steps"], own["offsets"] = blocks
-        own["step"] = int(self._steps[start])
+        attributes = self._common.copy()
+        set_attribute(chunk, "__dict__", attributes)
+        attributes["id"], attributes["n_steps"] = id_, stop - start
+        attributes.update(zip(self._keys, keys, strict=True))
+        attributes["records"], attributes["block_steps"], attributes["offsets"] = blocks
+        attributes["step"] = int(self._steps[start])
         if self._episode is not None:
-            own["t"] = start
-        own["makes_steps"] = self._makes_steps and own["episode_key"] is not None
+            attributes["t"] = start
+        attributes["makes_steps"] = self._makes_steps and attributes["episode_key"] is not None
         breaks = self._n_breaks
         if breaks is not None and breaks[start] != breaks[stop - 1]:
-            own["steps"] = self._steps[start:stop]
+            attributes["steps"] = self._steps[start:stop]
         if self._reward is not None:
-            own["reward"] = self._rewards(start, stop)
+            attributes["reward"] = self._rewards(start, stop)
         for name, values in self._others:
-            own[name] = values[start:stop]
+            attributes[name] = values[start:stop]
         for name, values in self._more:
-            own[name] = stored_values(values[start:stop], DTYPES[name])
+            attributes[name] = stored_values(values[start:stop], DTYPES[name])
         if self._times is not None:
             times = stored_times(self._times[start:stop])
-            own["first_time"], own["last_time"], own["times"] = times
+            attributes["first_time"], attributes["last_time"], attributes["times"] = times
         if self._fields:
-            own["fields"] = {name: values[start:stop] for name, values in self._fields}
+            attributes["fields"] = {name: values[start:stop] for name, values in self._fields}
         if self._payloads is not None:
             payloads = join_payloads(self._layout, self._payloads[start:stop])
-            own["payloads"], own["payload_arrays"] = payloads
+            attributes["payloads"], attributes["payload_arrays"] = payloads
         return chunk
 
     def _rewards(self, start: int, stop: int) -> Values | None:
@@ -357,11 +363,11 @@ def columns_of_rows(
     """
     records = encode_rows(rows, model_version, priority)
     check_declared(rows, layout)
-    each: dict[str, list[Any]] = dict(
+    values: dict[str, list[Any]] = dict(
         zip(Record._fields, map(list, zip(*records, strict=True)), strict=True)
     )
-    payloads = zip(*(each[name] for name in (*PayloadParts._fields[:-1], "arrays")), strict=True)
-    rewards = np.array(each["reward_t"], np.float64)  # None is NaN
+    payloads = zip(*(values[name] for name in (*PayloadParts._fields[:-1], "arrays")), strict=True)
+    rewards = np.array(values["reward_t"], np.float64)  # None is NaN
     names = ("adv_t", "v_t", "terminated", "truncated")
     return GivenColumns(
         n_steps=len(rows),
@@ -370,20 +376,20 @@ def columns_of_rows(
         reward_tags={},
         terminated=None,
         truncated=None,
-        ids=each["id"],
-        task_id=_one_or_each(each["task_id"]),
-        agent_id=_one_or_each(each["agent_id"]),
-        model_version=_one_or_each(each["model_version"]),
-        session_id=_one_or_each(each["session_key"]),
-        steps=np.array(each["step"], np.int64),
-        priority=None if priority is None else each["initial_priority"],
+        ids=values["id"],
+        task_id=_one_or_each(values["task_id"]),
+        agent_id=_one_or_each(values["agent_id"]),
+        model_version=_one_or_each(values["model_version"]),
+        session_id=_one_or_each(values["session_key"]),
+        steps=np.array(values["step"], np.int64),
+        priority=None if priority is None else values["initial_priority"],
         payloads=(),
         more_keys={
-            name: _one_or_each(each[name]) for name in ("task_name", "pre_agent", "episode_key")
+            name: _one_or_each(values[name]) for name in ("task_name", "pre_agent", "episode_key")
         },
         more_values={
-            "times": each["execute_time"],
-            **{name: each[name] for name in names if set(each[name]) != {None}},
+            "times": values["execute_time"],
+            **{name: values[name] for name in names if set(values[name]) != {None}},
         },
         encoded=[
             collected_payload(PayloadParts(state, actions, messages, extra, arrays or b""))
@@ -420,7 +426,7 @@ def _cast(spec: FieldSpec, rows: Sequence[DataRow]) -> Any:
 
 
 def _one_or_each(values: list[Any]) -> Any:
-    """Return the value that all have, or all values."""
+    """Return the one value that all have in common, or the list of values."""
     return values[0] if len(set(values)) == 1 else values
 
 
@@ -569,14 +575,14 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
     places: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         places.setdefault(id(step.of), []).append(i)
-    order = [i for own in places.values() for i in own]
+    order = [i for group in places.values() for i in group]
     ordered = steps if len(places) == 1 else [steps[i] for i in order]
     size, sizes = layout.size_bytes, [step.n_bytes for step in ordered]
     ranges: list[tuple[int, int]] = []
     start = 0
-    for own in places.values():
-        ranges += chunk_ranges(layout, sizes, start, start + len(own))
-        start += len(own)
+    for group in places.values():
+        ranges += chunk_ranges(layout, sizes, start, start + len(group))
+        start += len(group)
     rows: Sequence[bytes] = [step.row for step in ordered]
     tails = None
     if layout.has_tails:
@@ -595,7 +601,6 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
 def _chunk(
     layout: Layout, id_: str, steps: Sequence[PackedStep], records: bytes, blocks: RecordBlocks
 ) -> PackedChunk:
-    """Return the chunk of steps whose records are in blocks."""
     columns = dict(zip(PackedStep._fields, zip(*steps, strict=True), strict=True))
     of, first = steps[0].of, steps[0].t
     numbers = np.array(columns["t"], np.int64)

@@ -144,9 +144,9 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
         {} if episode is None else {"episode_key": episode},
         {
-            name: [None if value != value else value for value in given.tolist()]
-            for name, given in zip(ON_REQUEST, values, strict=True)
-            if given is not None
+            name: [None if value != value else value for value in column.tolist()]
+            for name, column in zip(ON_REQUEST, values, strict=True)
+            if column is not None
         },
         makes_steps=steps is None,
     )
@@ -230,26 +230,26 @@ def _reals(
 def _flags(name: str, columns: Mapping[str, Any], n: int) -> NDArray[np.bool_] | None:
     if columns.get(name) is None:
         return None
-    given = np.asarray(columns[name])
-    if given.dtype.kind in "iu" and np.isin(given, (0, 1)).all():
-        columns = {name: given.astype(bool)}
+    values = np.asarray(columns[name])
+    if values.dtype.kind in "iu" and np.isin(values, (0, 1)).all():
+        columns = {name: values.astype(bool)}
     flags: NDArray[np.bool_] = _column(_FLAG[name], columns, n, "same_kind", copy=True)
     return flags
 
 
 def _key(name: str, columns: Mapping[str, Any], n: int) -> Any:
     """Return a key: one value for all steps, or a list or an array with one for each."""
-    given = columns.get(name)
-    if given is None:
+    column = columns.get(name)
+    if column is None:
         return "default" if name in ("task_id", "agent_id") else None
-    if isinstance(given, np.ndarray) and not given.ndim:
-        given = given.item()
-    is_column = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
+    if isinstance(column, np.ndarray) and not column.ndim:
+        column = column.item()
+    is_column = isinstance(column, (Sequence, np.ndarray)) and not isinstance(column, (str, bytes))
     if name != "id" and not is_column:
-        return encode_step(given, name) if name in _INTEGERS else encode_key(given, name)
-    if len(given) != n:
-        raise FieldError(f"{name}: expected {n} values or one, got {len(given)}")
-    values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+        return encode_step(column, name) if name in _INTEGERS else encode_key(column, name)
+    if len(column) != n:
+        raise FieldError(f"{name}: expected {n} values or one, got {len(column)}")
+    values = column.tolist() if isinstance(column, np.ndarray) else list(column)
     if name in _INTEGERS:
         return [encode_step(value, name) for value in values]
     return values if _are_short_texts(values) else [encode_key(value, name) for value in values]
@@ -263,10 +263,10 @@ def _are_short_texts(values: list[Any]) -> bool:
     return joined.isascii() and "\0" not in joined
 
 
-def _steps(given: Any, n: int) -> NDArray[np.int64]:
-    if given is None:
+def _steps(steps: Any, n: int) -> NDArray[np.int64]:
+    if steps is None:
         return np.arange(n)
-    return np.full(n, given) if isinstance(given, int) else np.array(given, np.int64)
+    return np.full(n, steps) if isinstance(steps, int) else np.array(steps, np.int64)
 
 
 def check_step_names(step: Mapping[str, Any], fields: Collection[str]) -> None:
@@ -306,36 +306,36 @@ def encode_columns(
         FieldError: An unknown field, another number of rows, a value that cannot be stored; names
             the field.
     """
-    given = check_columns(EMPTY_LAYOUT, columns, casting)
-    n_rows = given.n_steps
-    tags = [given.reward_tags.get(i) for i in range(n_rows)]
-    payloads, blobs = _payloads(given.payloads, tags)
-    rewards = _each(given.reward, n_rows)
+    checked = check_columns(EMPTY_LAYOUT, columns, casting)
+    n_rows = checked.n_steps
+    tags = [checked.reward_tags.get(i) for i in range(n_rows)]
+    payloads, blobs = _payloads(checked.payloads, tags)
+    rewards = _each(checked.reward, n_rows)
     for i, reward in enumerate(rewards):
         rewards[i] = None if reward != reward else reward
-    now = time.time()
+    packed_at = time.time()
     rows = zip(
-        given.ids or uuid7s(n_rows),
-        _each(given.task_id, n_rows),
-        _each(given.agent_id, n_rows),
-        given.steps.tolist(),
+        checked.ids or uuid7s(n_rows),
+        _each(checked.task_id, n_rows),
+        _each(checked.agent_id, n_rows),
+        checked.steps.tolist(),
         [None] * n_rows if episode is None else range(n_rows),
-        _each(given.more_keys.get("episode_key", episode), n_rows),
+        _each(checked.more_keys.get("episode_key", episode), n_rows),
         payloads,
         rewards,
-        *(_each(given.more_values.get(name), n_rows) for name in ON_REQUEST),
-        _each(given.terminated, n_rows),
-        _each(given.truncated, n_rows),
-        _each(given.model_version, n_rows),
-        _each(given.session_id, n_rows),
+        *(_each(checked.more_values.get(name), n_rows) for name in ON_REQUEST),
+        _each(checked.terminated, n_rows),
+        _each(checked.truncated, n_rows),
+        _each(checked.model_version, n_rows),
+        _each(checked.session_id, n_rows),
         blobs,
-        _each(given.priority, n_rows),
+        _each(checked.priority, n_rows),
         strict=True,
     )
     return [
         Record(
-            id_, task, None, agent, None, step, t, now, key, session, state, actions, messages,
-            extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
+            id_, task, None, agent, None, step, t, packed_at, key, session, state, actions,
+            messages, extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
             None, priority,
         )
         for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
@@ -351,13 +351,13 @@ def _each(values: Any, n_rows: int) -> list[Any]:
 
 
 def _payloads(
-    given: Sequence[Sequence[Any] | None], tags: Sequence[dict[str, Any] | None]
+    columns: Sequence[Sequence[Any] | None], tags: Sequence[dict[str, Any] | None]
 ) -> tuple[list[Payload], Sequence[bytes | bytearray]]:
     """Return the JSON of each row, and the bytes of arrays inside the JSON."""
     n_rows = len(tags)
-    if all(column is None for column in given) and not any(tags):
+    if all(column is None for column in columns) and not any(tags):
         return [(None, None, None, None)] * n_rows, [b""] * n_rows
-    values = [[None] * n_rows if column is None else list(column) for column in given]
+    values = [[None] * n_rows if column is None else list(column) for column in columns]
     texts: list[Payload] = []
     blobs: list[bytes | bytearray] = []
     for i, (tag, *row) in enumerate(zip(tags, *values, strict=True)):
@@ -391,13 +391,15 @@ def rows_as_arrays(
     built_in = ("reward", *FLAGS) if fields is None else ("reward", *FLAGS, *ON_REQUEST)
     if fields is not None:
         fields = checked_names(fields, "fields", "['obs', 'reward']")
-    wanted = None if fields is None else [name for name in fields if name not in built_in]
+    typed_names = None if fields is None else [name for name in fields if name not in built_in]
     columns = {name: [row.fields[name] for row in rows] for name in layout.specs}
-    arrays = layout.unpack_expanded(layout.pack(columns, len(rows)), wanted)
+    arrays = layout.unpack_expanded(layout.pack(columns, len(rows)), typed_names)
     data = [row.exp_data for row in rows]
     for name in built_in:
         if fields is None or name in fields:
-            values = [getattr(one, "reward_t" if name == "reward" else name) for one in data]
+            values = [
+                getattr(experience, "reward_t" if name == "reward" else name) for experience in data
+            ]
             dtype = bool if name in FLAGS else np.float64
             array: NDArray[Any] = np.array(values, dtype)
             arrays[name] = array if name in FLAGS else _as_float32(array)
@@ -417,16 +419,16 @@ def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 
 def decode_step(layout: Layout, block: bytes, place: int = 0) -> dict[str, Any]:
     """Return the fields of one step of a block, each of its own shape."""
-    found = layout.unpack(rows_of_blocks(layout, [block], [place]))
-    return {name: found[name][0] for name in layout.specs}
+    arrays = layout.unpack(rows_of_blocks(layout, [block], [place]))
+    return {name: arrays[name][0] for name in layout.specs}
 
 
 def reward_array(
     rewards: Sequence[float | None], extras: Sequence[str | None]
 ) -> NDArray[np.float64]:
     """Return rewards with those that their column cannot hold; NaN where there is none."""
-    found = np.array(rewards, np.float64)  # None is NaN
+    values = np.array(rewards, np.float64)  # None is NaN
     for i, extra in enumerate(extras):
         if extra is not None and '"$reals"' in extra:
-            found[i] = decode_reals(extra).get("reward_t", found[i])
-    return found
+            values[i] = decode_reals(extra).get("reward_t", values[i])
+    return values

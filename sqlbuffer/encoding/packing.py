@@ -80,22 +80,22 @@ def expand(rows: Sequence[Bytes | None], seqs: Sequence[Any] | None = None) -> l
     """
     zstandard = _zstandard()
     decompressor = zstandard.ZstdDecompressor()
-    found: list[Bytes | None] = []
+    whole_rows: list[Bytes | None] = []
     for i, row in enumerate(rows):
         if row is None or row[:4] != _MAGIC:
-            found.append(row)
+            whole_rows.append(row)
             continue
         try:
             expanded = decompressor.decompress(row, allow_extra_data=False)
             if not expanded:  # the package does not look at a frame that says it is empty
                 raise zstandard.ZstdError("no content")
-            found.append(expanded)
+            whole_rows.append(expanded)
         except (zstandard.ZstdError, MemoryError) as error:
             raise FieldError(
                 f"{shown_row(i, seqs)} has damaged arrays ({error}); delete it, or restore it from "
                 f"a backup"
             ) from None
-    return found
+    return whole_rows
 
 
 def shown_row(i: int, seqs: Sequence[Any] | None) -> str:
@@ -251,8 +251,8 @@ class Layout:
         seqs: Sequence[Any] | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what `unpack` does, of rows as `pack` made them."""
-        wanted = self.wanted(fields)
-        if not wanted:
+        names = self.wanted(fields)
+        if not names:
             return {}
         size = self.record.itemsize
         whole: Any = rows
@@ -261,35 +261,35 @@ class Layout:
             _check_sizes(whole, [size] * len(rows), seqs)
             heads = [row[:size] for row in whole]
         lens = [spec.name for spec in self._variable]
-        found = self._columns_of_rows(heads, {*wanted, *lens})
+        columns = self._columns_of_rows(heads, {*names, *lens})
         if not lens:
-            return found
-        tails = self.tail_columns(found, whole, wanted, size, seqs)
-        found = {name: found[name] for name in found if name not in lens} | tails
-        return {name: found[name] for name in self._ordered(found)}
+            return columns
+        tails = self.tail_columns(columns, whole, names, size, seqs)
+        columns = {name: columns[name] for name in columns if name not in lens} | tails
+        return {name: columns[name] for name in self._ordered(columns)}
 
     def _columns_of_rows(self, rows: Any, names: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return fields of the record of each row, which has no other bytes."""
         n, step = len(rows), max(1, _JOINED_BYTES // max(1, self.size_bytes))
         types = {name: self.record[name] for name in self.specs if name in names}
-        found: dict[str, NDArray[Any]] = {
+        columns: dict[str, NDArray[Any]] = {
             name: np.empty((n, *dtype.shape), dtype.base) for name, dtype in types.items()
         }
         for start in range(0, n, step):
             records: Any = np.frombuffer(b"".join(rows[start : start + step]), self.record)
-            for name, column in found.items():
+            for name, column in columns.items():
                 column[start : start + step] = records[name]
-        return found
+        return columns
 
-    def _ordered(self, found: Collection[str]) -> list[str]:
-        names = (each for name in self.specs for each in (name, f"{name}_lens"))
-        return [name for name in names if name in found]
+    def _ordered(self, chosen: Collection[str]) -> list[str]:
+        names = (column for name in self.specs for column in (name, f"{name}_lens"))
+        return [name for name in names if name in chosen]
 
     def tail_columns(
         self,
         lens: Mapping[str, NDArray[Any]] | NDArray[Any],
         rows: Sequence[Any],
-        wanted: Collection[str],
+        names: Collection[str],
         start: int = 0,
         seqs: Sequence[Any] | None = None,
     ) -> dict[str, NDArray[Any]]:
@@ -298,22 +298,22 @@ class Layout:
         Args:
             lens: The lengths of each field by name.
             rows: Bytes of each row, which have its values one after the other.
-            wanted: Fields to read.
+            names: Fields to read.
             start: Position of the first of them.
             seqs: The numbers of the rows, for error messages.
         """
         starts = [start] * len(rows)
-        found: dict[str, NDArray[Any]] = {}
+        columns: dict[str, NDArray[Any]] = {}
         for spec in self._variable:
-            own = lens[spec.name].astype(np.int64)
-            n_bytes = (own * item_bytes(spec)).tolist()
+            lengths = lens[spec.name].astype(np.int64)
+            n_bytes = (lengths * item_bytes(spec)).tolist()
             ends = [start + n for start, n in zip(starts, n_bytes, strict=True)]
             _check_sizes(rows, ends, seqs)
-            if spec.name in wanted:
-                found[spec.name] = _padded(spec, rows, starts, own)
-                found[f"{spec.name}_lens"] = own
+            if spec.name in names:
+                columns[spec.name] = _padded(spec, rows, starts, lengths)
+                columns[f"{spec.name}_lens"] = lengths
             starts = ends
-        return found
+        return columns
 
     def columns_of(self, records: NDArray[Any], names: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return fields of fixed shape as arrays of shape (n, *shape) with their own memory."""
@@ -356,8 +356,8 @@ def _padded(
     axis = spec.shape.index(VARIABLE)
     out: Any = np.zeros((len(rows), *_with_length(spec, longest)), spec.dtype)
     for i, (row, start, n) in enumerate(zip(rows, starts, lens.tolist(), strict=True)):
-        own = _with_length(spec, n)
-        value = np.frombuffer(row, spec.dtype, math.prod(own), start).reshape(own)
+        shape = _with_length(spec, n)
+        value = np.frombuffer(row, spec.dtype, math.prod(shape), start).reshape(shape)
         out[(i, *[slice(None)] * axis, slice(n))] = value
     return out  # type: ignore[no-any-return]
 
@@ -375,7 +375,7 @@ def put_rows(
     spec: FieldSpec,
     arrays: Mapping[str, NDArray[Any]],
     rows: NDArray[np.int64],
-    given: Mapping[str, NDArray[Any]],
+    values: Mapping[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
     """Return a field of b rows with the values of some rows replaced.
 
@@ -383,19 +383,19 @@ def put_rows(
         spec: The field.
         arrays: The field, shape (b, *shape), and its lengths if it has a varying length.
         rows: The n rows to replace.
-        given: Their values, shape (n, *shape), and their lengths likewise; they may be padded to
+        values: Their values, shape (n, *shape), and their lengths likewise; they may be padded to
             another length.
     """
-    (old, new), *lens = zip(arrays.values(), given.values(), strict=True)
+    (old, new), *lens = zip(arrays.values(), values.values(), strict=True)
     name, *lens_names = arrays
     if spec.is_variable:
         axis = 1 + spec.shape.index(VARIABLE)
         longest = max(old.shape[axis], new.shape[axis])
         old, new = _lengthened(old, axis, longest), _lengthened(new, axis, longest)
     old[rows] = new
-    for own, more in lens:
-        own[rows] = more
-    return {name: old} | {key: own for key, (own, _) in zip(lens_names, lens, strict=True)}
+    for stored, more in lens:
+        stored[rows] = more
+    return {name: old} | {key: stored for key, (stored, _) in zip(lens_names, lens, strict=True)}
 
 
 def _lengthened(values: NDArray[Any], axis: int, n: int) -> NDArray[Any]:
@@ -471,7 +471,7 @@ def _given(spec: FieldSpec, value: Any) -> Any:
 
 
 def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
-    """Return what casts the value of one row to bytes; to none where the length varies."""
+    """Return a function that casts the value of a row to bytes: to none if the length varies."""
     dtype, shape, size = spec.dtype, spec.shape, spec.dtype.itemsize
     is_integer, is_signed = dtype.kind in "iu" and not shape, dtype.kind == "i"
 

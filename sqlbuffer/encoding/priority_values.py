@@ -54,8 +54,8 @@ def checked_priority(value: Any, name: str = "priority") -> float:
 
 def checked_priorities(values: Any, n: int, name: str = "priority") -> list[float]:
     """Return n priorities; see `priority_array`."""
-    found: list[float] = priority_array(values, n, name).tolist()
-    return found
+    priorities: list[float] = priority_array(values, n, name).tolist()
+    return priorities
 
 
 def priority_array(values: Any, n: int, name: str = "priority") -> NDArray[np.float64]:

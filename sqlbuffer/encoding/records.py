@@ -122,8 +122,8 @@ def encode_rows(
         return records
     priorities = checked_priorities(priority, len(records))
     return [
-        record._replace(initial_priority=own)
-        for record, own in zip(records, priorities, strict=True)
+        record._replace(initial_priority=initial)
+        for record, initial in zip(records, priorities, strict=True)
     ]
 
 
@@ -136,13 +136,13 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         )
     meta, data, encoder = row.exp_meta, row.exp_data, Encoder()
     tags: dict[str, Any] = {}
-    made = time.time() if meta.execute_time is None else meta.execute_time
+    seconds = time.time() if meta.execute_time is None else meta.execute_time
     reward, advantage, value = data.reward_t, data.adv_t, data.v_t
     name, pre_agent, episode, session = (
         meta.task_name, meta.pre_agent, meta.episode_id, meta.session_id,
     )  # fmt: skip
     # Most rows leave most columns out, so no function is called for a None.
-    execute_time = encode_real(made, "execute_time", "exp_meta.execute_time", tags)
+    execute_time = encode_real(seconds, "execute_time", "exp_meta.execute_time", tags)
     reward_t = (
         None if reward is None else encode_real(reward, "reward_t", "exp_data.reward_t", tags)
     )
@@ -288,13 +288,14 @@ class Decoder:
         size = 0 if layout.has_tails else layout.size_bytes
         self.n_at_once = max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
 
-    def rows(self, found: Iterable[Sequence[Any]]) -> list[DataRow]:
+    def rows(self, stored_rows: Iterable[Sequence[Any]]) -> list[DataRow]:
         """Return the rows of tuples (seq, *Record), which end with the block of bytes and the place
         in it where typed fields are read.
         """
         if not self._fields:
-            return [self._row(values) for values in found]
-        *columns, blocks, places = [list(column) for column in zip(*found, strict=True)] or [[], []]
+            return [self._row(values) for values in stored_rows]
+        by_column = [list(column) for column in zip(*stored_rows, strict=True)]
+        *columns, blocks, places = by_column or [[], []]
         rows = [self._row(values) for values in zip(*columns, strict=True)]
         seqs = [row.seq for row in rows]
         typed = fields_of_steps(self._layout, blocks, places, self._fields, seqs)

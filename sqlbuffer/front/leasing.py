@@ -73,9 +73,9 @@ class LeasedBatch(Sequence[DataRow]):
         grouped: bool,
     ) -> None:
         self._store, self._held, self._lease_s = store, held, lease_s
-        found = [decoder.rows(group) for group in held.groups]
-        self.rows: list[DataRow] = [row for group in found for row in group]
-        self.groups: list[list[DataRow]] = found if grouped else []
+        groups = [decoder.rows(group) for group in held.groups]
+        self.rows: list[DataRow] = [row for group in groups for row in group]
+        self.groups: list[list[DataRow]] = groups if grouped else []
         self.seqs = np.array(held.seqs, np.int64)
         self.lease_id, self.batch_id = held.lease_id, held.number
 
@@ -148,7 +148,7 @@ class Lease:
     Args:
         store: The buffer.
         decoder: Decoder that makes rows.
-        wanted: The rows or groups to claim.
+        request: The rows or groups to claim.
         timeout_s: Seconds to wait for them.
 
     Example:
@@ -162,9 +162,9 @@ class Lease:
     """
 
     def __init__(
-        self, store: BufferStore, decoder: Decoder, wanted: ClaimRequest, timeout_s: float
+        self, store: BufferStore, decoder: Decoder, request: ClaimRequest, timeout_s: float
     ) -> None:
-        self._store, self._decoder, self._wanted = store, decoder, wanted
+        self._store, self._decoder, self._request = store, decoder, request
         self._timeout_s = timeout_s
         self._cancelled = threading.Event()
         self._held: HeldRows | None = None
@@ -173,13 +173,13 @@ class Lease:
     def __enter__(self) -> LeasedBatch:
         if self._held is not None:
             raise RuntimeError("the lease is taken already; call lease() for each with block")
-        held = claimed(self._store.leases, self._wanted, self._timeout_s, self._cancelled)
+        held = claimed(self._store.leases, self._request, self._timeout_s, self._cancelled)
         self._held, self._pid = held, os.getpid()
         try:
             leases.complete(self._store.leases, held)
             return LeasedBatch(
-                self._store, self._decoder, held, self._wanted.lease_s,
-                self._wanted.group_by is not None,
+                self._store, self._decoder, held, self._request.lease_s,
+                self._request.group_by is not None,
             )  # fmt: skip
         except BaseException:
             self._give_back()
@@ -206,9 +206,9 @@ class Lease:
         )
 
     def __repr__(self) -> str:
-        wanted, state = self._wanted, "held" if self._held is not None else "not held"
-        groups = f", group_by={wanted.group_by!r}" if wanted.group_by else ""
-        return f"Lease({wanted.n}, order={wanted.order!r}{groups}, {state})"
+        request, state = self._request, "held" if self._held is not None else "not held"
+        groups = f", group_by={request.group_by!r}" if request.group_by else ""
+        return f"Lease({request.n}, order={request.order!r}{groups}, {state})"
 
     def _repr_html_(self) -> str:
         """Return its repr, for notebooks."""
@@ -269,7 +269,7 @@ class Leasing:
         if group_timeout_s is not None:
             group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
-        wanted = ClaimRequest(
+        request = ClaimRequest(
             checked_integer(n, "n", 1),
             checked_duration(lease_s, "lease_s"),
             order,
@@ -280,7 +280,7 @@ class Leasing:
             on_partial == "drop",
             layout_of(self._store.info),
         )
-        return Lease(self._store, self._decoder, wanted, checked_seconds(timeout_s, "timeout_s"))
+        return Lease(self._store, self._decoder, request, checked_seconds(timeout_s, "timeout_s"))
 
 
 def _check_groups(

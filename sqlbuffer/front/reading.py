@@ -99,19 +99,19 @@ class RowDecoding:
         key = (is_encoded, tuple(fields)) if is_kept else None
         known = None if key is None else self._of.get(key)
         if known is None:
-            known = self._made(fields, is_encoded)
+            known = self._reading(fields, is_encoded)
             if key is not None and len(self._of) < _MOST_KEPT:
                 self._of[key] = known
         return known
 
-    def _made(self, fields: Sequence[str], is_encoded: bool) -> tuple[Payloads, Decoder]:
+    def _reading(self, fields: Sequence[str], is_encoded: bool) -> tuple[Payloads, Decoder]:
         layout = self._source.buffer.layout
-        wanted = SelectedFields.parse(fields, layout.specs)
+        selected = SelectedFields.parse(fields, layout.specs)
         # A type takes a whole value.
-        state = self._rebuild_state if wanted.is_whole("state") else None
-        action = self._rebuild_action if wanted.is_whole("actions") else None
-        payloads = self._source.payloads(wanted, _ENCODED if is_encoded else None)
-        return payloads, Decoder(state, action, payloads.typed_layout, wanted.typed)
+        state = self._rebuild_state if selected.is_whole("state") else None
+        action = self._rebuild_action if selected.is_whole("actions") else None
+        payloads = self._source.payloads(selected, _ENCODED if is_encoded else None)
+        return payloads, Decoder(state, action, payloads.typed_layout, selected.typed)
 
 
 def _are_texts(names: list[Any]) -> bool:
@@ -177,8 +177,8 @@ class RowReader:
         page, n_rows = checked_count(page, "page", 1), checked_count(page_size, "page_size", 1)
         offset = min((page - 1) * n_rows, MAX_INTEGER)
         payloads, decoder = self._decoding.of(fields)
-        found = self._queries.page(node, offset, n_rows, payloads)
-        return decoder.rows(found)
+        stored_rows = self._queries.page(node, offset, n_rows, payloads)
+        return decoder.rows(stored_rows)
 
     def tasks(
         self, task_ids: Iterable[str], fields: Sequence[str] | None
@@ -186,8 +186,8 @@ class RowReader:
         """Return the rows of tasks by id."""
         keys = checked_task_ids(task_ids)
         payloads, decoder = self._decoding.of(fields)
-        found = self._queries.tasks(list(keys.values()), payloads)
-        return {task_id: decoder.rows(found[key]) for task_id, key in keys.items()}
+        rows_by_key = self._queries.tasks(list(keys.values()), payloads)
+        return {task_id: decoder.rows(rows_by_key[key]) for task_id, key in keys.items()}
 
     def by_ids(self, ids: Iterable[str], fields: Sequence[str] | None) -> dict[str, DataRow]:
         """Return rows by their ids."""
@@ -197,5 +197,5 @@ class RowReader:
         if not keys:
             return {}
         is_given = check({"field": "id", "op": "in", "value": keys}, {})
-        found = self._queries.by_ids(keys, is_given, payloads)
-        return dict(zip(found, decoder.rows(list(found.values())), strict=True))
+        rows_by_id = self._queries.by_ids(keys, is_given, payloads)
+        return dict(zip(rows_by_id, decoder.rows(list(rows_by_id.values())), strict=True))

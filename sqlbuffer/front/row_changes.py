@@ -47,8 +47,8 @@ class RowChanges:
                 "annotate() needs reward=..., adv_t=..., v_t=..., extra={...} or a scalar field"
             )
         fields = {name: value for name, value in fields.items() if value is not None}
-        given = Given(values, extra, fields, self._store.layout.specs)
-        annotation = self._annotation(rows, given, checked_version(version))
+        given_labels = Given(values, extra, fields, self._store.layout.specs)
+        annotation = self._annotation(rows, given_labels, checked_version(version))
         annotated = self._store.labels.annotate(annotation)
         if annotated.missing:
             self._warn_of_missing(annotated, len(annotation.numbers))
@@ -89,7 +89,7 @@ class RowChanges:
             ", ..." if len(missing) > 10 else "",
         )
 
-    def _annotation(self, rows: Any, given: Given, version: int | None) -> Annotation:
+    def _annotation(self, rows: Any, given_labels: Given, version: int | None) -> Annotation:
         if is_condition(rows):
             node = self._conditions.node(rows)
             if node == EVERYTHING:
@@ -97,23 +97,23 @@ class RowChanges:
                     "annotate() needs a condition, or the seq of rows; an empty condition would "
                     "label every row"
                 )
-            return Annotation(self._store.rows.select_seqs(node), given.label(), version)
+            return Annotation(self._store.rows.select_seqs(node), given_labels.label(), version)
         if isinstance(rows, (set, frozenset)):
             named = checked_numbers(rows, "annotate")
-            return Annotation(named, given.label(), version)
+            return Annotation(named, given_labels.label(), version)
         numbers = checked_seqs(rows)
-        labels = given.labels(len(numbers))
+        labels = given_labels.labels(len(numbers))
         distinct, last = last_of_each(numbers)
         return Annotation(distinct.tolist(), [labels[i] for i in last.tolist()], version)
 
     def update_priorities(self, seqs: Any, priorities: Any, eps: float) -> PriorityUpdate:
         """Set the priorities of rows."""
         check_kept(self._store.info.config.priorities.enabled)
-        given = checked_update(seqs, priorities, eps)
+        update = checked_update(seqs, priorities, eps)
         n_updated = self._store.priorities.update_priorities(
-            given.seqs.tolist(), given.priorities.tolist()
+            update.seqs.tolist(), update.priorities.tolist()
         )
-        return PriorityUpdate(n_updated, len(given.seqs) - n_updated)
+        return PriorityUpdate(n_updated, len(update.seqs) - n_updated)
 
     def quarantine(self, rows: Rows, reason: str | None) -> int:
         """Take rows out of sampling; return how many."""

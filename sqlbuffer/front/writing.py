@@ -204,8 +204,8 @@ class ChunkEncoding:
         columns = columns_of_rows(
             self._layout, rows, model_version, priority, makes_steps=makes_steps
         )
-        given = _in_session(columns, session)
-        packed = pack_given(self._layout, given, max_row_bytes=self._limit)
+        stamped = _in_session(columns, session)
+        packed = pack_given(self._layout, stamped, max_row_bytes=self._limit)
         return ChunkBatch(packed.chunks, packed.order)
 
     def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:
@@ -271,17 +271,19 @@ def _check_has_steps(n_steps: int) -> None:
 
 def _sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
     """Return the sum of the rewards of steps; None where they have none."""
-    given = [chunk.reward for chunk in chunks if chunk.reward is not None]
-    rewards = [float(reward) for values in given for reward in values if reward is not None]
+    reward_columns = [chunk.reward for chunk in chunks if chunk.reward is not None]
+    rewards = [
+        float(reward) for values in reward_columns for reward in values if reward is not None
+    ]
     return sum(rewards) if rewards else None
 
 
-def _in_session(given: GivenColumns, session: str | None) -> GivenColumns:
+def _in_session(columns: GivenColumns, session: str | None) -> GivenColumns:
     """Return columns; steps without a session get this one."""
-    own = given.session_id
-    if isinstance(own, list):
-        return replace(given, session_id=[session if one is None else one for one in own])
-    return replace(given, session_id=session if own is None else own)
+    sessions = columns.session_id
+    if isinstance(sessions, list):
+        return replace(columns, session_id=[session if one is None else one for one in sessions])
+    return replace(columns, session_id=session if sessions is None else sessions)
 
 
 logger = logging.getLogger("sqlbuffer")
@@ -366,10 +368,10 @@ class StepWriter:
             rows, model_version, session, priority, ignore, makes_steps=makes_steps
         )
 
-    def add(self, given: dict[str, Any]) -> StoreResult | None:
+    def add(self, values: dict[str, Any]) -> StoreResult | None:
         """Store one step given by its fields; return None if it waits for others."""
         specs = self._store.layout.specs
-        if specs and given.get("episode_id") is None and not self._may_be_single:
+        if specs and values.get("episode_id") is None and not self._may_be_single:
             self._may_be_single = True
             logger.warning(
                 "buffer %r: steps that add() stores without episode_id= have no successor, and "
@@ -379,38 +381,38 @@ class StepWriter:
             )
         # A transaction may be undone, so no step of it waits, and none that waits is stored in it.
         may_wait = bool(specs) and not is_joined()
-        if may_wait and not SINGLE.intersection(given):
-            self._add_waiting(given)
+        if may_wait and not SINGLE.intersection(values):
+            self._add_waiting(values)
             return None
         if may_wait:
             self.flush()  # in their order
-        ignore = frozenset() if "execute_time" in given else MADE_TIME
-        priority = given.pop("priority", None)
-        makes_steps, row = given.get("step") is None, row_of(given, specs)
+        ignore = frozenset() if "execute_time" in values else MADE_TIME
+        priority = values.pop("priority", None)
+        makes_steps, row = values.get("step") is None, row_of(values, specs)
         return self.store_rows([row], priority=priority, ignore=ignore, makes_steps=makes_steps)
 
-    def _add_waiting(self, given: dict[str, Any]) -> None:
+    def _add_waiting(self, values: dict[str, Any]) -> None:
         """Take a step that waits for others of the same task and agent."""
-        stream, step = self._stream_of(given), given.pop("step", None)
+        stream, step = self._stream_of(values), values.pop("step", None)
         if step is not None:
-            self._queue.add(stream.packer.encode(encode_step(step, "step"), given))
+            self._queue.add(stream.packer.encode(encode_step(step, "step"), values))
             return
         number = stream.numbers.take()
         try:
-            self._queue.add(stream.packer.encode(number, given))
+            self._queue.add(stream.packer.encode(number, values))
         except BaseException:
             stream.numbers.give_back(number)
             raise
 
-    def _stream_of(self, given: dict[str, Any]) -> _Stream:
-        """Return where a step belongs; its arguments get the names that a step has."""
-        keys = tuple(_hashable(given.pop(name, None), name) for name in _OF_STREAM)
+    def _stream_of(self, values: dict[str, Any]) -> _Stream:
+        """Return the stream of a step, and give its values the names of a step."""
+        keys = tuple(_hashable(values.pop(name, None), name) for name in _OF_STREAM)
         for name, also in _NAMES_OF_SAME.items():
-            if name in given and name not in self._store.layout.specs:
-                if given.get(also) is not None:
+            if name in values and name not in self._store.layout.specs:
+                if values.get(also) is not None:
                     raise FieldError(f"give {also}=... or {name}=..., not both")
-                value = given.pop(name)
-                given[also] = [value] if name == "action" and value is not None else value
+                value = values.pop(name)
+                values[also] = [value] if name == "action" and value is not None else value
         stream = self._streams.get(keys)
         if stream is None:
             if len(self._streams) >= MAX_STREAMS:
@@ -489,8 +491,8 @@ class StepWriter:
 
     def store(self, batch: Batch) -> StoreResult:
         """Store steps that were encoded."""
-        own: Any = batch  # made by the same encoding
-        return self._warned(self._encoding.store(own)) if batch.n_steps else _NOTHING
+        encoded: Any = batch  # made by the same encoding
+        return self._warned(self._encoding.store(encoded)) if batch.n_steps else _NOTHING
 
     def episode(
         self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool

@@ -146,30 +146,26 @@ class RolloutRows:
     def _conversations(
         self, piece: StreamPiece, ends: "_Ends", *, has_messages: bool = True
     ) -> Iterator[Conversation]:
-        """Yield the conversations of a stream, each after its last step was read.
-
-        Args:
-            piece: The stream.
-            ends: How its episodes have ended.
-            has_messages: Whether their messages are wanted.
-        """
-        own = piece.range
+        """Yield the conversations of a stream, each after its last step was read."""
+        piece_range = piece.range
         with ConversationAssembler(ends.of) as assembler:
             for batch in piece:
                 self.n_steps += len(batch)
                 if self.on_progress is not None:
-                    self.on_progress(self.n_steps, int(batch.seq[-1]), range(own.low, own.high))
+                    self.on_progress(
+                        self.n_steps, int(batch.seq[-1]), range(piece_range.low, piece_range.high)
+                    )
                 yield from assembler.add(rollout_steps(batch, has_payloads=has_messages))
             yield from assembler.rest()
 
     def _pairs(self, piece: StreamPiece, ends: "_Ends") -> Iterator[dict[str, Any]]:
         """Yield preference pairs: the first reading has the rewards, the second makes the rows."""
-        found = self._conversations(piece, ends, has_messages=False)
+        conversations = self._conversations(piece, ends, has_messages=False)
 
         def rollouts() -> Iterator[tuple[int, str, float]]:
-            for number, each in enumerate(found):
-                if each.reward is not None and each.status == "complete":
-                    yield number, each.task_id, each.reward
+            for number, conversation in enumerate(conversations):
+                if conversation.reward is not None and conversation.status == "complete":
+                    yield number, conversation.task_id, conversation.reward
 
         with PreferencePairs(rollouts(), self.min_margin) as pairs:
             self.n_steps = 0
@@ -196,8 +192,8 @@ class _Ends:
 
     def of(self, key: EpisodeKey) -> EpisodeOutcome | None:
         """Return how an episode has ended; None if it is open."""
-        found = None if key[2] is None else self._ends.last(key)
-        return None if found is None else EpisodeOutcome(*json.loads(found[0]))
+        stored_end = None if key[2] is None else self._ends.last(key)
+        return None if stored_end is None else EpisodeOutcome(*json.loads(stored_end[0]))
 
 
 def rollout_steps(batch: ColumnBatch, *, has_payloads: bool = True) -> Iterator[RolloutStep]:
@@ -218,11 +214,11 @@ def optional_values(batch: ColumnBatch, name: str) -> list[Any]:
     values = batch.column(name)
     if isinstance(values, list):
         return values
-    found: list[Any] = values.tolist()
+    listed: list[Any] = values.tolist()
     if name in batch.is_null:
         missing = batch.is_null[name].tolist()
-        return [None if gone else value for value, gone in zip(found, missing, strict=True)]
-    return found
+        return [None if gone else value for value, gone in zip(listed, missing, strict=True)]
+    return listed
 
 
 def _row(form: RolloutForm, conversation: Conversation) -> dict[str, Any] | None:
@@ -286,9 +282,9 @@ def to_hf(
     except ImportError:
         raise MissingExtraError(f"to_hf() needs datasets; run {install('hf')}") from None
     if rows == "steps":
-        own, fields = example_columns(buffer.fields, columns)
+        built_in, fields = example_columns(buffer.fields, columns)
         held = HeldStream(buffer, condition, fields)
-        kwargs = {"held": held, "columns": (*own, *fields), "shards": held.pieces(n_shards)}
+        kwargs = {"held": held, "columns": (*built_in, *fields), "shards": held.pieces(n_shards)}
         return IterableDataset.from_generator(_steps, gen_kwargs=kwargs)
     own_rows = RolloutRows(buffer, rows, condition, min_margin)
     held = HeldStream(buffer, condition, ())
@@ -310,8 +306,8 @@ def _steps(
     for piece in shards:
         for batch in piece:
             values = [example_values(batch, name) for name in columns]
-            for each in zip(*values, strict=True):
-                yield dict(zip(columns, each, strict=True))
+            for row in zip(*values, strict=True):
+                yield dict(zip(columns, row, strict=True))
 
 
 def example_values(batch: ColumnBatch, name: str) -> Sequence[Any]:
@@ -449,9 +445,9 @@ def _write(rows: RolloutRows, folder: Path, compression: str) -> int:
 
 
 def _pages(rows: RolloutRows) -> Generator[list[dict[str, Any]], None, None]:
-    with closing(rows.each()) as each:
+    with closing(rows.each()) as iterator:
         page, n_characters = [], 0
-        for row in each:
+        for row in iterator:
             page.append(row)
             n_characters += _n_characters(row)
             if len(page) >= ROWS_AT_ONCE or n_characters >= CHARACTERS_AT_ONCE:

@@ -88,9 +88,9 @@ def _lines(
     batch: ColumnBatch, specs: Mapping[str, FieldSpec], names: Sequence[str]
 ) -> Iterator[bytes]:
     columns = {
-        shown: _listed(batch, own)
-        for shown, own in COLUMNS.items()
-        if own in names and shown not in specs
+        shown: _listed(batch, column)
+        for shown, column in COLUMNS.items()
+        if column in names and shown not in specs
     }
     columns.update((name, _field_list(spec, batch.fields[name])) for name, spec in specs.items())
     for values in zip(*columns.values(), strict=True):
@@ -104,12 +104,14 @@ def _listed(batch: ColumnBatch, name: str) -> list[Any]:
         return seqs
     values = batch.own.get(name) if name in batch.own else None
     if not isinstance(values, np.ndarray):
-        found: list[Any] = ColumnBatch.column(_plain(batch), name)
+        column_values: list[Any] = ColumnBatch.column(_plain(batch), name)
         if name in PAYLOADS:
-            return [None if text is None else orjson.Fragment(text) for text in found]
+            return [None if text is None else orjson.Fragment(text) for text in column_values]
         if name == "arrays":
-            return [None if raw is None else base64.b64encode(raw).decode() for raw in found]
-        return found
+            return [
+                None if raw is None else base64.b64encode(raw).decode() for raw in column_values
+            ]
+        return column_values
     listed: list[Any] = values.tolist()
     if values.dtype.kind == "f":
         for i in np.flatnonzero(~np.isfinite(values)).tolist():
@@ -127,17 +129,17 @@ def _plain(batch: ColumnBatch) -> ColumnBatch:
 
 def _field_list(spec: FieldSpec, values: Any) -> list[Any]:
     kind, n = spec.dtype.kind, len(values)
-    each = [values[i] for i in range(n)]
+    arrays = [values[i] for i in range(n)]
     if kind in "biu":
-        return [np.ascontiguousarray(value) if value.ndim else value.item() for value in each]
+        return [np.ascontiguousarray(value) if value.ndim else value.item() for value in arrays]
     if kind != "f" or spec.dtype.itemsize > 8:
-        return [_tagged(np.asarray(value).tolist()) for value in each]
+        return [_tagged(np.asarray(value).tolist()) for value in arrays]
     flat = values.values if isinstance(values, RaggedValues) else values
     if np.isfinite(flat).all():
         # 16 bits are written with the digits of 32, which mean the same number.
         wide = np.float32 if spec.dtype.itemsize == 2 else spec.dtype
-        return [np.ascontiguousarray(v, wide) if v.ndim else v.item() for v in each]
-    return [_tagged(np.asarray(value).tolist()) for value in each]
+        return [np.ascontiguousarray(v, wide) if v.ndim else v.item() for v in arrays]
+    return [_tagged(np.asarray(value).tolist()) for value in arrays]
 
 
 def _tagged(value: Any) -> Any:
@@ -169,43 +171,45 @@ def row_of_json(tree: Any, specs: Mapping[str, FieldSpec]) -> tuple[DataRow, Any
     values, fields = _sorted_values(tree, specs)
     try:
         arrays = base64.b64decode(values.pop("arrays", None) or "", validate=True)
-        own = {
+        columns = {
             name: untag(value, arrays) if isinstance(value, (dict, list)) else value
             for name, value in values.items()
         }
-        given = {name: untag(value, b"") for name, value in fields.items() if value is not None}
+        field_values = {
+            name: untag(value, b"") for name, value in fields.items() if value is not None
+        }
     except _WRONG_TAG as error:
         raise FileImportError(f"a value is tagged wrongly: {error!r:.200}") from None
-    typed = {name: _field_value(specs[name], value) for name, value in given.items()}
+    typed = {name: _field_value(specs[name], value) for name, value in field_values.items()}
     meta = ExpMeta(
-        task_id=_text(own.get("task_id"), "default"),
-        task_name=own.get("task_name"),
-        agent_id=_text(own.get("agent_id"), "default"),
-        step=own.get("step") or 0,
-        execute_time=own.get("execute_time"),
-        pre_agent=own.get("pre_agent"),
-        episode_id=own.get("episode_id"),
-        model_version=own.get("model_version"),
-        session_id=own.get("session_id"),
+        task_id=_text(columns.get("task_id"), "default"),
+        task_name=columns.get("task_name"),
+        agent_id=_text(columns.get("agent_id"), "default"),
+        step=columns.get("step") or 0,
+        execute_time=columns.get("execute_time"),
+        pre_agent=columns.get("pre_agent"),
+        episode_id=columns.get("episode_id"),
+        model_version=columns.get("model_version"),
+        session_id=columns.get("session_id"),
     )
-    actions = own.get("actions")
+    actions = columns.get("actions")
     if "action" in tree and "action" not in specs and actions is not None:
         actions = [actions]
     data = Experience(
-        state=own.get("state"),
+        state=columns.get("state"),
         actions=actions,
-        reward_t=own.get("reward_t"),
-        adv_t=own.get("adv_t"),
-        v_t=own.get("v_t"),
-        messages=own.get("messages"),
-        terminated=own.get("terminated"),
-        truncated=own.get("truncated"),
-        extra=own.get("extra"),
+        reward_t=columns.get("reward_t"),
+        adv_t=columns.get("adv_t"),
+        v_t=columns.get("v_t"),
+        messages=columns.get("messages"),
+        terminated=columns.get("terminated"),
+        truncated=columns.get("truncated"),
+        extra=columns.get("extra"),
     )
-    row = DataRow(meta, data, fields=typed) if own.get("id") is None else DataRow(
-        meta, data, own["id"], fields=typed
+    row = DataRow(meta, data, fields=typed) if columns.get("id") is None else DataRow(
+        meta, data, columns["id"], fields=typed
     )  # fmt: skip
-    return row, own.get("priority")
+    return row, columns.get("priority")
 
 
 def _text(value: Any, default: str) -> str:
@@ -390,9 +394,9 @@ def _waited(number: int) -> Iterator[bytes | None]:
             yield b"".join(parts)
             yield from others[:-1]
             parts = [others[-1]]
-    left = b"".join(parts)
-    if left:
-        yield left
+    rest = b"".join(parts)
+    if rest:
+        yield rest
 
 
 def export_jsonl(
@@ -641,18 +645,7 @@ def _checked(
     fields: Mapping[str, Any] | None,
     counts: ImportCounts,
 ) -> dict[str, Any] | None:
-    """Raise unless the steps of all lines can be stored.
-
-    Args:
-        batches: The lines.
-        buffer: The buffer; None if it is to be made.
-        name: Its name.
-        fields: Its fields; None if they follow from the lines.
-        counts: What is stored, for the error of a line.
-
-    Returns:
-        Settings of a new buffer; None if no line needs one.
-    """
+    """Raise unless all lines can be stored; return the settings of a new buffer, or None."""
     settings: dict[str, Any] | None = None if buffer is None else {}
     with ExitStack() as stack:
         for lines in batches:
@@ -722,9 +715,7 @@ class _Insertion:
     def _encoded(
         self, lines: Sequence[_Line]
     ) -> tuple[Batch, int, tuple[FileImportError | FieldError, int] | None]:
-        """Return steps in the form in which they are stored, their number, and the error and number
-        of the line that ends them.
-        """
+        """Return encoded steps, their number, and the error and number of the line ending them."""
         rows: list[DataRow] = []
         priorities: list[Any] = []
         refused: tuple[FileImportError | FieldError, int] | None = None

@@ -199,8 +199,8 @@ def _nested(name: str, space: Any, arrays: SpaceArrays) -> Any:
 def _part(name: str, key: Any, part: Any, arrays: SpaceArrays) -> Any:
     inner = f"{name}_{key}"
     # Observation fields that the user named stand for themselves.
-    own = inner if inner in arrays or key not in arrays else key
-    return _nested(own, part, arrays)
+    inner_key = inner if inner in arrays or key not in arrays else key
+    return _nested(inner_key, part, arrays)
 
 
 def dataset_folder(dataset_id: str) -> Path:
@@ -245,12 +245,12 @@ class NewDataset:
         space, name, version = parse_dataset_id(dataset_id)
         self._id, path = dataset_id, dataset_folder(dataset_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = re.compile(re.escape(f"{name}-partial-") + "([0-9a-f]{8})" + f"-v{version}")
-        for other in path.parent.iterdir():
-            found = own.fullmatch(other.name)
-            mark = path.parent / f".{path.name}.partial-{found[1]}" if found else None
+        pattern = re.compile(re.escape(f"{name}-partial-") + "([0-9a-f]{8})" + f"-v{version}")
+        for entry in path.parent.iterdir():
+            match = pattern.fullmatch(entry.name)
+            mark = path.parent / f".{path.name}.partial-{match[1]}" if match else None
             if mark is not None and (not mark.exists() or is_ended(mark)):
-                shutil.rmtree(other, ignore_errors=True)
+                shutil.rmtree(entry, ignore_errors=True)
         # Minari makes the folder, so a file next to it is locked while this process lives.
         self._place = WorkPlace(path, Path.touch)
         mark_id = self._place.path.name.rpartition("-")[2]
@@ -348,8 +348,8 @@ def export_minari(
     known = set(signature(minari.create_dataset_from_buffers).parameters) - _OWN_ARGUMENTS
     for name in metadata:
         checked_choice(name, "each further argument", sorted(known))
-    with _made(env) as made:
-        spaces = dataset_spaces(buffer.fields, buffer.observation_fields, made)
+    with _environment(env) as environment:
+        spaces = dataset_spaces(buffer.fields, buffer.observation_fields, environment)
     infos = _info_fields(buffer, spaces, fields)
     _check_free(dataset_id, overwrite)
     read = (*spaces.observation_fields, *spaces.action_fields, *infos)
@@ -380,7 +380,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _made(env: Any) -> Iterator[Any]:
+def _environment(env: Any) -> Iterator[Any]:
     """Give an environment, made for this if only its id or spec is known."""
     if env is None or hasattr(env, "observation_space"):
         yield env
@@ -388,11 +388,11 @@ def _made(env: Any) -> Iterator[Any]:
     import gymnasium
 
     try:
-        made = gymnasium.make(env)
+        environment = gymnasium.make(env)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise FieldError(f"the environment {env!r} cannot be made: {error}") from None
-    with made:
-        yield made
+    with environment:
+        yield environment
 
 
 def _check_free(dataset_id: str, overwrite: bool) -> None:
@@ -566,11 +566,7 @@ def _encoded_episodes(
     dataset: Any, n_all: int, infos: Sequence[str], task_id: str, agent_id: str,
     buffer: ReplayBuffer,
 ) -> Iterator[tuple[int, Batch]]:  # fmt: skip
-    """Yield the number of steps of each episode, and the episode as a buffer stores it.
-
-    Raises:
-        FileImportError: An episode is damaged or missing.
-    """
+    """Yield the number of steps of each episode, and the episode as a buffer stores it."""
     with named_damage(dataset.id):
         observed = paths_of("obs", dataset.observation_space)
         acted = paths_of("action", dataset.action_space)
@@ -648,10 +644,10 @@ def _info(dataset: Any, episode: Any, name: str) -> NDArray[Any]:
 
 def _info_specs(dataset: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the infos of the first episode that are numbers of one shape."""
-    found = {}
+    specs = {}
     first = next(iter(dataset.iterate_episodes()))
     for name, values in (first.infos or {}).items():
         array = np.array(None) if isinstance(values, dict) else np.asarray(values)
         if array.dtype.kind in "fiub" and array.shape[:1] == (len(first.rewards) + 1,):
-            found[name] = (str(array.dtype), array.shape[1:])
-    return found
+            specs[name] = (str(array.dtype), array.shape[1:])
+    return specs

@@ -126,16 +126,16 @@ def _settle(old: Path, target: Path) -> None:
 
 
 def _remove_ended(target: Path) -> None:
-    """Remove what exports to a path have left that were killed."""
+    """Remove the files that killed exports to a path have left."""
     for path in _left_by_others(target, "partial"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def _left_by_others(target: Path, kind: str) -> list[Path]:
     """Return the places of one kind whose process has ended."""
-    own = re.compile(re.escape(f".{target.name}.{kind}-") + "[0-9a-f]{8}")
+    pattern = re.compile(re.escape(f".{target.name}.{kind}-") + "[0-9a-f]{8}")
     with suppress(OSError):
-        return [p for p in target.parent.iterdir() if own.fullmatch(p.name) and is_ended(p)]
+        return [p for p in target.parent.iterdir() if pattern.fullmatch(p.name) and is_ended(p)]
     return []
 
 

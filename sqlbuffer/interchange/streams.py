@@ -83,10 +83,10 @@ class StreamPiece:
             CopyError: The stream was closed, and steps have left.
         """
         source = self._source()
-        reader, left = ColumnReader(source, self.fields), self.range
-        while left.cursor < left.high:
-            batch, end = reader.batch(left)
-            left = replace(left, cursor=end)
+        reader, remaining = ColumnReader(source, self.fields), self.range
+        while remaining.cursor < remaining.high:
+            batch, end = reader.batch(remaining)
+            remaining = replace(remaining, cursor=end)
             if len(batch):
                 yield batch
         reader.check_read(self.range, self.n_expected)
@@ -227,10 +227,10 @@ class BufferStream:
 
         :meta private:
         """
-        reader, left = ColumnReader(self._source, self.fields), self.state.range
-        while left.cursor < left.high:
-            batch, end = reader.batch(left)
-            left = replace(left, cursor=end)
+        reader, remaining = ColumnReader(self._source, self.fields), self.state.range
+        while remaining.cursor < remaining.high:
+            batch, end = reader.batch(remaining)
+            remaining = replace(remaining, cursor=end)
             if self._keeper is not None and not self._has_pieces:
                 self._keeper.low_seq = max(end, self.low)
             yield batch, end
@@ -250,10 +250,10 @@ class BufferStream:
         self._has_pieces, hold = True, self._source.hold
         return [
             StreamPiece(
-                self._source.store, self.node, self.fields, each,
+                self._source.store, self.node, self.fields, piece_range,
                 None if hold is None else hold.id, n_expected,
             )
-            for each, n_expected in range_pieces(self._source, self.state.range, n)
+            for piece_range, n_expected in range_pieces(self._source, self.state.range, n)
         ]  # fmt: skip
 
     @property
@@ -295,8 +295,8 @@ def chosen_columns(
                 f"{argument}: there is no column {shown(name)}{hint}; choose from "
                 f"{', '.join(known)}"
             )
-    own = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
-    return own, tuple(name for name in fields if name in columns)
+    built_in = tuple(name for name in BUILT_IN_COLUMNS if name in columns and name not in fields)
+    return built_in, tuple(name for name in fields if name in columns)
 
 
 # Built-in columns of an example, by default.
@@ -323,10 +323,10 @@ def example_columns(
         >>> example_columns(["obs"], ["reward", "obs"])
         (('reward',), ('obs',))
     """
-    own, chosen = chosen_columns(tuple(fields), columns)
+    built_in, chosen = chosen_columns(tuple(fields), columns)
     if columns is None:
-        own = tuple(name for name in EXAMPLE_COLUMNS if name not in chosen)
-    return own, chosen
+        built_in = tuple(name for name in EXAMPLE_COLUMNS if name not in chosen)
+    return built_in, chosen
 
 
 logger = logging.getLogger("sqlbuffer")
@@ -501,17 +501,17 @@ class WholeEpisodes:
         """Yield how episodes end, in the order in which they began."""
         layout = self._stream.observation_layout
         for page in self._stream.episodes():
-            own = page.values
+            values = page.values
             finals: Sequence[Arrays | None] = [None] * len(page)
             if layout.specs:
-                finals = _finals(layout, own["final_arrays"])
+                finals = _finals(layout, values["final_arrays"])
             ends = [
                 _End(last, length, final) if status == "complete" and last is not None else None
                 for status, last, length, final in zip(
-                    own["status"], own["last_seq"], own["length"], finals, strict=True
+                    values["status"], values["last_seq"], values["length"], finals, strict=True
                 )
             ]
-            yield dict(zip(zip(own["key"], own["task_id"], strict=True), ends, strict=True))
+            yield dict(zip(zip(values["key"], values["task_id"], strict=True), ends, strict=True))
 
 
 def _finals(layout: Any, packed: Sequence[bytes | None]) -> list[Arrays | None]:
@@ -520,9 +520,9 @@ def _finals(layout: Any, packed: Sequence[bytes | None]) -> list[Arrays | None]:
     heads = b"".join([bytes(size) if raw is None else bytes(raw[:size]) for raw in raws])
     records = np.frombuffer(heads, layout.record)
     tails = [b"" if raw is None else bytes(raw[size:]) for raw in raws]
-    found = typed_columns(layout, records, tails, list(layout.specs))
+    arrays = typed_columns(layout, records, tails, list(layout.specs))
     return [
-        None if raw is None else {name: np.array(values[i]) for name, values in found.items()}
+        None if raw is None else {name: np.array(values[i]) for name, values in arrays.items()}
         for i, raw in enumerate(raws)
     ]
 
@@ -530,8 +530,8 @@ def _finals(layout: Any, packed: Sequence[bytes | None]) -> list[Arrays | None]:
 def _rewards_and_flags(batch: ColumnBatch) -> Arrays:
     """Return the rewards and flags of a batch; a flag that is missing is False."""
     n = len(batch)
-    found: Arrays = {"reward": np.asarray(batch.own.get("reward", np.full(n, np.nan)), np.float64)}
+    arrays: Arrays = {"reward": np.asarray(batch.own.get("reward", np.full(n, np.nan)), np.float64)}
     for name in FLAGS:
         values = np.asarray(batch.own.get(name, np.zeros(n, bool)), bool)
-        found[name] = values & ~batch.is_null.get(name, np.zeros(n, bool))
-    return found
+        arrays[name] = values & ~batch.is_null.get(name, np.zeros(n, bool))
+    return arrays

@@ -1,10 +1,13 @@
-"""`Loader`: batches, one after the other."""
+"""`Loader`: batches, one after the other, made ahead of their use by a thread."""
 
 import keyword
+import os
 import secrets
-from collections import namedtuple
-from collections.abc import Callable, Generator, Mapping, Sequence
+import threading
+from collections import deque, namedtuple
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Self
@@ -28,11 +31,112 @@ from sqlbuffer.loading.plans import (
     is_count,
     this_process,
 )
-from sqlbuffer.loading.prefetch import prefetched
 from sqlbuffer.loading.ranks import Rank, ShardedPasses, ShardSource, group_of
 from sqlbuffer.steps import Batch, as_tensor, check_device
 from sqlbuffer.storage.rows.removal import stacked
 from sqlbuffer.storage.store import BufferStore
+
+Item = TypeVar("Item")
+
+# Seconds that leaving a loop waits for the item that the thread has begun.
+LEAVING_S = 5.0
+
+
+class _Channel(Generic[Item]):
+    """A queue of made items between the thread that makes them and the thread that takes them."""
+
+    def __init__(self, size: int) -> None:
+        self._changed = threading.Condition()
+        self._made: deque[Item] = deque()
+        self._size, self._is_closed, self._is_finished = size, False, False
+        self._error: BaseException | None = None
+
+    def wait_for_room(self) -> bool:
+        """Wait until another one may be made; False: none is wanted any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._made) < self._size)
+            return not self._is_closed
+
+    def put(self, item: Item) -> None:
+        with self._changed:
+            self._made.append(item)
+            self._changed.notify_all()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._is_finished, self._error = True, error
+            self._changed.notify_all()
+
+    def take(self) -> tuple[Item] | None:
+        """Return the next one, or None after the last.
+
+        Raises:
+            BaseException: The exception that the maker raised.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._made or self._is_finished)
+            if self._made:
+                item = self._made.popleft()
+                self._changed.notify_all()
+                return (item,)
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._made.clear()
+            self._changed.notify_all()
+
+
+def prefetched(items: Callable[[], Iterator[Item]], ahead: int) -> Generator[Item, None, None]:
+    """Yield the items of an iterator that a thread advances up to `ahead` items further.
+
+    The thread starts when the first item is taken. It ends when the generator is closed: at the end
+    of its items, by an exception, by a loop that is left early, or by the garbage collector.
+    """
+    channel: _Channel[Item] = _Channel(ahead)
+    pid = os.getpid()
+    thread = threading.Thread(
+        target=copy_context().run,
+        args=(_fill, channel, items),
+        name="sqlbuffer-prefetch",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        while True:
+            if os.getpid() != pid:
+                raise RuntimeError(
+                    "a loop over prefetched batches continues only in the process that began it; "
+                    "begin another one after the fork"
+                )
+            taken = channel.take()
+            if taken is None:
+                return
+            yield taken[0]
+    finally:
+        if os.getpid() == pid:  # or the lock may be held by a thread that is not there
+            channel.close()
+            if thread is not threading.current_thread():
+                thread.join(LEAVING_S)
+
+
+def _fill(channel: _Channel[Item], items: Callable[[], Iterator[Item]]) -> None:
+    try:
+        iterator = items()
+        while channel.wait_for_room():
+            try:
+                item = next(iterator)
+            except StopIteration:
+                break
+            channel.put(item)
+            del item  # or it would live until the next one is made
+        channel.finish()
+    except BaseException as error:
+        channel.finish(error)
+
 
 INFO = "info"
 _PARTS = (INFO, "n_rows", "keys", "values", "items", "get", "to", "to_torch", "to_pandas")
@@ -69,15 +173,15 @@ class Output:
         """Return a batch as it is handed out."""
         if self.fieldname_map:
             batch = Batch(renamed(batch, self.fieldname_map), batch.info)
-        wanted = None
+        keys = None
         if self.to_named_tuple is not None:
-            wanted = [_key(name, batch) for name in self.to_named_tuple]
+            keys = [_key(name, batch) for name in self.to_named_tuple]
         if self.device is not None:
-            kept = batch if wanted is None else [name for name in wanted if name != INFO]
+            kept = batch if keys is None else [name for name in keys if name != INFO]
             batch = Batch({name: as_tensor(batch[name], self.device) for name in kept}, batch.info)
-        if wanted is None:
+        if keys is None:
             return batch
-        parts = [batch.info if name == INFO else batch[name] for name in wanted]
+        parts = [batch.info if name == INFO else batch[name] for name in keys]
         return made_tuple(tuple(map(_attribute, self.to_named_tuple or ())), parts)
 
 
@@ -92,13 +196,13 @@ def renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
             raise FieldError(
                 f"fieldname_map names {shown(name)}, and the batch has {', '.join(arrays)}"
             )
-    found = {names.get(name, name): array for name, array in arrays.items()}
-    if len(found) < len(arrays):
+    by_name = {names.get(name, name): array for name, array in arrays.items()}
+    if len(by_name) < len(arrays):
         named = [names.get(name, name) for name in arrays]
         double = next(name for name in named if named.count(name) > 1)
         both = [name for name in arrays if names.get(name, name) == double]
         raise FieldError(f"fieldname_map gives {' and '.join(both)} the same name {shown(double)}")
-    return found
+    return by_name
 
 
 def made_tuple(names: tuple[str, ...], parts: Sequence[Any]) -> Any:
@@ -148,8 +252,8 @@ def _check_map(names: Any) -> None:
         raise FieldError(f"fieldname_map gives two fields the same name: {shown(dict(names))}")
 
 
-def _check_parts(given: Any) -> None:
-    names = checked_names(given, "to_named_tuple", "('obs',)")
+def _check_parts(parts: Any) -> None:
+    names = checked_names(parts, "to_named_tuple", "('obs',)")
     if not names:
         raise FieldError("to_named_tuple is a list of one name or more, such as ('obs',), got none")
     for name in names:
@@ -183,8 +287,8 @@ def joined(batches: Sequence[Batch], labels: Sequence[str]) -> Batch:
 def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
     """Return one array of those of several batches; None where one of them is not known."""
     arrays = [batch[name] for batch in batches if batch[name] is not None or batch.n_rows]
-    found: NDArray[Any] | None = stacked(arrays) if arrays else None
-    return found
+    values: NDArray[Any] | None = stacked(arrays) if arrays else None
+    return values
 
 
 T = TypeVar("T", default=Batch)
@@ -265,10 +369,10 @@ class Loader(Generic[T]):
         Raises:
             TypeError: The iteration has no end.
         """
-        found = self._plan.n_batches()
-        if found is None:
+        n_batches = self._plan.n_batches()
+        if n_batches is None:
             raise TypeError("the loader has no end, and so no len; give epochs=... for passes")
-        return found
+        return n_batches
 
     def __bool__(self) -> bool:
         return True  # also if it is empty or has no length

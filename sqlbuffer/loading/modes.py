@@ -163,23 +163,25 @@ class LoaderOptions:
         Args:
             node: The condition, checked.
         """
-        own = {
+        identity = {
             option.name: getattr(self, option.name)
             for option in options_in(self)
             if option.name not in _FREE
         }
-        own["stack"] = (
+        identity["stack"] = (
             None if not self.stack else sorted([k, int(v)] for k, v in self.stack.items())
         )
-        own["passes"] = "" if self.is_drawn else "endless" if self.epochs is None else "counted"
-        own["world"] = None if self.rank is None else self.rank.world
-        own["sampler"] = None if self.sampler is None else type(self.sampler).__name__
-        own["condition"] = (
+        identity["passes"] = (
+            "" if self.is_drawn else "endless" if self.epochs is None else "counted"
+        )
+        identity["world"] = None if self.rank is None else self.rank.world
+        identity["sampler"] = None if self.sampler is None else type(self.sampler).__name__
+        identity["condition"] = (
             None if node == EVERYTHING else hashlib.sha256(repr(node).encode()).hexdigest()[:16]
         )
         return {
             name: value.item() if isinstance(value, np.generic) else value
-            for name, value in own.items()
+            for name, value in identity.items()
         }
 
 
@@ -212,29 +214,29 @@ def _check_mode(options: LoaderOptions) -> None:
 
 
 def _check_order(options: LoaderOptions) -> None:
-    """Raise where who decides on the order is not clear."""
+    """Raise if the options name two sources of the order of rows."""
     sampler = options.sampler
     if sampler is not None:
         checked_sampler(sampler)
     how = "epochs" if options.epochs is not None else "shuffle=False"
     if not options.is_drawn and (sampler is not None or options.replace):
-        given = "a sampler" if sampler is not None else "replace=True"
-        raise ArgumentError(f"{how} visits each row once, in its own order; leave out {given}")
+        option = "a sampler" if sampler is not None else "replace=True"
+        raise ArgumentError(f"{how} visits each row once, in its own order; leave out {option}")
     if sampler is not None and (options.replace or options.seed is not None):
-        given = "replace" if options.replace else "seed"
-        raise ArgumentError(f"a sampler is given: give {given} to it, not to the loader")
+        option = "replace" if options.replace else "seed"
+        raise ArgumentError(f"a sampler is given: give {option} to it, not to the loader")
 
 
-def options_of(given: Mapping[str, Any]) -> LoaderOptions:
+def options_of(options: Mapping[str, Any]) -> LoaderOptions:
     """Return options given by name.
 
     Raises:
         ArgumentError: An unknown one.
     """
     known = [field.name for field in options_in(LoaderOptions)]
-    for name in given:
+    for name in options:
         if name not in known:
             raise ArgumentError(
                 f"there is no option {shown(name)} here; there are {', '.join(known)}"
             )
-    return LoaderOptions(**given)
+    return LoaderOptions(**options)

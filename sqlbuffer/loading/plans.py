@@ -108,9 +108,9 @@ class Intervals:
             bounds = np.frombuffer(zlib.decompress(base64.b85decode(text)), "<i8").reshape(2, -1)
         except (ValueError, zlib.error):
             raise ValueError(f"these are no intervals: {text!r:.80}") from None
-        found = cls((1, 0))
-        found._firsts, found._ends = np.cumsum(bounds, axis=1)
-        return found
+        intervals = cls((1, 0))
+        intervals._firsts, intervals._ends = np.cumsum(bounds, axis=1)
+        return intervals
 
     def to_text(self) -> str:
         """Return the numbers as a short text."""
@@ -130,8 +130,8 @@ class Intervals:
     def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         stretch = np.searchsorted(self._ends, places, side="right")
         before = np.concatenate([[0], self._ends[:-1]])[stretch]
-        found: NDArray[np.int64] = self._firsts[stretch] + places - before
-        return found
+        numbers: NDArray[np.int64] = self._firsts[stretch] + places - before
+        return numbers
 
 
 Numbers = NDArray[np.int64]
@@ -189,12 +189,12 @@ class Order:
         """Pass over all numbers but these."""
         offsets = keys[(keys > self.low) & (keys <= self.high)] - self.low - 1
         if self._shuffled is None:
-            own = np.sort(offsets[offsets % self._step == self._worker])
-            self._kept = (own - self._worker) // self._step
+            worker_offsets = np.sort(offsets[offsets % self._step == self._worker])
+            self._kept = (worker_offsets - self._worker) // self._step
             return
-        wanted = np.zeros(self._span, bool)
-        wanted[offsets] = True
-        self._kept = np.flatnonzero(wanted[self._shuffled]).astype(np.int64)
+        is_kept = np.zeros(self._span, bool)
+        is_kept[offsets] = True
+        self._kept = np.flatnonzero(is_kept[self._shuffled]).astype(np.int64)
 
     def after(self, place: int, n: int, above: int) -> tuple[Numbers, Numbers]:
         """Return the next numbers from a place on, and their places.
@@ -204,7 +204,7 @@ class Order:
             n: Largest number; fewer only at the end.
             above: Pass over numbers up to this one, which have left the window.
         """
-        found: list[tuple[Numbers, Numbers]] = []
+        parts: list[tuple[Numbers, Numbers]] = []
         missing, size = n, max(n, SLICE)
         while missing > 0:
             places = self._places(place, size)
@@ -215,11 +215,11 @@ class Order:
             if above > self.low:
                 live = numbers > above
                 numbers, places = numbers[live], places[live]
-            found.append((numbers[:missing], places[:missing]))
+            parts.append((numbers[:missing], places[:missing]))
             missing -= min(missing, numbers.size)
-        if not found:
+        if not parts:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
+        return np.concatenate([f[0] for f in parts]), np.concatenate([f[1] for f in parts])
 
     def _places(self, place: int, n: int) -> Numbers:
         if self._kept is not None:
@@ -269,40 +269,45 @@ class Place:
 
 def next_keys(
     order: PassOrder,
-    at: Place,
+    place: Place,
     n: int,
     low: int,
     keys: Callable[[], Numbers],
-    made: Callable[[Numbers], Numbers],
+    usable: Callable[[Numbers], Numbers],
 ) -> tuple[Numbers, Place]:
     """Return the keys of the next n items of a pass, fewer at its end; and the place behind them.
 
     Args:
         order: The order of the pass.
-        at: Where it is.
+        place: Where it is.
         n: Number of items.
         low: Numbers up to this one have left the window.
         keys: Returns the number of each row that may be a key. It is called if most numbers are
             unused.
-        made: Returns the indexes of those numbers of which an item can be made, in ascending order.
+        usable: Returns the indexes of those numbers of which an item can be made, in ascending
+            order.
     """
     parts: list[Numbers] = [np.empty(0, np.int64)]
     missing = n
     while missing > 0:
-        if not order.is_restricted and at.asked >= FIRST_LOOKED_AT and at.share < LOWEST_SHARE:
+        if (
+            not order.is_restricted
+            and place.asked >= FIRST_LOOKED_AT
+            and place.share < LOWEST_SHARE
+        ):
             order.restrict(keys())
-            at = Place(at.place)
-        n_numbers = min(math.ceil(missing / at.share), MOST_AT_ONCE)
-        numbers, places = order.after(at.place, n_numbers, low)
+            place = Place(place.place)
+        n_numbers = min(math.ceil(missing / place.share), MOST_AT_ONCE)
+        numbers, places = order.after(place.place, n_numbers, low)
         if not numbers.size:
             break
-        hits = made(numbers)
+        hits = usable(numbers)
         parts.append(numbers[hits[:missing]])
         # What lies beyond the end of this batch is tested again for the next one.
         last = hits[missing - 1] if hits.size >= missing else -1
-        at = Place(int(places[last]) + 1, at.asked + numbers.size, at.found + hits.size)
+        place = Place(int(places[last]) + 1, place.asked + numbers.size, place.found + hits.size)
         missing -= min(missing, hits.size)
-    return np.concatenate(parts), at
+    return np.concatenate(parts), place
 
 
 _IN_NO_EPISODE = (
@@ -330,20 +335,22 @@ class Shortage:
         return f": buffer {self.buffer!r} {self.why_none}" if self.why_none else ""
 
 
-def check_sufficient(found: int, wanted: int, strict: bool, why: Callable[[], Shortage]) -> None:
+def check_sufficient(
+    n_found: int, n_wanted: int, strict: bool, why: Callable[[], Shortage]
+) -> None:
     """Raise if fewer items were found than needed.
 
     Args:
-        found: Number of items that were found.
-        wanted: Number of items that were wanted.
+        n_found: Number of items that were found.
+        n_wanted: Number of items that were wanted.
         strict: Whether fewer items are an error.
         why: Function that returns the reason; see `shortage`.
     """
-    if strict and found < wanted:
+    if strict and n_found < n_wanted:
         of = why()
         raise InsufficientDataError(
-            f"asked for {wanted}, and {found} match{of.reason}; wait for more data or lower the "
-            f"batch size{of.causes}"
+            f"asked for {n_wanted}, and {n_found} match{of.reason}; wait for more data or lower "
+            f"the batch size{of.causes}"
         )
 
 
@@ -454,45 +461,45 @@ class BatchSource:
         n_rows = self.store.rows.count(self.node)
 
         def numbers(candidates: Candidates) -> Intervals:
-            found = self._window(candidates).keys
-            if found is None and (candidates.span != n_rows or candidates.limits):
-                found = candidates.keys()
-            return Intervals((candidates.low + 1, candidates.high) if found is None else found)
+            keys = self._window(candidates).keys
+            if keys is None and (candidates.span != n_rows or candidates.limits):
+                keys = candidates.keys()
+            return Intervals((candidates.low + 1, candidates.high) if keys is None else keys)
 
         return self.store.draws.draw(self.node, numbers, self.reader.columns)
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment of the keys; except for steps, this
         reads the steps.
         """
-        return len(self.made())
+        return len(self.possible_keys())
 
-    def made(self) -> Intervals:
-        """Return the keys of all things that can be made at this moment; see `n_made`."""
+    def possible_keys(self) -> Intervals:
+        """Return the keys of all things that can be made at this moment; see `n_possible`."""
         numbers, size = self.numbers(), self.reader.tested_at_once
         if self.reader.is_of_steps:
             return numbers
-        found: list[Numbers] = []
+        drawn: list[Numbers] = []
         for first in range(0, len(numbers), size):
             places = np.arange(first, min(first + size, len(numbers)))
 
             def test(candidates: Candidates, keys: Numbers = numbers[places]) -> Numbers:
                 return self.reader.made(candidates, keys)
 
-            found.append(self.store.draws.draw(self.node, test, self.reader.columns))
-        return Intervals(np.concatenate([np.empty(0, np.int64), *found]))
+            drawn.append(self.store.draws.draw(self.node, test, self.reader.columns))
+        return Intervals(np.concatenate([np.empty(0, np.int64), *drawn]))
 
     def catch_up(self, seq: int) -> None:
         """Wait until rows up to a number are there, where a standby is read."""
         self.store.own_writes.wait_for(seq)
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
 
         def read(candidates: Candidates) -> tuple[Batch | None, Place, int | None]:
-            return *self._next(candidates, order, at, n), candidates.clock
+            return *self._next(candidates, order, place, n), candidates.clock
 
         batch, behind, clock = self.store.draws.draw(self.node, read, self.reader.columns)
         if batch is not None:
@@ -500,20 +507,21 @@ class BatchSource:
         return batch, behind
 
     def _next(
-        self, candidates: Candidates, order: PassOrder, at: Place, n: int
+        self, candidates: Candidates, order: PassOrder, place: Place, n: int
     ) -> tuple[Batch | None, Place]:
         tested: list[Items] = []
 
-        def made(numbers: Numbers) -> Numbers:
+        def usable(numbers: Numbers) -> Numbers:
             tested[:] = [self.reader.items(candidates, numbers)]
             return np.flatnonzero(np.isin(numbers, tested[0].numbers))
 
-        keys, at = next_keys(order, at, n, candidates.low, candidates.keys, made)
+        keys, place = next_keys(order, place, n, candidates.low, candidates.keys, usable)
         if not keys.size:
-            return None, at
+            return None, place
         if np.array_equal(tested[0].numbers[: keys.size], keys):
-            return tested[0].batch(keys.size), at
-        return self.reader.read(candidates, keys), at  # the candidates remember what they have read
+            return tested[0].batch(keys.size), place
+        # The candidates remember what they have read.
+        return self.reader.read(candidates, keys), place
 
 
 Progress = dict[str, Any]
@@ -560,10 +568,10 @@ class PassSource(Protocol):
     def window(self) -> SourceWindow:
         """Return the window now, with its keys where they are known to be few."""
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, and the place behind them."""
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment."""
 
     def shortage(self, sampler: Sampler | None = None) -> Shortage:
@@ -575,9 +583,9 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def own_sampler(given: Sampler | None, replace: bool, seed: int) -> Sampler:
+def own_sampler(sampler: Sampler | None, replace: bool, seed: int) -> Sampler:
     """Return the sampler of an iteration."""
-    return RandomSampler(replace=replace, seed=seed) if given is None else own_copy(given)
+    return RandomSampler(replace=replace, seed=seed) if sampler is None else own_copy(sampler)
 
 
 @dataclass(frozen=True)
@@ -670,19 +678,20 @@ class Passes:
         """Return the number of batches for the rows stored now; None: no end."""
         if self.epochs is None:
             return None
-        n = self.source.n_made()
+        n = self.source.n_possible()
         return self.epochs * (n // self.batch_size if self.drop_last else -(-n // self.batch_size))
 
     def _one(
         self, run: LoaderRun, number: int, progress: Progress
     ) -> Iterator[tuple[Batch, Progress]]:
         order = self._order(run, number, progress)
-        at = Place(progress.get("place", 0))
+        place = Place(progress.get("place", 0))
         while True:
-            batch, at = self.source.next(order, at, self.batch_size)
+            batch, place = self.source.next(order, place, self.batch_size)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
-            yield batch, {"pass": number, "low": order.low, "high": order.high, "place": at.place}
+            progress = {"pass": number, "low": order.low, "high": order.high, "place": place.place}
+            yield batch, progress
 
     def _order(self, run: LoaderRun, number: int, progress: Progress) -> Order:
         window = self.source.window()

@@ -89,14 +89,14 @@ class Meeting:
     def _write_once(self, path: Path, text: str) -> bool:
         """Write a whole file; return False if it exists already."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        own = path.with_name(f"{path.name}.{uuid4().hex}")
-        own.write_text(text, encoding="utf-8")
+        written = path.with_name(f"{path.name}.{uuid4().hex}")
+        written.write_text(text, encoding="utf-8")
         try:
-            os.link(own, path)
+            os.link(written, path)
         except FileExistsError:
             return False
         finally:
-            own.unlink()
+            written.unlink()
         return True
 
 
@@ -252,7 +252,7 @@ class ShardSource(PassSource, Protocol):
     def numbers(self) -> Intervals:
         """Return the keys of all items that exist now."""
 
-    def made(self) -> Intervals:
+    def possible_keys(self) -> Intervals:
         """Return the keys of all things that can be made at this moment."""
 
     def catch_up(self, seq: int) -> None:
@@ -331,7 +331,7 @@ class ShardedPasses:
         counts = [progress[name] for name in ("pass", "place", "batch")]
         counts += [ranks.get(name) for name in ("turn", "number", "seed")]
         texts = [ranks.get(name) for name in ("token", "rows")]
-        if not (all(map(is_count, counts)) and all(isinstance(each, str) for each in texts)):
+        if not (all(map(is_count, counts)) and all(isinstance(text, str) for text in texts)):
             return False
         try:
             Intervals.of_text(ranks["rows"])
@@ -346,15 +346,15 @@ class ShardedPasses:
         part = PartOfPass(self.rows(), None, self.rank.rank, self.rank.world, even=self.even)
         if self.even:
             return self.epochs * part.n_batches(self.batch_size, drop_last=self.drop_last)
-        own = part.n_rows // self.batch_size
+        n_batches = part.n_rows // self.batch_size
         if not self.drop_last:
-            own = -(-part.n_rows // self.batch_size)
-        return self.epochs * own
+            n_batches = -(-part.n_rows // self.batch_size)
+        return self.epochs * n_batches
 
     def rows(self) -> Intervals:
         """Return the keys of a pass that begins now."""
         # Items that cannot be made would make one rank's part smaller.
-        return self.source.made() if self.even else self.source.numbers()
+        return self.source.possible_keys() if self.even else self.source.numbers()
 
     def _one(
         self, taking: "_Taking", run: LoaderRun, number: int, progress: Progress
@@ -365,30 +365,30 @@ class ShardedPasses:
             return
         self.source.catch_up(keys.last)
         rng = generator_of(agreed["seed"], agreed["number"], number) if self.shuffle else None
-        own = PartOfPass(keys, rng, *taking.part, even=self.even)
-        at, done = Place(progress.get("place", 0)), progress.get("batch", 0)
+        part = PartOfPass(keys, rng, *taking.part, even=self.even)
+        place, done = Place(progress.get("place", 0)), progress.get("batch", 0)
         while True:
-            batch, at = self._next(own, at, done)
+            batch, place = self._next(part, place, done)
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             done += 1
-            yield batch, {"pass": number, "place": at.place, "batch": done, "ranks": agreed}
+            yield batch, {"pass": number, "place": place.place, "batch": done, "ranks": agreed}
 
-    def _next(self, own: PartOfPass, at: Place, done: int) -> tuple[Batch | None, Place]:
+    def _next(self, part: PartOfPass, place: Place, done: int) -> tuple[Batch | None, Place]:
         if not self.even:
-            return self.source.next(own, at, self.batch_size)
-        if done >= own.n_batches(self.batch_size, drop_last=self.drop_last):
-            return None, at
+            return self.source.next(part, place, self.batch_size)
+        if done >= part.n_batches(self.batch_size, drop_last=self.drop_last):
+            return None, place
         # Rows that have left are made up for by those of the beginning.
-        own.end = at.place + own.n_rows
-        n = own.rows_of_batch(done, self.batch_size, drop_last=self.drop_last)
-        batch, behind = self.source.next(own, at, n)
+        part.end = place.place + part.n_rows
+        n = part.rows_of_batch(done, self.batch_size, drop_last=self.drop_last)
+        batch, behind = self.source.next(part, place, n)
         if batch is None or (self.drop_last and batch.n_rows < n):
-            found = 0 if batch is None else batch.n_rows
+            n_read = 0 if batch is None else batch.n_rows
             raise InsufficientDataError(
-                f"{_named(self.rank)} needs {n} of its {own.n_rows} rows of this pass, and {found} "
-                f"are there: the others were evicted or deleted since the pass began; use a larger "
-                f"capacity, smaller batches or shorter passes"
+                f"{_named(self.rank)} needs {n} of its {part.n_rows} rows of this pass, and "
+                f"{n_read} are there: the others were evicted or deleted since the pass began; use "
+                f"a larger capacity, smaller batches or shorter passes"
             )
         return batch, behind
 
@@ -437,18 +437,18 @@ class _Taking:
             return known
 
         def join() -> Progress:
-            own = {"seed": run.seed, "number": run.number, "workers": run.n_workers}
-            joined = plan.agreements.join(plan.group, self._member, own)
+            terms = {"seed": run.seed, "number": run.number, "workers": run.n_workers}
+            joined = plan.agreements.join(plan.group, self._member, terms)
             return {"token": joined.token, "turn": joined.turn, **joined.value}
 
-        found: Progress = run.agree(f"ranks-{run.number}", join)
-        n_workers = found.pop("workers")
+        progress: Progress = run.agree(f"ranks-{run.number}", join)
+        n_workers = progress.pop("workers")
         if n_workers != run.n_workers:
             raise ValueError(
                 f"{_named(plan.rank)} reads with num_workers={run.n_workers}, and another rank "
                 f"with {n_workers}: give all ranks the same number"
             )
-        return found
+        return progress
 
     def keep(self) -> None:
         """Tell late ranks from time to time that this iteration goes on."""

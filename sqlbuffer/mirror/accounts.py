@@ -1,4 +1,4 @@
-"""What a mirror writes back: counted and logged draws, and priorities."""
+"""The writes of a mirror to its database: counted and logged draws, and priorities."""
 
 import math
 import os
@@ -109,8 +109,8 @@ class DrawAccounts:
             self._keep(batch, clock, LogEntry("pass"))
 
     def _keep(self, batch: Batch, clock: int | None, entry: LogEntry) -> None:
-        seqs, given = batch.info["seq"].tolist(), batch.get(PROBABILITIES)
-        self._log.add(seqs, clock, entry, None if given is None else given.tolist())
+        seqs, probabilities = batch.info["seq"].tolist(), batch.get(PROBABILITIES)
+        self._log.add(seqs, clock, entry, None if probabilities is None else probabilities.tolist())
 
     def _begin(self) -> None:
         """Start the thread that stores the kept draws."""
@@ -176,23 +176,23 @@ def _settle(
 ) -> None:
     """Settle repeatedly, until the mirror is closed or collected."""
     while not closed.wait(pause_s):
-        own = accounts()
+        draw_accounts = accounts()
         with suppress(SQLBufferError):  # kept for the next time
-            if own is None:
+            if draw_accounts is None:
                 log.settle()
                 credits.settle(is_end=True)
                 return
-            own.settle()
-        if own is None:
+            draw_accounts.settle()
+        if draw_accounts is None:
             return
-        del own
+        del draw_accounts
 
 
 def _close_all() -> None:
     """Store the kept draws, because the process ends."""
-    for own in list(_open):
+    for draw_accounts in list(_open):
         with suppress(SQLBufferError):
-            own.close()
+            draw_accounts.close()
 
 
 Integers = NDArray[np.int64]
@@ -224,12 +224,12 @@ class OwnPriorities:
             seqs: Numbers of the steps, each once, shape (b,).
             values: Their priorities, shape (b,).
         """
-        own = memory.priorities
+        priorities = memory.priorities
         slots, is_live = live_slots(memory, seqs)
-        if own is not None:
+        if priorities is not None:
             slots = slots[is_live]
-            own.set(slots, values[is_live], memory.is_drawable)
-            own.is_own[slots] = True
+            priorities.set(slots, values[is_live], memory.is_drawable)
+            priorities.is_own[slots] = True
         return is_live
 
     def write(self, memory: StepMemory, for_s: float = math.inf) -> None:
@@ -242,8 +242,8 @@ class OwnPriorities:
         Raises:
             StorageError: The database cannot be written.
         """
-        own, until = memory.priorities, time.monotonic() + for_s
-        if own is None or for_s <= 0:
+        priorities, until = memory.priorities, time.monotonic() + for_s
+        if priorities is None or for_s <= 0:
             return
         self._write_kept()
         slots, seqs, values = self._taken(memory)
@@ -256,21 +256,21 @@ class OwnPriorities:
         finally:
             with self._lock:
                 slots, seqs = slots[n_written:], seqs[n_written:]
-                own.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
+                priorities.is_own[slots[memory.records[SEQ][slots] == seqs]] = True
 
     def _taken(self, memory: StepMemory) -> tuple[Integers, Integers, Reals]:
         """Return slots, numbers and values of set priorities, and mark them as written."""
         with self._lock:
-            own = memory.priorities
-            if own is None:
+            priorities = memory.priorities
+            if priorities is None:
                 return np.zeros(0, np.int64), *self._kept
-            slots = np.flatnonzero(own.is_own)
-            own.is_own[slots] = False
+            slots = np.flatnonzero(priorities.is_own)
+            priorities.is_own[slots] = False
             seqs = memory.records[SEQ][slots]
             _, is_live = live_slots(memory, seqs)
             slots, seqs = slots[is_live], seqs[is_live]
             order = np.argsort(seqs)
-            return slots[order], seqs[order], own.values[slots[order]]
+            return slots[order], seqs[order], priorities.values[slots[order]]
 
     def _write_kept(self) -> None:
         seqs, values = self._kept

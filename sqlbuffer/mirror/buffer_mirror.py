@@ -234,9 +234,9 @@ class Mirror:
             StorageReadOnlyError: The role may not set priorities.
         """
         check_kept(self._store.info.config.priorities.enabled)
-        given = checked_update(seqs, priorities, eps)
-        n_updated = self._refreshing.update_priorities(given.seqs, given.priorities)
-        return PriorityUpdate(n_updated, len(given.seqs) - n_updated)
+        update = checked_update(seqs, priorities, eps)
+        n_updated = self._refreshing.update_priorities(update.seqs, update.priorities)
+        return PriorityUpdate(n_updated, len(update.seqs) - n_updated)
 
     @overload
     def loader(
@@ -283,11 +283,13 @@ class Mirror:
             ValueError: The mode does not take an option.
             MissingExtraError: A device is given, and torch is not installed.
         """
-        given: dict[str, Any] = dict(options)
-        output = Output(given.pop("fieldname_map", None), to_named_tuple, given.pop("device", None))
-        prefetch = given.pop("prefetch", 0)
-        wanted = options_of({"mode": mode, "batch_size": batch_size, **given})
-        return self._loader(wanted, output, prefetch)
+        settings: dict[str, Any] = dict(options)
+        output = Output(
+            settings.pop("fieldname_map", None), to_named_tuple, settings.pop("device", None)
+        )
+        prefetch = settings.pop("prefetch", 0)
+        loader_options = options_of({"mode": mode, "batch_size": batch_size, **settings})
+        return self._loader(loader_options, output, prefetch)
 
     def _loader(self, options: LoaderOptions, output: Output, prefetch: Any) -> Loader[Any]:
         return open_mirror_loader(
@@ -295,7 +297,6 @@ class Mirror:
         )
 
     def _node(self, condition: Condition) -> Node:
-        """Return a condition checked."""
         if condition is None:
             return EVERYTHING
         node = check(condition, self._store.info.config.fields.comparable)
@@ -304,13 +305,13 @@ class Mirror:
 
 
 def mirrored_loader(
-    store: BufferStore, given: Any, options: LoaderOptions, output: Output, prefetch: Any
+    store: BufferStore, mirror_or_true: Any, options: LoaderOptions, output: Output, prefetch: Any
 ) -> Loader[Any]:
     """Return a loader of a buffer that reads from a mirror.
 
     Args:
         store: The buffer.
-        given: The mirror, or True to open one that the loader closes.
+        mirror_or_true: The mirror, or True to open one that the loader closes.
         options: Options of the loader.
         output: Form of its batches.
         prefetch: Number of batches that a thread makes ahead.
@@ -319,15 +320,15 @@ def mirrored_loader(
         BufferConfigError: A mirror of another buffer.
         ArgumentError: Not a mirror.
     """
-    if isinstance(given, Mirror):
-        if (given._store.url, given._store.info.id) != (store.url, store.info.id):
+    if isinstance(mirror_or_true, Mirror):
+        if (mirror_or_true._store.url, mirror_or_true._store.info.id) != (store.url, store.info.id):
             raise BufferConfigError(
                 f"the mirror is one of another buffer; open one with buffer.mirror() of "
                 f"{store.info.name!r}, or pass mirror=True"
             )
-        return given._loader(options, output, prefetch)
-    if given is not True:
-        raise refused(given, "mirror", "True, False or a Mirror, such as buffer.mirror()")
+        return mirror_or_true._loader(options, output, prefetch)
+    if mirror_or_true is not True:
+        raise refused(mirror_or_true, "mirror", "True, False or a Mirror, such as buffer.mirror()")
     mirror = Mirror(store)
     try:
         loader = mirror._loader(options, output, prefetch)

@@ -125,15 +125,15 @@ def uniform_slots(
         return slots[is_drawable[slots]]
 
     n_places = len(is_drawable) if order is None else len(order) * BLOCK
-    found = _by_rejection(drawable_at, n_places, rng, replace, n, accepts)
-    if found is not None:
-        return found
+    chosen = _by_rejection(drawable_at, n_places, rng, replace, n, accepts)
+    if chosen is not None:
+        return chosen
     # Few slots may be drawn, or n is nearly all of them.
     every, rng = _in_order(np.flatnonzero(is_drawable), order), rng.spawn(1)[0]
     if accepts is not None:
-        found = _by_rejection(every.__getitem__, len(every), rng, replace, n, accepts)
-        if found is not None:
-            return found
+        chosen = _by_rejection(every.__getitem__, len(every), rng, replace, n, accepts)
+        if chosen is not None:
+            return chosen
         every, rng = every[accepts(every)], rng.spawn(1)[0]
     if replace:
         return every[rng.integers(0, len(every), n)] if len(every) else every
@@ -152,7 +152,7 @@ def _by_rejection(
     """Return n slots at random places; None where too few are accepted."""
     if not n_places or (n > n_places and not replace):
         return None if n else np.zeros(0, np.int64)
-    found: Integers | None = None
+    chosen: Integers | None = None
     # Mostly a few more than wanted are enough, and `accepts` is asked once.
     n_drawn, size = 0, n + n // 8 + 8
     for _ in range(MOST_ROUNDS):
@@ -161,15 +161,15 @@ def _by_rejection(
         n_drawn += size
         if accepts is not None:
             slots = slots[accepts(slots)]
-        found = slots if found is None else np.concatenate([found, slots])
+        chosen = slots if chosen is None else np.concatenate([chosen, slots])
         if not replace:
-            found = _first_of_each(found)
-        if len(found) >= n:
-            return found[:n]
-        share = len(found) / n_drawn
+            chosen = _first_of_each(chosen)
+        if len(chosen) >= n:
+            return chosen[:n]
+        share = len(chosen) / n_drawn
         if share < LOWEST_UNIFORM_SHARE:
             break
-        size = int(1.2 * (n - len(found)) / share) + 16
+        size = int(1.2 * (n - len(chosen)) / share) + 16
     return None
 
 
@@ -179,8 +179,8 @@ def _in_order(slots: Integers, order: Integers | None) -> Integers:
         return slots
     ranks = np.zeros(int(order.max(initial=0)) + 1, np.int64)
     ranks[order] = np.arange(len(order))
-    found: Integers = slots[np.argsort((ranks[slots >> _BITS] << _BITS) + (slots & (BLOCK - 1)))]
-    return found
+    ordered: Integers = slots[np.argsort((ranks[slots >> _BITS] << _BITS) + (slots & (BLOCK - 1)))]
+    return ordered
 
 
 def _first_of_each(slots: Integers) -> Integers:
@@ -230,8 +230,8 @@ class PrioritizedChooser:
         def takes(slots: Integers) -> Flags:
             taken = is_drawable[slots] & (tree.weights[slots] > 0)
             if accepts is not None:
-                at = np.flatnonzero(taken)
-                taken[at] = accepts(slots[at])
+                indexes = np.flatnonzero(taken)
+                taken[indexes] = accepts(slots[indexes])
             return taken
 
         draw = _Draw(is_drawable, tree, takes, self.rng)
@@ -258,10 +258,10 @@ class PrioritizedChooser:
     def _columns(
         self, memory: StepMemory, priorities: StepPriorities, slots: Integers, total: float | None
     ) -> Columns:
-        seqs, own = memory.records[SEQ][slots], priorities.values[slots]
+        seqs, values = memory.records[SEQ][slots], priorities.values[slots]
         columns = self.sampler.columns_of(
             seqs,
-            own,
+            values,
             alpha=priorities.alpha,
             total=total,
             least=lambda: priorities.least(memory.links["flags"]),
@@ -287,18 +287,18 @@ class _Draw:
 
     def with_replacement(self, n: int) -> Integers:
         """Return n slots, each drawn on its own; fewer if there is none."""
-        found, size = np.zeros(0, np.int64), n + n // 16 + 4
-        while len(found) < n:
+        chosen, size = np.zeros(0, np.int64), n + n // 16 + 4
+        while len(chosen) < n:
             slots = self.tree.slots_at(self.rng.random(size))
             slots = slots[self.takes(slots)]
-            found = np.concatenate([found, slots]) if len(found) else slots
+            chosen = np.concatenate([chosen, slots]) if len(chosen) else slots
             share = len(slots) / size
-            if len(found) < n and share < LOWEST_WEIGHTED_SHARE:
+            if len(chosen) < n and share < LOWEST_WEIGHTED_SHARE:
                 every, weights = self._all()
-                more: Integers = every[_at(weights, self.rng.random(n - len(found)))]
-                return np.concatenate([found, more])
-            size = int(1.2 * (n - len(found)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
-        return found[:n]
+                more: Integers = every[_at(weights, self.rng.random(n - len(chosen)))]
+                return np.concatenate([chosen, more])
+            size = int(1.2 * (n - len(chosen)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
+        return chosen[:n]
 
     def distinct(self, n: int) -> Integers:
         """Return n distinct slots; fewer if there are fewer.
@@ -306,22 +306,22 @@ class _Draw:
         Slots drawn with replacement, without repeats, are drawn by weight from the rest.
         """
         n = min(n, len(self.is_drawable))
-        found, size = np.zeros(0, np.int64), n + n // 16 + 4
-        while len(found) < n:
+        chosen, size = np.zeros(0, np.int64), n + n // 16 + 4
+        while len(chosen) < n:
             slots = self.tree.slots_at(self.rng.random(size))
-            both = np.concatenate([found, slots[self.takes(slots)]])
+            both = np.concatenate([chosen, slots[self.takes(slots)]])
             _, first = np.unique(both, return_index=True)
-            share = (len(first) - len(found)) / size
-            found = both[np.sort(first)]
-            if len(found) < n and share < LOWEST_WEIGHTED_SHARE:
-                return np.concatenate([found, self._rest(found, n - len(found))])
-            size = int(1.2 * (n - len(found)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
-        return found[:n]
+            share = (len(first) - len(chosen)) / size
+            chosen = both[np.sort(first)]
+            if len(chosen) < n and share < LOWEST_WEIGHTED_SHARE:
+                return np.concatenate([chosen, self._rest(chosen, n - len(chosen))])
+            size = int(1.2 * (n - len(chosen)) / max(share, LOWEST_WEIGHTED_SHARE)) + 16
+        return chosen[:n]
 
-    def _rest(self, found: Integers, n: int) -> Integers:
+    def _rest(self, chosen: Integers, n: int) -> Integers:
         """Return n more slots by a race of all others (Efraimidis and Spirakis 2006)."""
         every, weights = self._all()
-        is_left = ~np.isin(every, found)
+        is_left = ~np.isin(every, chosen)
         every, weights = every[is_left], weights[is_left]
         times = self.rng.exponential(size=len(every)) / weights
         rest: Integers = every[np.argsort(times, kind="stable")[:n]]
@@ -340,16 +340,16 @@ class _Draw:
         if has_condition:
             slots = (order[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
             slots = slots[self.is_drawable[slots]]
-            found: Integers = slots[_at(self.tree.weights[slots], fractions)]
+            chosen: Integers = slots[_at(self.tree.weights[slots], fractions)]
         else:
-            found = self.tree.slots_in_order(fractions, order)
-        missing = np.flatnonzero(~self.takes(found))
+            chosen = self.tree.slots_in_order(fractions, order)
+        missing = np.flatnonzero(~self.takes(chosen))
         if len(missing):
             others = self.with_replacement(len(missing))
             if not len(others):
                 return others
-            found[missing] = others
-        return found
+            chosen[missing] = others
+        return chosen
 
     def _all(self) -> tuple[Integers, Reals]:
         """Return all slots that can be taken, and their weights."""
@@ -364,8 +364,8 @@ def _at(weights: Reals, fractions: Reals) -> Integers:
     if not len(ends) or not ends[-1] > 0:
         return np.zeros(0, np.int64)
     last = int(np.flatnonzero(weights)[-1])
-    found: Integers = ends.searchsorted(fractions * ends[-1], side="right")
-    return np.minimum(found, last)
+    places: Integers = ends.searchsorted(fractions * ends[-1], side="right")
+    return np.minimum(places, last)
 
 
 # Most steps may be drawn: a few blocks more than have as many are enough.
@@ -393,7 +393,7 @@ class OneEndChooser:
         blocks = memory.blocks
         numbers = blocks.numbers()
         numbers = numbers[::-1] if self.newest else numbers
-        found: list[Integers] = [np.zeros(0, np.int64)]
+        parts: list[Integers] = [np.zeros(0, np.int64)]
         start, size, missing = 0, n // BLOCK + _SPARE, n
         while missing > 0 and start < len(numbers):
             slots = blocks.slots_in(numbers[start : start + size])
@@ -401,10 +401,10 @@ class OneEndChooser:
             slots = slots[is_drawable[slots]]
             if accepts is not None:
                 slots = slots[accepts(slots)]
-            found.append(slots[:missing])
-            missing -= len(found[-1])
+            parts.append(slots[:missing])
+            missing -= len(parts[-1])
             start, size = start + size, 2 * size
-        return Chosen(np.concatenate(found))
+        return Chosen(np.concatenate(parts))
 
 
 def _uniform(sampler: RandomSampler) -> Chooser:
@@ -435,8 +435,8 @@ def chooser_of(
     if sampler is None:
         return UniformChooser(rng, True)
     if type(sampler) is PrioritizedSampler:
-        own = rng if sampler.seed is None else sampler.generator()
-        return PrioritizedChooser(sampler, own, has_condition)
+        generator = rng if sampler.seed is None else sampler.generator()
+        return PrioritizedChooser(sampler, generator, has_condition)
     chooser = _CHOOSERS.get(type(checked_sampler(sampler)))
     if chooser is None:
         names = ", ".join(kind.__name__ for kind in _CHOOSERS)

@@ -10,9 +10,8 @@ from sqlbuffer.batches.step_table import NO_TERMINATED, NO_TRUNCATED, NONE, TERM
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.mirror.memory.records import AGENT, SEQ, STEP, TASK
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.query.paths import DECLARED, Field
 from sqlbuffer.query.query_filter import NumberColumn, TextColumn, matching
-from sqlbuffer.query.tree import EVERYTHING, Leaf, Node
+from sqlbuffer.query.tree import DECLARED, EVERYTHING, Field, Leaf, Node
 
 Integers = NDArray[np.int64]
 Column = NumberColumn | TextColumn
@@ -101,13 +100,15 @@ def _version(memory: StepMemory, slots: Integers) -> Column:
 
 def _session(memory: StepMemory, slots: Integers) -> Column:
     distinct, index = np.unique(memory.limits.session[slots], return_inverse=True)
-    return TextColumn([memory.limits.session_keys.get(each) for each in distinct.tolist()], index)
+    return TextColumn(
+        [memory.limits.session_keys.get(number) for number in distinct.tolist()], index
+    )
 
 
 def _episode(memory: StepMemory, slots: Integers) -> Column:
     distinct, index = np.unique(memory.links["episode"][slots], return_inverse=True)
     keys = memory.episodes.keys
-    texts: list[Any] = [None if each == NONE else keys[each] for each in distinct.tolist()]
+    texts: list[Any] = [None if number == NONE else keys[number] for number in distinct.tolist()]
     return TextColumn(texts, index)
 
 
@@ -178,8 +179,10 @@ class MatchingSteps:
 
 
 def _updated(memory: StepMemory, node: Node, flags: Flags, slots: Integers) -> Flags:
-    """Look at slots, and return the flags."""
+    """Compute the flags of some slots again, in place."""
     flags[slots] = False
-    own = slots[memory.is_drawable[slots]]
-    flags[own] = matching(node, len(own), lambda field: step_column(memory, field, own))
+    drawable = slots[memory.is_drawable[slots]]
+    flags[drawable] = matching(
+        node, len(drawable), lambda field: step_column(memory, field, drawable)
+    )
     return flags

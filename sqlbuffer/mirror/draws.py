@@ -103,28 +103,28 @@ class TransitionTable:
 
     def _with_steps_before(self, slots: Integers) -> Integers:
         """Return slots and those of the steps whose transitions reach them."""
-        prev, found = self._memory.links["prev"], [slots]
+        prev, runs = self._memory.links["prev"], [slots]
         for _ in range(self._n_step):
-            before = prev[found[-1]].astype(np.int64)
-            found.append(before[before != NONE])
-            if not len(found[-1]):
+            before = prev[runs[-1]].astype(np.int64)
+            runs.append(before[before != NONE])
+            if not len(runs[-1]):
                 break
-        return np.unique(np.concatenate(found))
+        return np.unique(np.concatenate(runs))
 
     def _update(self, slots: Integers) -> None:
         table, is_drawable = self._rows, self._memory.is_drawable
         size = min(_PAGE, self._n_at_once(slots))
         for start in range(0, len(slots), size):
-            own = slots[start : start + size]
-            plan = self._plan(own)
-            rows = np.zeros(len(own), _ROW)
+            part = slots[start : start + size]
+            plan = self._plan(part)
+            rows = np.zeros(len(part), _ROW)
             rows["reward"] = as_float32(plan.returns.reward)
             rows["discount"] = plan.returns.discount
             rows["m"], rows["terminated"] = plan.returns.m, plan.returns.terminated
             rows["after"], rows["is_final"] = plan.after, plan.is_final
             rows["truncated"] = plan.truncated
-            table[own] = rows
-            self._is_accepted[own] = plan.accepted & is_drawable[own]
+            table[part] = rows
+            self._is_accepted[part] = plan.accepted & is_drawable[part]
 
     def plan(self, slots: Integers) -> TransitionPlan:
         """Return the plan of steps that are accepted."""
@@ -186,25 +186,25 @@ class MemoryBatches:
             else None
         )
 
-    def draw(self, chooser: Chooser, n: int, wanted: Flags | None = None) -> Batch:
+    def draw(self, chooser: Chooser, n: int, matching: Flags | None = None) -> Batch:
         """Return n items, or fewer if there are fewer.
 
         Args:
             chooser: Chooses their keys.
             n: Number of items.
-            wanted: True for slots whose step may be a key; None: all that may be drawn.
+            matching: True for slots whose step may be a key; None: all that may be drawn.
         """
         memory, table = self.memory, self._table
         if n:
-            self._refuse_single(wanted)
+            self._refuse_single(matching)
         if table is not None and not memory.episodes.n_aborted:
             accepted = table.accepted(n)
             if accepted is not None:
                 # As without the table: a seed draws the same steps either way.
-                chosen = chooser.choose(memory, self.keys(wanted), n, accepted.__getitem__)
+                chosen = chooser.choose(memory, self.keys(matching), n, accepted.__getitem__)
                 return self._batch(table.plan(chosen.slots), chosen.columns)
         if self._maker.accepts_all:
-            chosen = chooser.choose(memory, self.keys(wanted), n)
+            chosen = chooser.choose(memory, self.keys(matching), n)
             return self._batch(self._maker.plan(chosen.slots), chosen.columns)
         plans: list[Plan] = []
 
@@ -215,13 +215,13 @@ class MemoryBatches:
             plans.append(self._maker.plan(slots))
             return plans[-1].accepted
 
-        chosen = chooser.choose(memory, self.keys(wanted), n, accepts)
+        chosen = chooser.choose(memory, self.keys(matching), n, accepts)
         return self._batch(self._planned(chosen.slots, plans), chosen.columns)
 
-    def keys(self, wanted: Flags | None = None) -> Flags:
+    def keys(self, matching: Flags | None = None) -> Flags:
         """Return which slots have a key that may be drawn, shape (n_used,); see `draw`."""
         memory = self.memory
-        keys = memory.is_drawable[: memory.blocks.n_used] if wanted is None else wanted
+        keys = memory.is_drawable[: memory.blocks.n_used] if matching is None else matching
         are_keys = self._is_key.now()
         if are_keys is not None:
             keys = keys & are_keys
@@ -229,14 +229,14 @@ class MemoryBatches:
                 keys &= self._first_runs.of(are_keys)
         return keys
 
-    def accepted(self, slots: Integers, wanted: Flags | None = None) -> Flags:
+    def accepted(self, slots: Integers, matching: Flags | None = None) -> Flags:
         """Return of which slots an item can be made that may be drawn; see `draw`."""
-        self._refuse_single(wanted)
-        accepted = self.keys(wanted)[slots]
+        self._refuse_single(matching)
+        accepted = self.keys(matching)[slots]
         if self._maker.accepts_all:
             return accepted
-        at = np.flatnonzero(accepted)
-        accepted[at] = self._accepted(slots[at], self._n_at_once(slots[at]))
+        indexes = np.flatnonzero(accepted)
+        accepted[indexes] = self._accepted(slots[indexes], self._n_at_once(slots[indexes]))
         return accepted
 
     def read(self, slots: Integers) -> Batch:
@@ -250,9 +250,9 @@ class MemoryBatches:
                 warn_of_single_steps(*self._buffer, self._n_step)
         return self._maker.batch(plan, columns)
 
-    def _refuse_single(self, wanted: Flags | None) -> None:
+    def _refuse_single(self, matching: Flags | None) -> None:
         if self._refused is not None:
-            self._refused.refuse(self.keys(wanted))
+            self._refused.refuse(self.keys(matching))
 
     def _accepted(self, slots: Integers, size: int) -> Flags:
         pages = [
@@ -265,11 +265,11 @@ class MemoryBatches:
         return max(1, _MOST_STEPS // max(1, self._maker.n_steps(slots)))
 
     def _planned(self, slots: Integers, plans: list[Plan]) -> Plan:
-        """Return the plan of slots: mostly it was made to find out whether they are accepted."""
+        """Return the plan of slots, from the plan that found them accepted if there is one."""
         if len(plans) == 1:
-            at = np.flatnonzero(plans[0].accepted)[: len(slots)]
-            if np.array_equal(plans[0].slots[at], slots):
-                part: Plan = self._maker.taken(plans[0], at)
+            indexes = np.flatnonzero(plans[0].accepted)[: len(slots)]
+            if np.array_equal(plans[0].slots[indexes], slots):
+                part: Plan = self._maker.taken(plans[0], indexes)
                 return part
         plan: Plan = self._maker.plan(slots)
         return plan
@@ -452,13 +452,15 @@ class MemoryDraws:
         if not self._refreshing.is_cut_off:  # they wait, and the draw would wait with them
             self._store.own_writes.store_before_draw(n, self.n_steps)
 
-        def drawn(maker: MemoryBatches, wanted: "Flags | None") -> "tuple[Batch, int, int | None]":
+        def draw_from(
+            maker: MemoryBatches, matching: "Flags | None"
+        ) -> "tuple[Batch, int, int | None]":
             memory = maker.memory
-            return maker.draw(chooser, n, wanted), memory.high, memory.clock
+            return maker.draw(chooser, n, matching), memory.high, memory.clock
 
         n_drawn, n_counted = 0, self.accounts.begin(n)
         try:
-            batch, head, clock = self.read(form, node, drawn)
+            batch, head, clock = self.read(form, node, draw_from)
             n_found = batch.n_rows
             if n_found < n:
                 check_sufficient(n_found, n, True, lambda: self.shortage(node, sampler, form))
@@ -510,28 +512,30 @@ class MemoryDraws:
             ),
         )  # fmt: skip
 
-    def _form_of(self, given: tuple[Any, ...], made: Callable[[], F]) -> F:
+    def _form_of(self, arguments: tuple[Any, ...], make: Callable[[], F]) -> F:
         """Return the form that was made for these arguments, or make it."""
         try:
-            key = _key_of(given)
+            key = _key_of(arguments)
             known = self._forms.get(key)
         except Exception:  # values that cannot be hashed or compared
-            return made()  # raises the right error
+            return make()  # raises the right error
         if known is None:
-            known = made()
+            known = make()
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
             self._forms[key] = known
         form: F = known
         return form
 
-    def read(self, form: Form, node: Node, made: Callable[[MemoryBatches, Flags | None], T]) -> T:
+    def read(
+        self, form: Form, node: Node, compute: Callable[[MemoryBatches, Flags | None], T]
+    ) -> T:
         """Return a result made from the steps as they are now.
 
         Args:
             form: Form of the items.
             node: Condition that first steps must match.
-            made: Function that is called with the maker and with flags of slots whose steps match;
+            compute: Function that is called with the maker, and flags of slots whose steps match;
                 None if all match.
         """
         self._refreshing.prepare()
@@ -540,13 +544,13 @@ class MemoryDraws:
         def of_memory(memory: "StepMemory") -> "T":
             if memory.n_live < self._min_size:
                 self._check_size(memory)
-            wanted = None if node is EVERYTHING else self._matching.of(memory, node)
-            return made(self._maker(memory, form), wanted)
+            matching = None if node is EVERYTHING else self._matching.of(memory, node)
+            return compute(self._maker(memory, form), matching)
 
         return self._refreshing.read(of_memory)
 
     def _maker(self, memory: StepMemory, form: Form) -> MemoryBatches:
-        """Return what makes batches of a form; it remembers what earlier draws found out."""
+        """Return the maker of batches of a form, which remembers the steps it accepts."""
         known = self._makers.get(form)
         if known is None or known.memory is not memory:
             # One of another memory would keep all of its steps.
@@ -567,14 +571,13 @@ class MemoryDraws:
             raise InsufficientDataError(below_min_size(name, n, needed, why_none))
 
 
-def _key_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments as a key."""
+def _key_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
-        hash(given)
+        hash(arguments)
     except TypeError:
         return tuple(
-            frozenset(each.items()) if isinstance(each, Mapping)
-            else tuple(each) if isinstance(each, list) else each
-            for each in given
+            frozenset(argument.items()) if isinstance(argument, Mapping)
+            else tuple(argument) if isinstance(argument, list) else argument
+            for argument in arguments
         )  # fmt: skip
-    return given
+    return arguments

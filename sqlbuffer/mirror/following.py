@@ -33,7 +33,7 @@ from sqlbuffer.mirror.memory.records import FIRST_BYTES, Tails, kept_layout, slo
 from sqlbuffer.mirror.memory.step_memory import LIMIT_BYTES, StepChanges, StepMemory
 from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
-from sqlbuffer.mirror.sharing.publishing import Publisher
+from sqlbuffer.mirror.sharing import Publisher
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.retrying import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
@@ -99,13 +99,13 @@ class Filling:
         """
         self._check(n_steps)
         retention = self._config.retention
-        wanted = max(2 * n_steps, FEWEST_SLOTS)
+        n_slots = max(2 * n_steps, FEWEST_SLOTS)
         is_ring = retention.evict_by == "row" and not self._selects
         if is_ring and retention.max_capacity is not None:
             full = int(retention.max_capacity * (1 + SLACK)) + FEWEST_SLOTS
-            wanted = full if self._allocate is None else min(wanted, full)
+            n_slots = full if self._allocate is None else min(n_slots, full)
         memory = self.memory_of(
-            min(wanted, self._most_slots), FIRST_BYTES, self._allocate or zeroed
+            min(n_slots, self._most_slots), FIRST_BYTES, self._allocate or zeroed
         )
         if self._alpha is not None:
             memory.priorities = StepPriorities(memory.n_slots, self._alpha)
@@ -213,11 +213,11 @@ class Filling:
     def commit(self, look: "Look") -> None:
         """Make the state of a look the one that is drawn from."""
         news, memory = look.news, look.memory
-        now, sampling, selection = news.state, self._config.sampling, news.selection
-        memory.low, memory.high, memory.clock = now.low, now.high, now.clock
+        state, sampling, selection = news.state, self._config.sampling, news.selection
+        memory.low, memory.high, memory.clock = state.low, state.high, state.clock
         limits = (
-            oldest_version(now.clock, sampling.max_staleness),
-            now.session if sampling.current_session_only else None,
+            oldest_version(state.clock, sampling.max_staleness),
+            state.session if sampling.current_session_only else None,
         )
         changes = StepChanges(
             marks=news.marks,
@@ -228,9 +228,9 @@ class Filling:
             sessions=look.sessions,
             limits=limits,
         )
-        memory.commit(now.low, changes)
+        memory.commit(state.low, changes)
         if memory.priorities is not None:
-            memory.priorities.is_limited = bool(now.has_quarantine) or limits != (None, None)
+            memory.priorities.is_limited = bool(state.has_quarantine) or limits != (None, None)
             _read_priorities(memory, *news.priorities)
 
 
@@ -249,12 +249,12 @@ def _read_priorities(
     memory: StepMemory, seqs: NDArray[np.int64], values: NDArray[np.float64]
 ) -> None:
     """Take priorities from the database; those that were set here and are not written yet stay."""
-    own = memory.priorities
-    if own is None or not len(seqs):
+    priorities = memory.priorities
+    if priorities is None or not len(seqs):
         return
     slots, is_live = live_slots(memory, seqs)
-    is_taken = is_live & ~own.is_own[slots]
-    own.set(slots[is_taken], values[is_taken], memory.is_drawable)
+    is_taken = is_live & ~priorities.is_own[slots]
+    priorities.set(slots[is_taken], values[is_taken], memory.is_drawable)
 
 
 def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
@@ -264,7 +264,7 @@ def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
 
 
 def _fewer_fields(layout: Layout) -> str:
-    """Return what would be left without the largest field, as the end of a message."""
+    """Return the end of a message: the size without the largest field."""
     sizes = {name: layout.record[name].itemsize for name in layout.specs}
     if len(sizes) < 2:
         return ""
@@ -367,11 +367,11 @@ class Refreshing:
         self._thread.start()
 
     def _find(self, publisher: Publisher) -> bool:
-        """Go on from what an earlier follower has left; False: there is nothing."""
-        found = publisher.found(self._filling.memory_of)
-        if found is None:
+        """Continue from the state of an earlier follower; return False if there is none."""
+        published = publisher.existing_memory(self._filling.memory_of)
+        if published is None:
             return False
-        self.memory, cursor = found
+        self.memory, cursor = published
         self._feed.resume(cursor)
         assert self._feed.state is not None
         self.state = self._feed.state
@@ -435,7 +435,7 @@ class Refreshing:
             self._publisher.looked(self._looked_at)
 
     def _write(self, write_s: float) -> StorageError | None:
-        """Write the priorities that were set; return why it failed, if a look may not."""
+        """Write the priorities that were set; return an error that must not stop the look."""
         if self._looked_at == float("-inf"):
             return None
         try:
@@ -462,7 +462,7 @@ class Refreshing:
         self._looked_at, self._n_commits = began_at, n_own
 
     def _take(self, look: Look) -> None:
-        """Make the state that a look has read the one that is drawn from."""
+        """Make the state of a look the one that draws see."""
         self._has_begun = True
         news, publisher = look.news, self._publisher
         with ExitStack() as stack:
@@ -485,22 +485,22 @@ class Refreshing:
             self._is_torn = False
         self._has_begun = False
 
-    def _keep_own(self, now: BufferState) -> None:
-        """Keep priorities that were set since they were written, if it is the same buffer still."""
-        if self._looked_at != float("-inf") and self.state.created_at == now.created_at:
+    def _keep_own(self, state: BufferState) -> None:
+        """Keep priorities set since the last write, unless the buffer is another one."""
+        if self._looked_at != float("-inf") and self.state.created_at == state.created_at:
             self._own.keep(self.memory)
 
     def _hold(self, stack: ExitStack) -> None:
-        """Keep draws out until the look ends, because the memory changes."""
+        """Block draws until the look ends, because the memory changes."""
         stack.enter_context(self.lock)
         self._is_torn = True
         if self._publisher is not None:
             self._publisher.hold()
 
-    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+    def read(self, compute: Callable[[StepMemory], Made]) -> Made:
         """Return a function's result for the steps, which do not change until it returns."""
         with self.lock:
-            return made(self.memory)
+            return compute(self.memory)
 
     def prepare(self) -> None:
         """Take what this process has written, before a draw.
@@ -524,7 +524,7 @@ class Refreshing:
             check_lag(self._store.info.name, self.lag_s, self._max_lag_s, self._error)
 
     def _check_open(self) -> None:
-        """Raise where the mirror cannot be used; read the buffer again after a look that failed."""
+        """Raise if the mirror cannot be used; read the buffer again after a failed look."""
         check_open(self._closed, self._pid)
         if self._is_torn:
             self.refresh_once()
@@ -626,12 +626,12 @@ def _follow(
     pause: Callable[[float], object],
     refresh_s: float,
 ) -> None:
-    """Look again and again, until the mirror is closed or garbage-collected."""
+    """Look repeatedly, until the mirror is closed or garbage-collected."""
     while not closed.is_set():
         pause(refresh_s)
-        own = refreshing()
-        if own is None or own._pid != os.getpid() or closed.is_set():
+        follower = refreshing()
+        if follower is None or follower._pid != os.getpid() or closed.is_set():
             return
         with suppress(Exception):  # kept, for `lag` and for draws
-            own.refresh_once(refresh_s)
-        del own
+            follower.refresh_once(refresh_s)
+        del follower

@@ -82,69 +82,71 @@ class MirrorSource:
         is_few = isinstance(self._form, TrajectoryForm) or self._node != EVERYTHING
         is_few = is_few or self._draws.selects
 
-        def found(maker: MemoryBatches, wanted: Flags | None) -> SourceWindow:
+        def window_of(maker: MemoryBatches, matching: Flags | None) -> SourceWindow:
             low, high = maker.memory.low, maker.memory.high
-            return SourceWindow(low, max(low, high), _keys(maker, wanted) if is_few else None)
+            return SourceWindow(low, max(low, high), _keys(maker, matching) if is_few else None)
 
-        return self._draws.read(self._form, self._node, found)
+        return self._draws.read(self._form, self._node, window_of)
 
-    def n_made(self) -> int:
+    def n_possible(self) -> int:
         """Return how many things can be made at this moment."""
-        return len(self.made())
+        return len(self.possible_keys())
 
-    def made(self) -> Intervals:
+    def possible_keys(self) -> Intervals:
         """Return the keys of all things that can be made at this moment."""
         self._store.own_writes.store()
 
-        def found(maker: MemoryBatches, wanted: Flags | None) -> Intervals:
-            slots = np.flatnonzero(maker.keys(wanted))
-            slots = slots[maker.accepted(slots, wanted)]
+        def keys_of(maker: MemoryBatches, matching: Flags | None) -> Intervals:
+            slots = np.flatnonzero(maker.keys(matching))
+            slots = slots[maker.accepted(slots, matching)]
             return Intervals(np.sort(maker.memory.records[SEQ][slots]))
 
-        return self._draws.read(self._form, self._node, found)
+        return self._draws.read(self._form, self._node, keys_of)
 
     def numbers(self) -> Intervals:
         """Return the keys of all items that exist now, which are those that can be made."""
-        return self.made()
+        return self.possible_keys()
 
     def catch_up(self, seq: int) -> None:
         """Read the buffer, unless the mirror knows a step."""
         self._draws.catch_up(seq)
 
-    def next(self, order: PassOrder, at: Place, n: int) -> tuple[Batch | None, Place]:
+    def next(self, order: PassOrder, place: Place, n: int) -> tuple[Batch | None, Place]:
         """Return the next n things of a pass, fewer at its end and None after it; and the place
         behind them.
         """
 
-        def found(
-            maker: MemoryBatches, wanted: Flags | None
+        def next_of(
+            maker: MemoryBatches, matching: Flags | None
         ) -> tuple[Batch | None, Place, int | None]:
-            return *_next(maker, wanted, order, at, n), maker.memory.clock
+            return *_next(maker, matching, order, place, n), maker.memory.clock
 
-        batch, behind, clock = self._draws.read(self._form, self._node, found)
+        batch, behind, clock = self._draws.read(self._form, self._node, next_of)
         if batch is not None:
             self._draws.accounts.log_pass(batch, clock)
         return batch, behind
 
 
-def _keys(maker: MemoryBatches, wanted: Flags | None) -> Numbers:
+def _keys(maker: MemoryBatches, matching: Flags | None) -> Numbers:
     """Return the numbers of all keys, ascending."""
-    found: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(wanted))])
-    return found
+    seqs: Numbers = np.sort(maker.memory.records[SEQ][np.flatnonzero(maker.keys(matching))])
+    return seqs
 
 
 def _next(
-    maker: MemoryBatches, wanted: Flags | None, order: PassOrder, at: Place, n: int
+    maker: MemoryBatches, matching: Flags | None, order: PassOrder, place: Place, n: int
 ) -> tuple[Batch | None, Place]:
     blocks = maker.memory.blocks
 
-    def made(numbers: Numbers) -> Numbers:
+    def usable(numbers: Numbers) -> Numbers:
         slots = blocks.slots_of(numbers)
         hits = np.flatnonzero(slots != NONE)
-        return hits[maker.accepted(slots[hits], wanted)]
+        return hits[maker.accepted(slots[hits], matching)]
 
-    keys, at = next_keys(order, at, n, maker.memory.low, lambda: _keys(maker, wanted), made)
-    return (maker.read(blocks.slots_of(keys)) if keys.size else None), at
+    keys, place = next_keys(
+        order, place, n, maker.memory.low, lambda: _keys(maker, matching), usable
+    )
+    return (maker.read(blocks.slots_of(keys)) if keys.size else None), place
 
 
 def open_mirror_loader(

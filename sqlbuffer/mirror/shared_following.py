@@ -19,16 +19,14 @@ from sqlbuffer.mirror.accounts import Integers, Reals
 from sqlbuffer.mirror.following import Refreshing, check_lag, check_open, may_pass
 from sqlbuffer.mirror.memory.step_memory import StepMemory
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
-from sqlbuffer.mirror.sharing.publishing import (
+from sqlbuffer.mirror.sharing import (
+    Counter,
     Publisher,
     Replica,
     SharedPlace,
     identity_of,
     open_replica,
     place_of,
-)
-from sqlbuffer.mirror.sharing.segment import (
-    Counter,
 )
 from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.database.errors import ConnectionLost
@@ -103,21 +101,17 @@ class SharedFollowing:
         if not self._place.try_to_follow():
             return False
         publisher = Publisher(self._place, self._about)
-        own = Refreshing(self._store, self._settings, publisher)
+        refreshing = Refreshing(self._store, self._settings, publisher)
         try:
-            own.start()
+            refreshing.start()
         except BaseException:
             self._place.stop_following()
             raise
-        self._own, self._replica = own, None
+        self._own, self._replica = refreshing, None
         return True
 
     def _attach(self) -> bool:
-        """Find the memory of the process that follows; False: there is none yet.
-
-        Raises:
-            BufferConfigError: It is the mirror of another buffer.
-        """
+        """Map the memory of the following process; return False if there is none yet."""
         try:
             replica = open_replica(self._place.path, self._about, self._settings)
         except FileNotFoundError:
@@ -178,7 +172,7 @@ class SharedFollowing:
             time.sleep(0.002)
         self._own.refresh_once()
 
-    def read(self, made: Callable[[StepMemory], Made]) -> Made:
+    def read(self, compute: Callable[[StepMemory], Made]) -> Made:
         """Return a function's result for the steps in one state of the buffer.
 
         If the follower changes the memory before the function returns, the function is called
@@ -195,20 +189,20 @@ class SharedFollowing:
                 if not generation & 1:
                     try:
                         replica.update(generation)
-                        found = made(replica.memory)
+                        result = compute(replica.memory)
                     except Exception:
                         # Half of the read data may be of another state.
                         if replica.segment.get(Counter.GENERATION) == generation:
                             raise
                     else:
                         if replica.segment.get(Counter.GENERATION) == generation:
-                            return found
+                            return result
                     continue
             deadline = deadline or time.monotonic() + WAIT_S
             if time.monotonic() > deadline:
                 raise self._no_answer()
             time.sleep(_PAUSE_S)
-        return self._own.read(made)
+        return self._own.read(compute)
 
     def _current(self) -> Replica:
         """Return the replica of the segment that is in use now."""
@@ -303,15 +297,15 @@ def _error_of(replica: Replica) -> Exception | None:
     name, _, text = replica.segment.error.partition(": ")
     if not name:
         return None
-    found = getattr(errors, name, StorageError)
-    made: Exception = found(text)
-    return made
+    kind = getattr(errors, name, StorageError)
+    error: Exception = kind(text)
+    return error
 
 
 def _watch(following: "ref[SharedFollowing]", closed: threading.Event) -> None:
     """Take over from the process that follows, when it ends."""
     while not closed.wait(WATCH_S):
-        own = following()
-        if own is None or own._pid != os.getpid() or own.take_over():
+        follower = following()
+        if follower is None or follower._pid != os.getpid() or follower.take_over():
             return
-        del own
+        del follower

@@ -18,8 +18,7 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, escape_key, unhex_text, untag_float
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.query.paths import DECLARED, Field, Segment
-from sqlbuffer.query.tree import Group, Leaf, Node, check
+from sqlbuffer.query.tree import DECLARED, Field, Group, Leaf, Node, Segment, check
 from sqlbuffer.steps import DataRow
 
 
@@ -133,8 +132,8 @@ class QueryFilter:
         Raises:
             ArgumentError: One of them is not a `DataRow`.
         """
-        given = checked_iterable(rows, "rows", "a list of rows such as list(buffer)")
-        return [row for row in given if self._matches(self._node, checked_row(row, "each of rows"))]
+        items = checked_iterable(rows, "rows", "a list of rows such as list(buffer)")
+        return [row for row in items if self._matches(self._node, checked_row(row, "each of rows"))]
 
     def _matches(self, node: Node, row: DataRow) -> bool:
         if isinstance(node, Group):
@@ -157,9 +156,7 @@ def checked_row(row: Any, name: str) -> DataRow:
 
 
 def _declared_value(spec: FieldSpec, row: DataRow) -> Any:
-    """Return the value of a typed field as the tagged tree that the database holds: that of a row
-    that is not stored yet as it will be.
-    """
+    """Return a typed field as the tagged tree in the database, also of a row not yet stored."""
     value = row.fields.get(spec.name)
     if value is None and row.seq is None:
         value = spec.default_value
@@ -225,7 +222,6 @@ def _is_member(value: Any, target: Any) -> bool:
 
 
 def _is_same(value: Any, target: Any) -> bool:
-    """Compare two tagged trees."""
     if isinstance(target, dict):
         return (
             isinstance(value, dict)
@@ -316,21 +312,21 @@ def matching(node: Node, n: int, column: Callable[[Field], NumberColumn | TextCo
         [False, False, True]
     """
     if isinstance(node, Leaf):
-        own = column(node.field)
-        if isinstance(own, NumberColumn):
-            return _meet(node, own)
-        found: Flags = np.array([meets(node, text) for text in own.texts], bool)[own.index]
-        return found
+        values = column(node.field)
+        if isinstance(values, NumberColumn):
+            return _meet(node, values)
+        matches: Flags = np.array([meets(node, text) for text in values.texts], bool)[values.index]
+        return matches
     return _joined(node, n, column)
 
 
 def _joined(group: Group, n: int, column: Callable[[Field], NumberColumn | TextColumn]) -> Flags:
     is_all = group.kind == "all"
-    found: Flags = np.full(n, is_all)
+    flags: Flags = np.full(n, is_all)
     for part in group.parts:
-        own = matching(part, n, column)
-        found = found & own if is_all else found | own
-    return found
+        part_flags = matching(part, n, column)
+        flags = flags & part_flags if is_all else flags | part_flags
+    return flags
 
 
 def _meet(leaf: Leaf, column: NumberColumn) -> Flags:
@@ -341,12 +337,12 @@ def _meet(leaf: Leaf, column: NumberColumn) -> Flags:
     if leaf.op == "like":  # a number contains nothing, and is in nothing
         return np.zeros(len(values), bool)
     if leaf.op == "in":
-        found = _are_members(leaf.value, values) & there
+        flags = _are_members(leaf.value, values) & there
         if not isinstance(leaf.value, str) and None in leaf.value:
-            found = found | ~there
+            flags = flags | ~there
     else:
-        found = _compare_arrays(leaf.op, values, leaf.value) & there
-    return ~found if leaf.negated else found
+        flags = _compare_arrays(leaf.op, values, leaf.value) & there
+    return ~flags if leaf.negated else flags
 
 
 def _are_members(members: Any, values: NDArray[Any]) -> Flags:
@@ -363,9 +359,9 @@ def _compare_arrays(op: str, values: NDArray[Any], target: Any) -> Flags:
     bound_op, bound = _bound(op, values, target)
     if bound_op == "const":
         return np.full(len(values), bool(bound))
-    own = values.astype(_wide(values), copy=False)
-    found: Flags = np.asarray(_ARRAY_ORDER[bound_op](own, bound))
-    return found
+    wide = values.astype(_wide(values), copy=False)
+    flags: Flags = np.asarray(_ARRAY_ORDER[bound_op](wide, bound))
+    return flags
 
 
 def _bound(op: str, values: NDArray[Any], target: Any) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.plain_values import escape_key
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
-from sqlbuffer.query.paths import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
+from sqlbuffer.query.tree import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
 
 PAYLOADS = ("state", "actions", "messages", "extra")
 PLAIN = ("reward_t", "adv_t", "v_t", "terminated", "truncated")
@@ -102,56 +102,56 @@ def _add(tree: Any, path: Sequence[Segment]) -> None:
     tree[last] = None
 
 
-def pruned(node: Any, wanted: Tree) -> Any:
+def pruned(node: Any, selected: Tree) -> Any:
     """Return the wanted parts of a tagged tree, or `MISSING`.
 
     A key wanted of a list is wanted of each of its items. A list keeps its length: items that have
     nothing of what is wanted are null.
     """
-    if wanted is None:
+    if selected is None:
         return node
     if isinstance(node, list):
-        return _pruned_items(node, wanted)
+        return _pruned_items(node, selected)
     if not isinstance(node, dict):
         return MISSING
     tag = tag_of(node)
     if tag in _ITEMS:
-        items = _pruned_items(node[tag], wanted)
+        items = _pruned_items(node[tag], selected)
         # A set's members may be equal after their other parts were removed.
         return items if items is MISSING or tag != "$tuple" else {tag: items}
     if tag == "$dict":
-        return _pruned_pairs(node[tag], wanted)
-    return MISSING if tag is not None else _pruned_dict(node, wanted)
+        return _pruned_pairs(node[tag], selected)
+    return MISSING if tag is not None else _pruned_dict(node, selected)
 
 
-def _pruned_dict(node: dict[str, Any], wanted: dict[Segment, Any]) -> Any:
-    named = ((escape_key(str(segment)), inside) for segment, inside in wanted.items())
-    found = {key: pruned(node[key], inside) for key, inside in named if key in node}
-    return {key: value for key, value in found.items() if value is not MISSING} or MISSING
+def _pruned_dict(node: dict[str, Any], selected: dict[Segment, Any]) -> Any:
+    named = ((escape_key(str(segment)), inside) for segment, inside in selected.items())
+    parts = {key: pruned(node[key], inside) for key, inside in named if key in node}
+    return {key: value for key, value in parts.items() if value is not MISSING} or MISSING
 
 
-def _pruned_pairs(pairs: list[list[Any]], wanted: dict[Segment, Any]) -> Any:
-    found = [
-        [key, pruned(value, wanted[key])]
+def _pruned_pairs(pairs: list[list[Any]], selected: dict[Segment, Any]) -> Any:
+    kept = [
+        [key, pruned(value, selected[key])]
         for key, value in pairs
-        if isinstance(key, (str, int)) and not isinstance(key, bool) and key in wanted
+        if isinstance(key, (str, int)) and not isinstance(key, bool) and key in selected
     ]
-    left = [pair for pair in found if pair[1] is not MISSING]
+    left = [pair for pair in kept if pair[1] is not MISSING]
     return {"$dict": left} if left else MISSING
 
 
-def _pruned_items(items: list[Any], wanted: dict[Segment, Any]) -> Any:
+def _pruned_items(items: list[Any], selected: dict[Segment, Any]) -> Any:
     of_each: dict[Segment, Any] = {
-        key: inside for key, inside in wanted.items() if isinstance(key, str)
+        key: inside for key, inside in selected.items() if isinstance(key, str)
     }
-    found = []
+    parts = []
     for i, item in enumerate(items):
-        place = next((place for place in (i, i - len(items)) if place in wanted), None)
-        inside = of_each if place is None else wanted[place]
-        found.append(MISSING if inside == {} else pruned(item, inside))
-    if all(item is MISSING for item in found):
+        place = next((place for place in (i, i - len(items)) if place in selected), None)
+        inside = of_each if place is None else selected[place]
+        parts.append(MISSING if inside == {} else pruned(item, inside))
+    if all(item is MISSING for item in parts):
         return MISSING
-    return [None if item is MISSING else item for item in found]
+    return [None if item is MISSING else item for item in parts]
 
 
 def references(node: Any) -> Iterator[list[Any]]:

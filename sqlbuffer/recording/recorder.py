@@ -80,32 +80,32 @@ def form_of(env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]) ->
 
 
 def _differences(
-    wanted: Mapping[str, Any], specs: Mapping[str, FieldSpec], form: Form
+    declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], form: Form
 ) -> list[str]:
-    """Return what keeps the steps of an environment from being stored, in words."""
-    found = []
-    given = (*form.observation, *form.action, *(NEXT + name for name in form.following))
-    for name in given:
-        expected = FieldSpec.parse(name, wanted[name])
+    """Return the reasons why steps of an environment cannot be stored."""
+    lines = []
+    names = (*form.observation, *form.action, *(NEXT + name for name in form.following))
+    for name in names:
+        expected = FieldSpec.parse(name, declared[name])
         if name not in specs:
-            found.append(f"{name!r} is missing: {expected}")
+            lines.append(f"{name!r} is missing: {expected}")
         elif not _takes(specs[name], expected):
-            found.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
-    found += [
+            lines.append(f"{name!r} is {specs[name]}, and the environment has {expected}")
+    lines += [
         f"the environment has no {name!r}, which has no default"
         for name, spec in specs.items()
-        if name not in given and spec.default is None
+        if name not in names and spec.default is None
     ]
-    found += [
+    lines += [
         f"the observation field {name!r} is none of the environment's"
         for name in form.final
         if name in specs and name not in form.observation
     ]
-    return found
+    return lines
 
 
-def _takes(spec: FieldSpec, given: FieldSpec) -> bool:
-    return spec.shape == given.shape and np.can_cast(given.dtype, spec.dtype, "same_kind")
+def _takes(spec: FieldSpec, expected: FieldSpec) -> bool:
+    return spec.shape == expected.shape and np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
 
 logger = logging.getLogger("sqlbuffer")

@@ -118,11 +118,11 @@ class _Records:
         self._check_open()
         self._recorder.wait()  # while nothing is lost
         with self._recorder.aborting():
-            given = deepcopy(action)  # an environment may change it
+            taken = deepcopy(action)  # an environment may change it
             result = self.env.step(action)
             after, reward, terminated, truncated, info = result
             self._recorder.step(
-                self._values(self._form.action, given),
+                self._values(self._form.action, taken),
                 self._values(self._form.observation, after),
                 self._outcome(reward, terminated, truncated),
                 lambda i: self._final(info, i),
@@ -202,12 +202,12 @@ class RecordVectorEnv(_Records, VectorWrapper):  # type: ignore[misc]
 
     def _final(self, info: dict[str, Any], i: int) -> Values | None:
         """Return the observation that an environment ended with, if it is known."""
-        found, mask = info.get("final_obs"), info.get("_final_obs")
-        if found is None or (mask is not None and not mask[i]):
+        finals, mask = info.get("final_obs"), info.get("_final_obs")
+        if finals is None or (mask is not None and not mask[i]):
             return None
-        if isinstance(found, np.ndarray) and found.dtype == object:
-            one = values_of_one(self._form.observation, found[i])
+        if isinstance(finals, np.ndarray) and finals.dtype == object:
+            one = values_of_one(self._form.observation, finals[i])
             return {name: value[0] for name, value in one.items()}
         return {
-            name: value[i] for name, value in values_of_all(self._form.observation, found).items()
+            name: value[i] for name, value in values_of_all(self._form.observation, finals).items()
         }

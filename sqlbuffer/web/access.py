@@ -73,7 +73,7 @@ class Access:
         await answer(scope, receive, send_with_headers)
 
     def _answer_of(self, request: Request) -> Response | None:
-        """Return the answer to a request that goes no further."""
+        """Return the refusal of a request, or the answer that sets the cookie; None to go on."""
         if request.method not in _METHODS:
             response = self._refuse(request, 405, "This page is read-only.", "Open it with GET.")
             response.headers["Allow"] = ", ".join(_METHODS)
@@ -105,8 +105,8 @@ class Access:
             return None
         # A name for each port: cookies do not distinguish ports.
         name = f"sqlbuffer_{request.url.port or 80}"
-        given = request.query_params.get(TOKEN)
-        if given is not None and self._is_token(given):
+        token = request.query_params.get(TOKEN)
+        if token is not None and self._is_token(token):
             response = RedirectResponse(_without_token(request), 303)
             response.set_cookie(
                 name,
@@ -127,16 +127,16 @@ class Access:
             "before, follow the link below.",
         )
 
-    def _is_token(self, given: str) -> bool:
+    def _is_token(self, token: str) -> bool:
         return self._token is not None and hmac.compare_digest(
-            given.encode("utf-8", "replace"), self._token.encode()
+            token.encode("utf-8", "replace"), self._token.encode()
         )
 
 
 def name_of(host: str) -> str:
     """Return the name in a header `Host`: without its port and brackets; "" if it has no name."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found["address"] or found["name"]).lower()
+    match = _HOST.fullmatch(host)
+    return "" if match is None else (match["address"] or match["name"]).lower()
 
 
 def path_of(request: Request) -> str:

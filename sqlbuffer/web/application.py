@@ -18,22 +18,12 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.sqlite import refuse_memory
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.web.access import UNRUN, Access
-from sqlbuffer.web.pages import (
-    buffer_page,
-    buffers_page,
-    episode_page,
-    episode_parts,
-    episodes_page,
-    groups_page,
-    sql_page,
-)
+from sqlbuffer.web.pages import buffers_page, episode_page, episodes_page, groups_page, sql_page
 from sqlbuffer.web.rendering import FOLDER, here_of, link, page
 from sqlbuffer.web.site import Site
 
 # Each page has a module with its ROUTES; one about a whole buffer has a TAB: its path and name.
-PAGES: tuple[Any, ...] = (
-    buffers_page, buffer_page, episodes_page, groups_page, episode_page, episode_parts, sql_page
-)  # fmt: skip
+PAGES: tuple[Any, ...] = (buffers_page, episodes_page, groups_page, episode_page, sql_page)
 
 
 def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Starlette:
@@ -48,7 +38,7 @@ def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Sta
         yield
         site.close()
 
-    made = Starlette(
+    application = Starlette(
         routes=[
             *(route for module in PAGES for route in module.ROUTES),
             Mount("/static", StaticFiles(directory=FOLDER / "static"), name="static"),
@@ -57,8 +47,8 @@ def make_app(url: Database, *, token: str | None, hosts: Collection[str]) -> Sta
         exception_handlers={HTTPException: _not_found, SQLBufferError: failed, 500: _defect},
         lifespan=lifespan,
     )
-    made.state.site = site
-    return made
+    application.state.site = site
+    return application
 
 
 def message(

@@ -69,7 +69,7 @@ class Curve:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not any(np.isfinite(each.values).any() for each in self.series)
+        return not any(np.isfinite(line.values).any() for line in self.series)
 
     @property
     def data(self) -> dict[str, Any]:
@@ -78,25 +78,25 @@ class Curve:
             "x": [round(float(value), 3) for value in self.x],
             "series": [
                 {
-                    "label": each.label,
-                    "kind": each.kind,
-                    "values": [_short(value) for value in each.values],
+                    "label": line.label,
+                    "kind": line.kind,
+                    "values": [_short(value) for value in line.values],
                 }
-                for each in self.series
+                for line in self.series
             ],
         }
 
     @property
     def summary(self) -> tuple[tuple[str, float, float, float, float], ...]:
         """Label, least, mean, greatest and last value of each line."""
-        found = []
-        for each in self.series:
-            finite = each.values[np.isfinite(each.values)]
+        rows = []
+        for line in self.series:
+            finite = line.values[np.isfinite(line.values)]
             if finite.size:
                 least, most = float(finite.min()), float(finite.max())
-                mean = float(finite.mean()) if each.mean is None else each.mean
-                found.append((each.label, least, mean, most, float(finite[-1])))
-        return tuple(found)
+                mean = float(finite.mean()) if line.mean is None else line.mean
+                rows.append((line.label, least, mean, most, float(finite[-1])))
+        return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ def ratio_of(parts: Floats, wholes: Floats) -> tuple[Floats, float | None]:
 
 def histogram(title: str, note: str, values: Sequence[float] | Floats) -> Histogram:
     """Return how values are distributed; those that are not finite are left out."""
-    given = np.asarray(values, np.float64)
-    finite = given[np.isfinite(given)]
+    numbers = np.asarray(values, np.float64)
+    finite = numbers[np.isfinite(numbers)]
     if not finite.size:
         return Histogram(title, note)
-    if n_left_out := given.size - finite.size:
+    if n_left_out := numbers.size - finite.size:
         note = f"{note} Left out: {n_left_out:,} without a finite value."
     least, most = float(finite.min()), float(finite.max())
     edges = _edges(finite, least, most)
@@ -270,7 +270,7 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
     steps = stored_curves.step_times(connection, number, span)
     counts = stored_curves.drawn_counts(connection, number)
     drawn = stored_curves.drawn_staleness(connection, number, span)
-    now = stored_curves.now_of(connection)
+    server_time = stored_curves.now_of(connection)
     of = _of_episodes(ended)
     stale_note = (
         f"Mean staleness of the first {stored_curves.ROWS_OF_A_BATCH} rows that are still stored, "
@@ -288,7 +288,9 @@ def figures_of(connection: Any, name: str, span: TimeSpan) -> BufferFigures | No
         ),
         _samples_per_insert(connection, number, span, steps, counts),
     )
-    return BufferFigures(stats, curves, _histograms(stats, ended, of, now - steps.written_at))
+    return BufferFigures(
+        stats, curves, _histograms(stats, ended, of, server_time - steps.written_at)
+    )
 
 
 def _of_episodes(ended: EpisodePoints) -> str:
@@ -331,11 +333,11 @@ def _activity(
     width_s: float,
     since: float = -math.inf,
 ) -> _Activity:
-    """Count what was written and sampled in at most so many intervals.
+    """Count written and sampled steps in at most `most` intervals.
 
-    Draws are counted in intervals of ten seconds, so these are made of such. They begin with the
-    first step, or with the first whole interval if earlier steps have left; and they end with the
-    last write or draw.
+    Draws are counted in buckets of ten seconds, so each interval is made of whole buckets. The
+    intervals begin with the first step, or with the first whole one if earlier steps have left.
+    They end with the last write or draw.
     """
     begin, end = float(steps.written_at[0]), max(float(steps.written_at[-1]), counts.last_at)
     if steps.n_before or begin < since:
@@ -352,10 +354,10 @@ def _activity(
     else:
         edges = grid_of(steps.written_at[0], steps.written_at[-1], most, _SHORTEST_S)
         drawn = np.full(edges.size - 1, np.nan)
-    at = edges.copy()
+    bounds = edges.copy()
     # Times are read to some microseconds.
-    at[0], at[-1] = at[0] - _PRECISION_S, at[-1] + _PRECISION_S
-    written = np.diff(written_before(connection, number, steps, at))
+    bounds[0], bounds[-1] = bounds[0] - _PRECISION_S, bounds[-1] + _PRECISION_S
+    written = np.diff(written_before(connection, number, steps, bounds))
     return _Activity(edges, written, drawn)
 
 
@@ -364,10 +366,13 @@ def _speed(
 ) -> Curve:
     if not steps.seqs.size:
         return Curve("speed", "Steps per second", "Nothing to show: no steps.", steps.seqs)
-    found = _activity(connection, number, span, steps, counts, _MOST_INTERVALS, BUCKET_S)
+    activity = _activity(connection, number, span, steps, counts, _MOST_INTERVALS, BUCKET_S)
     note = f"In: steps written. Out: rows sampled in the last hour. {_REPORTED}"
-    series = found.per_second("in", found.written), found.per_second("≈ out", found.drawn)
-    return Curve("speed", "Steps per second", note, found.edges[1:], series)
+    series = (
+        activity.per_second("in", activity.written),
+        activity.per_second("≈ out", activity.drawn),
+    )
+    return Curve("speed", "Steps per second", note, activity.edges[1:], series)
 
 
 def _samples_per_insert(
@@ -382,10 +387,10 @@ def _samples_per_insert(
     )
     if not steps.seqs.size:
         return empty
-    found = _activity(
+    activity = _activity(
         connection, number, span, steps, counts, _MOST_INTERVALS // 2, _OF_DRAWS_S, counts.since
     )
-    ratios, of_all = ratio_of(found.drawn, found.written)
+    ratios, of_all = ratio_of(activity.drawn, activity.written)
     if of_all is None:
         return empty
     note = (
@@ -393,7 +398,7 @@ def _samples_per_insert(
         f"all of them. {_REPORTED}"
     )
     series = (Series("≈ sampled / written", ratios, mean=of_all),)
-    return Curve("ratio", title, note, found.edges[1:], series)
+    return Curve("ratio", title, note, activity.edges[1:], series)
 
 
 def _histograms(
@@ -423,7 +428,9 @@ def _histograms(
     )
 
 
-def _of_rows(title: str, found: Distribution | None, missing: str) -> Histogram:
-    if found is None:
+def _of_rows(title: str, distribution: Distribution | None, missing: str) -> Histogram:
+    if distribution is None:
         return Histogram(title, missing)
-    return histogram(title, f"{found.n:,} stored steps: all, or an even sample.", found.values)
+    return histogram(
+        title, f"{distribution.n:,} stored steps: all, or an even sample.", distribution.values
+    )

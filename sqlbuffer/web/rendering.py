@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sqlbuffer.display import dumps
+from sqlbuffer.query.builder import QueryBuilder
+from sqlbuffer.storage.browsing.rollouts import Rollout
 from sqlbuffer.web.site import site_of
 
 
@@ -50,10 +52,10 @@ def command_line(command: str, *words: Any, **options: Any) -> str:
         elif value is not None:
             # A value that begins with a dash is not a separate option.
             parts.append(f"{option}={value}")
-    given = [str(word) for word in words]
-    if any(word.startswith("-") for word in given):
-        given.insert(0, "--")
-    return shlex.join([*parts, *given])
+    texts = [str(word) for word in words]
+    if any(word.startswith("-") for word in texts):
+        texts.insert(0, "--")
+    return shlex.join([*parts, *texts])
 
 
 def quoted(text: str) -> str:
@@ -116,9 +118,9 @@ def page(request: Request, template: str, *, status_code: int = 200, **context: 
 
 def fragment(request: Request, template: str, **context: Any) -> str:
     """Return the text of a page or of a part; the arguments are those of `page`."""
-    found = environment().get_template(template)
+    loaded = environment().get_template(template)
     return str(
-        found.render(
+        loaded.render(
             link=lambda path, **query: link(request, path, **query),
             site=site_of(request),
             here=here_of(request),
@@ -141,8 +143,8 @@ def link(request: Request, path: str, **query: Any) -> str:
         **query: State of the page; values that are None are left out.
     """
     root = request.scope.get("root_path", "")
-    given = {name: value for name, value in query.items() if value is not None}
-    text = urlencode(given, doseq=True, quote_via=quote, errors="backslashreplace")
+    parameters = {name: value for name, value in query.items() if value is not None}
+    text = urlencode(parameters, doseq=True, quote_via=quote, errors="backslashreplace")
     return f"{quote(root)}{path}{f'?{text}' if text else ''}"
 
 
@@ -157,7 +159,7 @@ def here_of(request: Request, **changed: Any) -> str:
 @cache
 def environment() -> Environment:
     """Return what renders the templates."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -165,7 +167,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    jinja.filters |= {
         "about": about,
         "age": age,
         "as_json": as_json,
@@ -179,11 +181,11 @@ def environment() -> Environment:
         "versions": versions,
         "when": when,
     }
-    return made
+    return jinja
 
 
 def _shown(value: Any) -> Any:
-    """Return what stands for a value in a page."""
+    """Return the text of a value in a page."""
     if value is None:
         return _NOTHING
     if isinstance(value, str) and "\0" in value:
@@ -232,12 +234,12 @@ def size(n_bytes: float | None) -> str:
     """Return a number of bytes."""
     if n_bytes is None:
         return _NOTHING
-    left = float(n_bytes)
+    amount = float(n_bytes)
     for unit in _UNITS[:-1]:
-        if abs(left) < 1024:
-            return f"{left:.0f} {unit}" if unit == "B" else f"{left:.1f} {unit}"
-        left /= 1024
-    return f"{left:.1f} {_UNITS[-1]}"
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} {_UNITS[-1]}"
 
 
 def age(seconds: float | None) -> str:
@@ -250,17 +252,17 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def names(found: Sequence[str]) -> str:
+def names(texts: Sequence[str]) -> str:
     """Return how many there are, and the first few names."""
-    if not found:
+    if not texts:
         return _NOTHING
-    more = "" if len(found) <= _MOST_NAMES else ", ..."
-    return f"{len(found)}: {', '.join(found[:_MOST_NAMES])}{more}"
+    more = "" if len(texts) <= _MOST_NAMES else ", ..."
+    return f"{len(texts)}: {', '.join(texts[:_MOST_NAMES])}{more}"
 
 
-def versions(found: tuple[int | None, int | None]) -> str:
+def versions(bounds: tuple[int | None, int | None]) -> str:
     """Return the versions from the oldest to the newest step."""
-    first, last = found
+    first, last = bounds
     if first is None or last is None or first == last:
         return count(last if first is None else first)
     return f"{first:,} to {last:,}"
@@ -295,7 +297,86 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
+        return {str(name): _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value
+
+
+# A browser takes these for folders.
+_FOLDERS = (".", "..")
+_IN_QUERY = "-"
+
+
+def buffer_link(request: Request, buffer: str, path: str, **query: Any) -> str:
+    """Return the address of a page of a buffer.
+
+    Args:
+        request: The request that is answered.
+        buffer: The buffer.
+        path: Path after the buffer's name, such as `/episodes/7`.
+        **query: The state of the page.
+    """
+    if buffer in _FOLDERS:
+        query, buffer = {**query, "buffer": buffer}, _IN_QUERY
+    return link(request, f"/buffers/{quote(buffer, safe='')}{path}", **query)
+
+
+def episode_link(request: Request, buffer: str, number: int, **query: Any) -> str:
+    """Return the address of the page of an episode, by its number in `episodes`."""
+    return buffer_link(request, buffer, f"/episodes/{number}", **query)
+
+
+def rollout_link(request: Request, buffer: str, rollout: Rollout, **query: Any) -> str:
+    """Return the address of the page of a rollout."""
+    if rollout.number is not None:
+        return episode_link(request, buffer, rollout.number, **query)
+    keys = {"task": rollout.task_id, "agent": rollout.agent_id}
+    return buffer_link(request, buffer, "/task", **keys, **query)
+
+
+def difference_link(request: Request, buffer: str, a: int, b: int) -> str:
+    """Return the address of the difference between two conversations."""
+    return buffer_link(request, buffer, "/difference", a=a, b=b)
+
+
+def buffer_of(request: Request) -> str:
+    """Return the name of the buffer in an address."""
+    name = str(request.path_params["name"])
+    return request.query_params.get("buffer", name) if name == _IN_QUERY else name
+
+
+def rollout_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
+    """Return lines for a shell and for Python that show the steps of a rollout."""
+    show = command_line("show", url, rollout.task_id, buffer=buffer, episode=rollout.episode_id)
+    return [show, python_rows(url, buffer, _steps_of(rollout))]
+
+
+def curve_commands(url: str, buffer: str, rollout: Rollout) -> list[str]:
+    """Return lines for Python that show the numbers of the steps of a rollout."""
+    data = ("reward_t", "v_t", "adv_t", "state", "actions", "extra")
+    shown = ", ".join(
+        ["row.exp_meta.step", "row.fields", *(f"row.exp_data.{name}" for name in data)]
+    )
+    return [python_rows(url, buffer, _steps_of(rollout), shown)]
+
+
+def draw_commands(url: str, buffer: str, rollout: Rollout, seqs: Sequence[int]) -> list[str]:
+    """Return a line for a shell that shows the batches that held some steps of a rollout."""
+    first, last = min(seqs, default=0), max(seqs, default=0)
+    episode = "IS NULL" if rollout.episode_id is None else f"= {quoted(rollout.episode_id)}"
+    statement = (
+        "SELECT seq, batch_id, sampled_at, clock, sampler, position FROM v_samples "
+        f"WHERE buffer = {quoted(buffer)} AND task_id = {quoted(rollout.task_id)} "
+        f"AND episode_id {episode} AND seq BETWEEN {first} AND {last} "
+        "ORDER BY sampled_at DESC, batch_id DESC, position"
+    )
+    return [command_line("sql", url, statement)]
+
+
+def _steps_of(rollout: Rollout) -> str:
+    """Return the call that reads the steps of a rollout."""
+    if rollout.episode_id is None:
+        return f"get_by_task_id({rollout.task_id!r})"
+    condition = QueryBuilder().eq("task_id", rollout.task_id).and_()
+    return f"get_all({condition.eq('episode_id', rollout.episode_id).build()!r})"

@@ -57,7 +57,7 @@ def report(url: Database, buffer: str | None = None) -> bytes:
     try:
         with pool.connection() as connection:
             names = buffer_names(connection, most=MOST_BUFFERS) if buffer is None else [buffer]
-            found = [_report_of(connection, name) for name in names]
+            reports = [_report_of(connection, name) for name in names]
     finally:
         pool.close()
     scripts = [(FOLDER / "static" / name).read_text(encoding="utf-8") for name in _SCRIPTS]
@@ -71,7 +71,7 @@ def report(url: Database, buffer: str | None = None) -> bytes:
         environment()
         .get_template("report.html")
         .render(
-            reports=found,
+            reports=reports,
             database=shown_url(resolved),
             made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
             policy=policy,
@@ -119,5 +119,5 @@ def _ends(
 ) -> list[ListedRollout]:
     """Return the rollouts at one end of all returns that are numbers, behind the infinite ones."""
     query = RolloutQuery(sort=sort, after=after)
-    found = rollout_page(connection, info, query, N_BEST).rollouts
-    return [row for row in found if row.return_ is not None and math.isfinite(row.return_)]
+    rollouts = rollout_page(connection, info, query, N_BEST).rollouts
+    return [row for row in rollouts if row.return_ is not None and math.isfinite(row.return_)]

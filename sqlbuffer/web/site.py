@@ -187,8 +187,8 @@ class Site:
                 self._warned_at = time.monotonic()
         if is_due:
             with self.pool.connection() as connection:
-                found = glance(connection, self.url)
-            self._warnings = tuple(each for each in found if each.status != "OK")
+                findings = glance(connection, self.url)
+            self._warnings = tuple(finding for finding in findings if finding.status != "OK")
         return SiteLook(overview, self._warnings)
 
     def close(self) -> None:
@@ -199,5 +199,5 @@ class Site:
 
 def site_of(request: Request) -> Site:
     """Return what the page of a request is about."""
-    found: Site = request.app.state.site
-    return found
+    site: Site = request.app.state.site
+    return site

@@ -60,16 +60,16 @@ def arrays_of(row: "DataRow") -> dict[str, NDArray[Any]]:
         >>> {name: array.tolist() for name, array in arrays_of(row).items()}
         {'reward': 0.5, 'state/x': [1, 2]}
     """
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, attribute in SCALARS.items():
         if (value := getattr(row.exp_data, attribute)) is not None:
-            found[name] = np.asarray(value, np.float64)
+            arrays[name] = np.asarray(value, np.float64)
     pairs = ((pointer(name), array_of(value)) for name, value in row.fields.items())
     inside = (pair for name in _PAYLOADS for pair in _inside(name, getattr(row.exp_data, name), 0))
     for name, array in (*pairs, *inside):
-        if array is not None and len(found) < MOST_VALUES:
-            found.setdefault(name, array)
-    return found
+        if array is not None and len(arrays) < MOST_VALUES:
+            arrays.setdefault(name, array)
+    return arrays
 
 
 def pointer(*names: Any) -> str:
@@ -89,8 +89,8 @@ def value_at(row: "DataRow", path: str) -> Any:
         KeyError: The step has none there.
     """
     name, *inside = _parts(path)
-    values = {each: getattr(row.exp_data, each) for each in (*_PAYLOADS, "messages")}
-    scalars = {each: getattr(row.exp_data, attribute) for each, attribute in SCALARS.items()}
+    values = {label: getattr(row.exp_data, label) for label in (*_PAYLOADS, "messages")}
+    scalars = {label: getattr(row.exp_data, attribute) for label, attribute in SCALARS.items()}
     value = {**scalars, **values, **row.fields}[name]
     for part in inside:
         value = _item(value, part)
@@ -109,9 +109,9 @@ def _parts(path: str) -> list[str]:
 def _item(value: Any, part: str) -> Any:
     if isinstance(value, dict):
         # Keys that are not texts have the path of their text.
-        found = [item for key, item in value.items() if safe_text(key) == part]
-        if found:
-            return found[0]
+        items = [item for key, item in value.items() if safe_text(key) == part]
+        if items:
+            return items[0]
     if isinstance(value, (list, tuple)) and part.isdecimal() and int(part) < len(value):
         return value[int(part)]
     raise KeyError(part)
@@ -339,13 +339,13 @@ def _thinned(
     edges = np.linspace(0, len(x), MOST_POINTS // 2 + 1).astype(int)
     starts = edges[:-1]
     thin_x = np.repeat(x[starts], 2)
-    found = {}
+    thinned = {}
     for label, values in lines.items():
         thin = np.empty(len(thin_x))
         thin[0::2] = np.fmin.reduceat(values, starts)
         thin[1::2] = np.fmax.reduceat(values, starts)
-        found[label] = thin
-    return thin_x, found
+        thinned[label] = thin
+    return thin_x, thinned
 
 
 def _summary(label: str, values: NDArray[np.float64]) -> LineSummary:
@@ -373,10 +373,10 @@ def curves_of(rows: "Sequence[tuple[int, DataRow]]") -> list[FieldCurve]:
     """
     arrays = [arrays_of(row) for _, row in rows]
     names = dict.fromkeys(
-        name for found in arrays for name, array in found.items() if not is_image(array)
+        name for step_arrays in arrays for name, array in step_arrays.items() if not is_image(array)
     )
     steps = [position for position, _ in rows]
     return [
-        curve_of(name, steps, [found.get(name) for found in arrays])
+        curve_of(name, steps, [step_arrays.get(name) for step_arrays in arrays])
         for name in [*names][:MOST_CURVES]
     ]

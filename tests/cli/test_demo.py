@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer, demo
 from sqlbuffer.cli import output
-from sqlbuffer.cli.demo_report import QUESTIONS
+from sqlbuffer.cli.demo_display import QUESTIONS
 from sqlbuffer.demo import DemoPlan, Report, Writers, _check, _check_whole
 from sqlbuffer.errors import SQLBufferError, StorageUnreachableError
 from tests.cli.conftest import start
@@ -170,7 +170,7 @@ def test_a_terminal_gets_bars(tmp_path):
 
     from rich.console import Console
 
-    from sqlbuffer.cli.demo_progress import DemoProgress
+    from sqlbuffer.cli.demo_display import DemoProgress
     from sqlbuffer.demo import Progress
 
     plan = DemoPlan(f"sqlite:///{tmp_path}/replay.db", writers=1, episodes=4)
@@ -202,6 +202,6 @@ def test_the_demo_is_in_the_browser_while_it_runs_and_until_ctrl_c(schema_url):
 
 
 def test_the_demo_ends_where_there_can_be_no_page(monkeypatch, run, sqlite_url):
-    monkeypatch.setattr("sqlbuffer.cli.commands.run_demo._COMMAND", "raise SystemExit(7)")
+    monkeypatch.setattr("sqlbuffer.cli.demo._COMMAND", "raise SystemExit(7)")
     result = run("demo", "--url", sqlite_url, "--ui", "--no-open", *SHORT)
     assert (result.exit_code, result.stdout) == (7, "")

@@ -9,8 +9,7 @@ import sqlalchemy
 from typer.main import get_command
 
 from sqlbuffer import ReplayBuffer, errors
-from sqlbuffer.cli import app
-from sqlbuffer.cli.commands import db
+from sqlbuffer.cli import app, db
 from sqlbuffer.cli.errors import TaskNotFoundError, UsageError, exit_code
 from tests.support.cli_errors import error_lines
 from tests.support.malformed_urls import MALFORMED_URLS, NO_PASSWORD, SECRET

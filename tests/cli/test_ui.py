@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from sqlbuffer.cli.commands import run_ui
+from sqlbuffer.cli import pages
 from tests.cli.conftest import start
 
 
@@ -104,7 +104,7 @@ def test_opens_a_browser_but_none_that_takes_the_terminal(monkeypatch, is_of_tex
     if is_of_text:
         Browser = webbrowser.GenericBrowser
     monkeypatch.setattr(webbrowser, "get", lambda: Browser("browser"))
-    run_ui._open("http://127.0.0.1:1/?token=t")
+    pages._open("http://127.0.0.1:1/?token=t")
     assert done.wait(0 if is_of_text else 20) is not is_of_text
     assert seen == opened
 

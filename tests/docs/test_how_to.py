@@ -239,8 +239,7 @@ def test_conditions_are_inspected_as_the_page_shows(read):
 
 
 def test_querying_names_every_operator_and_every_field():
-    from sqlbuffer.query.paths import FIELDS
-    from sqlbuffer.query.tree import OPERATORS
+    from sqlbuffer.query.tree import FIELDS, OPERATORS
 
     text = text_of("docs/how-to/filter-rows.md")
     methods = {{"in": "in_"}.get(name, name) for name in [*OPERATORS, "between"]}

@@ -5,10 +5,10 @@ import pytest
 
 from sqlbuffer import RandomSampler, RandomTaskSample
 from sqlbuffer.errors import BufferConfigError, ConditionError, FieldError
-from sqlbuffer.front.batch_sampler import BatchSampler, converted
 from sqlbuffer.front.leasing import Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader
 from sqlbuffer.front.row_changes import RowChanges
+from sqlbuffer.front.sampling import BatchSampler, converted
 from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.query.tree import EVERYTHING
 from tests.support.rows import make_row

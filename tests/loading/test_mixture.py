@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from sqlbuffer import FifoSampler, Mixture, QueryBuilder, RandomSampler, ReplayBuffer, mix
 from sqlbuffer.errors import ArgumentError, FieldError, InsufficientDataError
-from sqlbuffer.loading.mixture_shares import split
+from sqlbuffer.mixture import split
 from sqlbuffer.torch import IterableDataset
 from tests.loading.rows import FIELDS, fill
 

@@ -10,7 +10,7 @@ from sqlalchemy.pool import Pool
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.loading.prefetch import prefetched
+from sqlbuffer.loading.loader import prefetched
 from tests.loading.rows import FIELDS, actions, fill, flat
 from tests.support.processes import run_at_once, wait_until
 

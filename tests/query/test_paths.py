@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.paths import FIELDS, MAX_PATH_SEGMENTS, parse_field
+from sqlbuffer.query.tree import FIELDS, MAX_PATH_SEGMENTS, parse_field
 from tests.query.strategies import key_segment
 from tests.support.payloads import keys
 

@@ -14,7 +14,7 @@ from sqlbuffer.compat.aworld import temporary
 from sqlbuffer.compat.aworld.common import ActionModel, ActionType, Observation, StateType
 from sqlbuffer.compat.aworld.query_filter import QueryCondition
 from sqlbuffer.errors import BufferConfigError
-from sqlbuffer.front.converters import Converter, DefaultConverter
+from sqlbuffer.front.sampling import Converter, DefaultConverter
 from sqlbuffer.query.query_filter import QueryFilter
 from sqlbuffer.steps import DataRow, Experience, ExpMeta, StoreResult
 

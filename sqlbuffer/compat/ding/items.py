@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sqlbuffer.codec.decoder import MADE_CLASSES, decode
-from sqlbuffer.codec.exact_encoder import ExactEncoder
+from sqlbuffer.codec.encoder import ExactEncoder
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.compat.ding.errors import ItemError
 from sqlbuffer.errors import FieldError

@@ -119,10 +119,10 @@ class StepSchema:
     def arrow(self, metadata: Mapping[str, Any] | None = None) -> Any:
         """Return the Arrow schema, with metadata of the buffer."""
         pa, types = load_pyarrow(), built_in_types()
-        columns = [pa.field(name, types[own]) for name, own in self.built_in.items()]
+        columns = [pa.field(name, types[built_in]) for name, built_in in self.built_in.items()]
         for name, spec in self.specs.items():
-            own = {"spec": json.dumps(spec.to_json())}
-            columns.append(pa.field(name, field_type(spec), metadata=own))
+            field_metadata = {"spec": json.dumps(spec.to_json())}
+            columns.append(pa.field(name, field_type(spec), metadata=field_metadata))
         texts = None if metadata is None else {METADATA_KEY: json.dumps(metadata)}
         return pa.schema(columns, metadata=texts)
 
@@ -141,9 +141,9 @@ def step_table(batch: ColumnBatch, schema: StepSchema, arrow: Any) -> Any:
     pa, types = load_pyarrow(), built_in_types()
     run_of = pa.array(batch.run_of)
     columns = []
-    for name, own in schema.built_in.items():
+    for name, built_in in schema.built_in.items():
         try:
-            columns.append(_built_in(batch, own, types[own], run_of))
+            columns.append(_built_in(batch, built_in, types[built_in], run_of))
         except UnicodeEncodeError as error:
             raise _not_text(name, error) from None
     for name, spec in schema.specs.items():
@@ -183,13 +183,13 @@ def _id_array(ids: StepIds) -> Any:
     pa = load_pyarrow()
     prefixes = pa.array(ids.prefixes, pa.string()).take(pa.array(ids.run_of))
     numbers = pa.array(ids.numbers).cast(pa.string())
-    found = pc.binary_join_element_wise(prefixes, numbers, "/")
+    made_ids = pc.binary_join_element_wise(prefixes, numbers, "/")
     if not ids.given:
-        return found
+        return made_ids
     is_given = np.zeros(len(ids), bool)
     is_given[list(ids.given)] = True
-    own = pa.array(list(map(ids.given.get, range(len(ids)))), pa.string())
-    return pc.if_else(pa.array(is_given), own, found)
+    given_ids = pa.array(list(map(ids.given.get, range(len(ids)))), pa.string())
+    return pc.if_else(pa.array(is_given), given_ids, made_ids)
 
 
 def field_array(spec: FieldSpec, values: Any, nulls: Any = None) -> Any:
@@ -205,8 +205,8 @@ def field_array(spec: FieldSpec, values: Any, nulls: Any = None) -> Any:
     if isinstance(values, RaggedValues):
         factor = 2 if is_pair(spec.dtype) else 1
         offsets = pa.array((values.offsets * factor).astype(np.int32))
-        found = pa.ListArray.from_arrays(offsets, _items(spec, values.values), type=kind)
-        return found if mask is None else _masked(found, mask)
+        lists = pa.ListArray.from_arrays(offsets, _items(spec, values.values), type=kind)
+        return lists if mask is None else _masked(lists, mask)
     items = _items(spec, values.reshape(-1))
     if not pa.types.is_fixed_size_list(kind):
         return items if mask is None else _masked(items, mask)
@@ -241,23 +241,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def whole(column: Any) -> Any:
     """Return a column of a table as one array."""
     pa = load_pyarrow()
-    found = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(found, pa.ChunkedArray):
-        found = found.chunk(0) if found.num_chunks else pa.array([], found.type)
-    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def nulls(column: Any) -> NDArray[np.bool_]:
     """Return where a column has no value."""
-    found: NDArray[np.bool_] = whole(column).is_null().to_numpy(zero_copy_only=False)
-    return found
+    is_null: NDArray[np.bool_] = whole(column).is_null().to_numpy(zero_copy_only=False)
+    return is_null
 
 
 def reals(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return numbers, and flags of missing ones."""
     pa, array = load_pyarrow(), whole(column)
-    found = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return np.array(found, np.float64), nulls(array)
+    values = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return np.array(values, np.float64), nulls(array)
 
 
 def integers(column: Any, missing: int = 0) -> NDArray[np.int64]:
@@ -268,20 +268,23 @@ def integers(column: Any, missing: int = 0) -> NDArray[np.int64]:
 
 def texts(column: Any) -> list[Any]:
     """Return texts; None for missing ones."""
-    found: list[Any] = whole(column).to_pylist()
-    return found
+    values: list[Any] = whole(column).to_pylist()
+    return values
 
 
 def times(column: Any) -> list[Any]:
     """Return times; None for missing ones. Arrow itself would load pandas for its zones."""
     pa = load_pyarrow()
     since = whole(column).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    return [None if each is None else _EPOCH + timedelta(microseconds=each) for each in since]
+    return [
+        None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+        for microseconds in since
+    ]
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return found if found.dtype == dtype else found.astype(dtype)
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers if numbers.dtype == dtype else numbers.astype(dtype)
 
 
 def items(spec: FieldSpec, array: Any) -> NDArray[Any]:
@@ -315,13 +318,13 @@ def field_values(spec: FieldSpec, column: Any) -> Any:
         FileImportError: A value of another length.
     """
     array = whole(column)
-    n, each = len(array), items_of(spec)
+    n, n_items = len(array), items_of(spec)
     if spec.is_variable:
         return _ragged(spec, array)
-    if each is None:
+    if n_items is None:
         return items(spec, array)
     # `values` has the whole array that this is a part of, with null values.
-    flat = array.values.slice(array.offset * each, n * each)
+    flat = array.values.slice(array.offset * n_items, n * n_items)
     return items(spec, flat).reshape(n, *spec.shape)
 
 
@@ -394,23 +397,23 @@ def episode_tables(
     if seen is not None:
         keys = zip(page.values["key"], page.values["task_id"], strict=True)
         page = page.where([key in seen for key in keys])
-    own = page.values
+    facts = page.values
     n = len(page)
     # For an open episode, changes by annotations are already in the rewards of its steps.
     returns = [
         None if status == "open" else value
-        for status, value in zip(own["status"], own["return"], strict=True)
+        for status, value in zip(facts["status"], facts["return"], strict=True)
     ]
     values: dict[str, Any] = {
-        **{shown: own[name] for name, shown in _NAMES.items()},
+        **{shown: facts[name] for name, shown in _NAMES.items()},
         "episode_return": returns,
-        "meta": [None if text is None else dumps(loads(text)) for text in own["meta"]],
-        "started_at": list(map(utc_time, own["started_at"])),
-        "ended_at": list(map(utc_time, own["ended_at"])),
+        "meta": [None if text is None else dumps(loads(text)) for text in facts["meta"]],
+        "started_at": list(map(utc_time, facts["started_at"])),
+        "ended_at": list(map(utc_time, facts["ended_at"])),
     }
     columns = [pa.array(values[name], schema.field(name).type) for name in _NAMES.values()]
     if observations.specs:
-        raw = observations.expand(own["final_arrays"])
+        raw = observations.expand(facts["final_arrays"])
         size = observations.size_bytes
         heads = bytearray(b"").join([bytes(size) if r is None else r[:size] for r in raw])
         records = (
@@ -418,8 +421,8 @@ def episode_tables(
         )
         tails = [b"" if r is None else bytes(r[size:]) for r in raw]
         nulls = np.array([r is None for r in raw], bool)
-        found = typed_columns(observations, records, tails, list(observations.specs))
-        columns += [field_array(observations.specs[name], found[name], nulls) for name in found]
+        finals = typed_columns(observations, records, tails, list(observations.specs))
+        columns += [field_array(observations.specs[name], finals[name], nulls) for name in finals]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -444,8 +447,8 @@ def stored_episodes(
                 if not name.endswith("_at")
             }
             for name in ("started_at", "ended_at"):
-                found = times(table[_NAMES[name]])
-                page[name] = [None if time is None else time_text(time) for time in found]
+                moments = times(table[_NAMES[name]])
+                page[name] = [None if time is None else time_text(time) for time in moments]
             page["n_rows"] = [0 if has_counts else None] * len(table)
             page["final_arrays"] = _packed(table, observations)
             yield page

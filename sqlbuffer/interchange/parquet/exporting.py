@@ -80,16 +80,16 @@ class RowGroups:
         table, codes = concatenated(self._tables), np.concatenate(self._codes)
         n = len(codes)
         stop = n if is_last else _end_of_episodes(codes)
-        own = codes[:stop]
+        group_codes = codes[:stop]
         group = table.slice(0, stop)
-        if (np.diff(own) < 0).any():
-            group = group.take(np.argsort(own, kind="stable"))
+        if (np.diff(group_codes) < 0).any():
+            group = group.take(np.argsort(group_codes, kind="stable"))
         self._tables, self._codes, self._n_bytes = [], [], 0
         if stop < n:
             # A slice would keep all of the table in memory.
-            left = table.take(np.arange(stop, n))
-            self._tables, self._codes = [left], [codes[stop:]]
-            self._n_bytes = left.nbytes
+            rest = table.take(np.arange(stop, n))
+            self._tables, self._codes = [rest], [codes[stop:]]
+            self._n_bytes = rest.nbytes
         kept = set(codes[stop:].tolist())
         self._known = {key: code for key, code in self._known.items() if code in kept}
         return group
@@ -189,19 +189,19 @@ def export_parquet(
             "sessions": stream.state.sessions,
         }
         with folder:
-            found = _Export(stream, schema, metadata, folder.work, compression, on_progress)
-            found.run()
+            export = _Export(stream, schema, metadata, folder.work, compression, on_progress)
+            export.run()
             n_files, n_bytes = folder.finish(
                 steps_card(buffer.name, folder.path.name, schema.specs),
                 {
                     "export_id": metadata["export_id"],
-                    "steps": found.n_steps,
-                    "episodes": found.n_episodes,
+                    "steps": export.n_steps,
+                    "episodes": export.n_episodes,
                 },
             )
     return ExportReport(
-        f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, found.n_steps,
-        found.n_episodes, n_files, n_bytes, time.monotonic() - began_at,
+        f"{buffer.name!r} in {buffer.url}", str(path), stream.low, stream.high, export.n_steps,
+        export.n_episodes, n_files, n_bytes, time.monotonic() - began_at,
     )  # fmt: skip
 
 
@@ -286,9 +286,9 @@ class _Export:
 
 
 def _note_episodes(seen: ScratchLists, batch: ColumnBatch) -> None:
-    own = batch.shared
+    shared = batch.shared
     runs = set(batch.run_of.tolist())
-    for key in {(own["episode_id"][run], own["task_id"][run]) for run in runs}:
+    for key in {(shared["episode_id"][run], shared["task_id"][run]) for run in runs}:
         if key[0] is not None and key not in seen:
             seen.append(key, ())
 
@@ -303,7 +303,7 @@ class _StepsFile:
         self._n_items = (
             max((abs(math.prod(s.shape)) for s in schema.specs.values()), default=1) or 1
         )
-        names = {own: name for name, own in schema.built_in.items()}
+        names = {built_in: name for name, built_in in schema.built_in.items()}
         self._first_seq = names.get("first_seq")
         # Numbers of fields seldom repeat, and no reader needs their least and greatest value: these
         # encodings and statistics would take half as long again.
@@ -312,7 +312,9 @@ class _StepsFile:
             arrow,
             compression=compression,
             write_page_checksum=True,
-            use_dictionary=[name for name, own in schema.built_in.items() if own in _REPEATED],
+            use_dictionary=[
+                name for name, built_in in schema.built_in.items() if built_in in _REPEATED
+            ],
             write_statistics=[
                 name
                 for name in arrow.names

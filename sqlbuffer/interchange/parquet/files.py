@@ -54,7 +54,7 @@ class ParquetFiles:
         self.path = path
         with named_damage(self.path):
             self._manifest = verified_manifest(self.path) if self.path.is_dir() else None
-            self.paths = self._found()
+            self.paths = self._data_files()
         schemas, counts = zip(*map(self._schema_and_rows, self.paths), strict=True)
         self.schema, self.n_rows = schemas[0], sum(counts)
         for file, schema in zip(self.paths, schemas, strict=True):
@@ -94,7 +94,7 @@ class ParquetFiles:
             counts["episodes"] = self._schema_and_rows(self.episodes)[1]
         self._manifest.check(counts)
 
-    def _found(self) -> list[Path]:
+    def _data_files(self) -> list[Path]:
         if not self.path.exists():
             raise FileImportError(f"there is no {self.path}; name a folder of Parquet files")
         if self.path.is_file():
@@ -174,7 +174,7 @@ class ParquetFiles:
 
 
 def _metadata_of(schema: Any) -> dict[str, Any] | None:
-    """Return what an export has noted in its files; None of other files."""
+    """Return the metadata of an export; None for files of other programs."""
     noted = (schema.metadata or {}).get(METADATA_KEY)
     if noted is None:
         return None
@@ -229,9 +229,9 @@ class StepRuns:
         self.has_gaps = n > len(seq)
         self.source, self.is_filled = np.arange(n), np.zeros(n, bool)
         if self.has_gaps:
-            at = np.searchsorted(seq, self.seq).clip(max=len(seq) - 1)
-            self.is_filled = seq[at] != self.seq
-            self.source = np.where(self.is_filled, starts[self.run_of], at)
+            indexes = np.searchsorted(seq, self.seq).clip(max=len(seq) - 1)
+            self.is_filled = seq[indexes] != self.seq
+            self.source = np.where(self.is_filled, starts[self.run_of], indexes)
             # The first step of each run that is not filled.
             self.held = begins + (seq[starts] - self.first_seq)
         else:
@@ -239,9 +239,11 @@ class StepRuns:
 
     def firsts(self, column: Any) -> list[Any]:
         """Return the value of a column that the steps of a run have in common."""
-        own = whole(column).take(load_pyarrow().array(self.held))
-        found: list[Any] = times(own) if str(own.type).startswith("timestamp") else own.to_pylist()
-        return found
+        held = whole(column).take(load_pyarrow().array(self.held))
+        values: list[Any] = (
+            times(held) if str(held.type).startswith("timestamp") else held.to_pylist()
+        )
+        return values
 
     def continued(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return numbers that increase by one in the place of those of filled steps."""

@@ -83,7 +83,7 @@ class ColumnPlan:
 
 
 def _meanings(files: ParquetFiles, columns: Mapping[str, Any], specs: Any) -> dict[str, str]:
-    """Return what each column is; those that are left out are not in it."""
+    """Return the meaning of each column that is not left out."""
     noted = {} if files.metadata is None else files.metadata["built_in"]
     names = files.schema.names
     for name in columns:
@@ -92,17 +92,17 @@ def _meanings(files: ParquetFiles, columns: Mapping[str, Any], specs: Any) -> di
                 f"columns names {name!r}, which {files.path} does not have; it has "
                 f"{', '.join(names)}"
             )
-    found = {}
+    meanings = {}
     for name in names:
         meaning = columns.get(name, noted.get(name, name))
         if meaning not in specs and meaning in _OTHER_NAMES:
             meaning = _OTHER_NAMES[meaning]
         if meaning and (meaning not in _LEFT_OUT or meaning in specs):
-            found[name] = meaning
-    if len(set(found.values())) < len(found):
-        twice = sorted(v for v in found.values() if list(found.values()).count(v) > 1)
+            meanings[name] = meaning
+    if len(set(meanings.values())) < len(meanings):
+        twice = sorted(v for v in meanings.values() if list(meanings.values()).count(v) > 1)
         raise FileImportError(f"two columns are {twice[0]!r}; name another in columns={{...}}")
-    return found
+    return meanings
 
 
 def _plan(files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]) -> ColumnPlan:
@@ -227,7 +227,7 @@ def append_files(
 def _encoded_parts(
     files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
 ) -> Iterator[tuple[str, int, Batch]]:
-    """Yield the place of each part, its number of steps, and them as the buffer stores them."""
+    """Yield the place of each part, its number of steps, and its encoded steps."""
     plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
     for path, first, table in files.batches():
         ids = [f"{marks[path]}/{first + i}" for i in range(len(table))]
@@ -257,8 +257,8 @@ class _Part:
         return writer.encoded_rows(self._rows(), priority=priority)
 
     def _has(self, name: str) -> bool:
-        own = self._plan.built_in.get(name)
-        return own is not None and self._table[own].null_count < self._n
+        column = self._plan.built_in.get(name)
+        return column is not None and self._table[column].null_count < self._n
 
     def _has_nulls(self, names: tuple[str, ...]) -> bool:
         return any(self._has(n) and self._table[self._plan.built_in[n]].null_count for n in names)
@@ -287,55 +287,57 @@ class _Part:
                 f"column {self._plan.built_in[name]!r}: expected {name} as "
                 f"{built_in_types()[name]}, got {column.type} ({error})"
             ) from None
-        found: list[Any] = column.to_pylist()
-        return found
+        values: list[Any] = column.to_pylist()
+        return values
 
     def _own_ids(self) -> list[str]:
-        given = self._column("id")
-        return [made if own is None else own for own, made in zip(given, self._ids, strict=True)]
+        ids = self._column("id")
+        return [
+            made_id if id_ is None else id_ for id_, made_id in zip(ids, self._ids, strict=True)
+        ]
 
     def _steps(self) -> list[int]:
-        given = self._column("step")
-        return [self._first + i if own is None else own for i, own in enumerate(given)]
+        steps = self._column("step")
+        return [self._first + i if step is None else step for i, step in enumerate(steps)]
 
     def _fields(self) -> dict[str, Any]:
         """Return the values of typed fields, as `extend` takes them."""
-        found = {}
+        fields = {}
         for name, column in self._plan.fields.items():
-            found[name] = _given_values(self._plan.specs[name], column, self._table[column])
-        return found
+            fields[name] = _given_values(self._plan.specs[name], column, self._table[column])
+        return fields
 
     def _columns(self) -> dict[str, Any]:
-        own = {n: np.array(self._column(n)) for n in ("reward", "terminated", "truncated")
+        columns = {n: np.array(self._column(n)) for n in ("reward", "terminated", "truncated")
                if self._has(n)}  # fmt: skip
-        return {**self._fields(), **own}
+        return {**self._fields(), **columns}
 
     def _keys(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"step": self._steps()}
+        keys: dict[str, Any] = {"step": self._steps()}
         for name in ("task_id", "agent_id", "episode_id", "session_id", "model_version"):
             values = self._column(name)
             if any(value is not None for value in values):
-                found[name] = [_default(name) if v is None else v for v in values]
+                keys[name] = [_default(name) if v is None else v for v in values]
         if self._has("priority"):
-            found["priority"] = self._column("priority")
-        return found
+            keys["priority"] = self._column("priority")
+        return keys
 
     def _payload(self, name: str, arrays: list[Any]) -> list[Any]:
         values = self._column(name)
         column = self._plan.built_in.get(name)
-        found = []
+        payload = []
         for i, value in enumerate(values):
             if not isinstance(value, str):
-                found.append(value)
+                payload.append(value)
                 continue
             try:
-                found.append(decode(value, arrays[i]) if self._plan.is_own else loads(value))
+                payload.append(decode(value, arrays[i]) if self._plan.is_own else loads(value))
             except JSONDecodeError as error:
                 raise FileImportError(
                     f"column {column!r}, row {self._first + i:,}: {value[:40]!r} is no JSON "
                     f"({error})"
                 ) from None
-        return found
+        return payload
 
     def _rows(self) -> list[DataRow]:
         meta = {name: self._column(name) for name in _META}
@@ -440,13 +442,13 @@ class StepTable:
 
     def __init__(self, table: Any, schema: StepSchema) -> None:
         self.n, self._table = len(table), table
-        self._names = {own: name for name, own in schema.built_in.items()}
+        self._names = {built_in: name for name, built_in in schema.built_in.items()}
         self.specs = schema.specs
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is a value in a column."""
-        own = self._names.get(name)
-        return own is not None and self._table[own].null_count < self.n
+        column = self._names.get(name)
+        return column is not None and self._table[column].null_count < self.n
 
     def column(self, name: str) -> Any:
         """Return a built-in column."""
@@ -490,8 +492,8 @@ class StepTable:
         """Return flags that every step has; None where some have none."""
         if name not in self or self.column(name).null_count:
             return None
-        found: NDArray[np.bool_] = whole(self.column(name)).to_numpy(zero_copy_only=False)
-        return found
+        flags: NDArray[np.bool_] = whole(self.column(name)).to_numpy(zero_copy_only=False)
+        return flags
 
     def has_odd_reals(self) -> bool:
         """Return whether numbers are among them that a column cannot hold."""
@@ -499,20 +501,20 @@ class StepTable:
 
     def payloads(self, tags: list[dict[str, Any]] | None) -> dict[str, list[Any]]:
         """Return the JSON of each part, and `arrays`; tagged numbers are in `extra`."""
-        found = {name: self.texts(name) for name in (*PAYLOADS, "arrays")}
-        for i, own in enumerate(tags or ()):
-            if own:
-                text = found["extra"][i]
+        columns = {name: self.texts(name) for name in (*PAYLOADS, "arrays")}
+        for i, step_reals in enumerate(tags or ()):
+            if step_reals:
+                text = columns["extra"][i]
                 tree = {"$none": True} if text is None else loads(text)
-                found["extra"][i] = dumps({**tree, "$reals": own})
-        return found
+                columns["extra"][i] = dumps({**tree, "$reals": step_reals})
+        return columns
 
 
 def _are_odd(values: NDArray[np.float64], missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = ~missing & (
+    are_odd: NDArray[np.bool_] = ~missing & (
         np.isnan(values) | ((values == 0.0) & np.signbit(values))
     )
-    return found
+    return are_odd
 
 
 def sorted_by_seq(table: Any) -> Any:
@@ -545,54 +547,54 @@ def restored_steps(
     """
     table = sorted_by_seq(table)
     seq = integers(table["seq"])
-    found = RestoredSteps(begin, int(seq[-1]), len(seq))
-    _add_overlays(found, StepTable(table, schema), seq, config)
+    restored = RestoredSteps(begin, int(seq[-1]), len(seq))
+    _add_overlays(restored, StepTable(table, schema), seq, config)
     if config.fields.specs:
-        _add_chunks(found, table, schema, layout, seq)
+        _add_chunks(restored, table, schema, layout, seq)
     else:
-        _add_rows(found, StepTable(table, schema), layout, seq)
-    return found
+        _add_rows(restored, StepTable(table, schema), layout, seq)
+    return restored
 
 
 def _add_overlays(
-    found: RestoredSteps, steps: StepTable, seq: NDArray[np.int64], config: BufferConfig
+    restored: RestoredSteps, steps: StepTable, seq: NDArray[np.int64], config: BufferConfig
 ) -> None:
     if "uses" in steps:
         uses = integers(steps.column("uses"))
-        at, most = np.flatnonzero(uses), config.sampling.max_use
-        own = {"seq": seq[at].tolist(), "n_uses": uses[at].tolist()}
-        if len(at) and config.leases.enabled:
-            own["used_up"] = [most is not None and n >= most for n in own["n_uses"]]
-            found.overlays["queue_items"] = own
-        elif len(at):
-            found.overlays["uses"] = own
+        places, most = np.flatnonzero(uses), config.sampling.max_use
+        counts = {"seq": seq[places].tolist(), "n_uses": uses[places].tolist()}
+        if len(places) and config.leases.enabled:
+            counts["used_up"] = [most is not None and n >= most for n in counts["n_uses"]]
+            restored.overlays["queue_items"] = counts
+        elif len(places):
+            restored.overlays["uses"] = counts
     if "quarantined_at" in steps:
         times, reasons = steps.texts("quarantined_at"), steps.texts("quarantine_reason")
-        at = np.array([i for i, time in enumerate(times) if time is not None], np.int64)
-        found.overlays["quarantine"] = {
-            "seq": seq[at].tolist(),
-            "reason": [reasons[i] for i in at.tolist()],
-            "quarantined_at": [time_text(times[i]) for i in at.tolist()],
+        places = np.array([i for i, time in enumerate(times) if time is not None], np.int64)
+        restored.overlays["quarantine"] = {
+            "seq": seq[places].tolist(),
+            "reason": [reasons[i] for i in places.tolist()],
+            "quarantined_at": [time_text(times[i]) for i in places.tolist()],
         }
 
 
 def _add_rows(
-    found: RestoredSteps, steps: StepTable, layout: Layout, seq: NDArray[np.int64]
+    restored: RestoredSteps, steps: StepTable, layout: Layout, seq: NDArray[np.int64]
 ) -> None:
     tags: list[dict[str, Any]] = [{} for _ in range(steps.n)]
-    numbers = {own: steps.listed_reals(name, tags) for name, own in REALS.items()}
+    numbers = {short_name: steps.listed_reals(name, tags) for name, short_name in REALS.items()}
     payloads = steps.payloads(tags)
     arrays: list[Any] = payloads.pop("arrays")
     sizes: list[Any] = [None] * steps.n
     parts: dict[str, list[Any]] = {"seq": [], "part": [], "bytes": []}
     for i, raw in enumerate(arrays):
         if raw is not None and len(raw) > PART_BYTES:
-            own = list(split(raw, layout))
-            parts["seq"] += [int(seq[i])] * len(own)
-            parts["part"] += range(len(own))
-            parts["bytes"] += map(bytes, own)
+            pieces = list(split(raw, layout))
+            parts["seq"] += [int(seq[i])] * len(pieces)
+            parts["part"] += range(len(pieces))
+            parts["bytes"] += map(bytes, pieces)
             sizes[i], arrays[i] = len(raw), None
-    found.rows = {
+    restored.rows = {
         "seq": seq.tolist(),
         **{
             name: steps.texts(name)
@@ -611,13 +613,13 @@ def _add_rows(
         "inserted_at": [time_text(time) for time in steps.texts("inserted_at")],
     }  # fmt: skip
     for name in FLAGS:
-        found.rows[name] = [None if flag is None else int(flag) for flag in found.rows[name]]
+        restored.rows[name] = [None if flag is None else int(flag) for flag in restored.rows[name]]
     if parts["seq"]:
-        found.overlays["payload_parts"] = parts
+        restored.overlays["payload_parts"] = parts
 
 
 def _add_chunks(
-    found: RestoredSteps,
+    restored: RestoredSteps,
     table: Any,
     schema: StepSchema,
     layout: Layout,
@@ -626,22 +628,22 @@ def _add_chunks(
     runs = StepRuns(seq, integers(table[_name_of(schema, "first_seq")]))
     if runs.has_gaps:
         table = table.take(runs.source)
-        found.overlays["deleted_steps"] = {"seq": runs.seq[runs.is_filled].tolist()}
+        restored.overlays["deleted_steps"] = {"seq": runs.seq[runs.is_filled].tolist()}
     steps = StepTable(table, schema)
     tags: list[dict[str, Any]] | None = None
     if steps.has_odd_reals():
         tags = [{} for _ in range(steps.n)]
     reward, times = steps.stored_reals("reward", tags), steps.stored_reals("execute_time", tags)
     more = {
-        own: steps.listed_reals(name, tags)
-        for name, own in (("advantage", "adv_t"), ("value", "v_t"))
+        short_name: steps.listed_reals(name, tags)
+        for name, short_name in (("advantage", "adv_t"), ("value", "v_t"))
         if name in steps
     }
     flags = {name: steps.flags(name) for name in FLAGS}
     more.update(
         {name: steps.texts(name) for name in FLAGS if name in steps and flags[name] is None}
     )
-    given = GivenColumns(
+    columns = GivenColumns(
         n_steps=steps.n,
         fields={name: steps.field(name) for name in layout.specs},
         reward=None if np.isnan(reward).all() else reward,
@@ -664,12 +666,12 @@ def _add_chunks(
         more_values=more,
         encoded=_encoded(steps, tags, runs.is_filled, is_any=bool(np.isnan(reward).any())),
     )
-    chunks = pack_ranges(layout, given, runs.ranges)
-    _place_chunks(found, steps, runs, chunks, times)
+    chunks = pack_ranges(layout, columns, runs.ranges)
+    _place_chunks(restored, steps, runs, chunks, times)
 
 
 def _name_of(schema: StepSchema, built_in: str) -> str:
-    return next(name for name, own in schema.built_in.items() if own == built_in)
+    return next(name for name, meaning in schema.built_in.items() if meaning == built_in)
 
 
 def _encoded(
@@ -683,17 +685,19 @@ def _encoded(
     if tags is None and not any(name in steps for name in PAYLOADS):
         return [None] * steps.n if is_any else None
     payloads = steps.payloads(tags)
-    each = zip(*(payloads[name] for name in (*PAYLOADS, "arrays")), strict=True)
+    values_by_step = zip(*(payloads[name] for name in (*PAYLOADS, "arrays")), strict=True)
     return [
         None
         if filled
-        else collected_payload(PayloadParts(own[0], own[1], own[2], own[3], own[4] or b""))
-        for filled, own in zip(is_filled.tolist(), each, strict=True)
+        else collected_payload(
+            PayloadParts(values[0], values[1], values[2], values[3], values[4] or b"")
+        )
+        for filled, values in zip(is_filled.tolist(), values_by_step, strict=True)
     ]
 
 
 def _place_chunks(
-    found: RestoredSteps,
+    restored: RestoredSteps,
     steps: StepTable,
     runs: StepRuns,
     chunks: list[Any],
@@ -707,29 +711,29 @@ def _place_chunks(
     for i, chunk in enumerate(chunks):
         offset = int(runs.place[runs.held[i]])
         changes: dict[str, Any] = {"t": None if ts[i] is None else ts[i] - offset, **spans[i]}
-        own, _, place = str(ids[i]).rpartition("/")
-        if is_uuid(own) and place == str(offset):
-            changes["id"] = own
+        chunk_id, _, place = str(ids[i]).rpartition("/")
+        if is_uuid(chunk_id) and place == str(offset):
+            changes["id"] = chunk_id
         placed.append((int(runs.first_seq[i]), inserted[i], replace(chunk, **changes)))
-    found.chunks = placed
-    _add_ids(found, steps, runs)
+    restored.chunks = placed
+    _add_ids(restored, steps, runs)
 
 
-def _add_ids(found: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
-    """Store the ids that are not that of the chunk with the place of the step."""
+def _add_ids(restored: RestoredSteps, steps: StepTable, runs: StepRuns) -> None:
+    """Store the ids that do not follow from the id of their chunk."""
     import pyarrow.compute as pc
 
     pa = load_pyarrow()
-    chunk_ids = pa.array([chunk.id for _, _, chunk in found.chunks], pa.string())
-    made = pc.binary_join_element_wise(
+    chunk_ids = pa.array([chunk.id for _, _, chunk in restored.chunks], pa.string())
+    made_ids = pc.binary_join_element_wise(
         chunk_ids.take(pa.array(runs.run_of)), pa.array(runs.place).cast(pa.string()), "/"
     )
-    given = whole(steps.column("id"))
-    is_other = pc.not_equal(made, given).to_numpy(zero_copy_only=False).astype(bool)
-    at = np.flatnonzero(is_other & ~runs.is_filled)
-    if len(at):
-        own = given.take(pa.array(at)).to_pylist()
-        found.overlays["step_ids"] = {"seq": runs.seq[at].tolist(), "id": own}
+    ids = whole(steps.column("id"))
+    is_other = pc.not_equal(made_ids, ids).to_numpy(zero_copy_only=False).astype(bool)
+    places = np.flatnonzero(is_other & ~runs.is_filled)
+    if len(places):
+        other_ids = ids.take(pa.array(places)).to_pylist()
+        restored.overlays["step_ids"] = {"seq": runs.seq[places].tolist(), "id": other_ids}
 
 
 def _spans(runs: StepRuns, values: NDArray[np.float64]) -> list[Mapping[str, Any]]:
@@ -742,17 +746,17 @@ def _spans(runs: StepRuns, values: NDArray[np.float64]) -> list[Mapping[str, Any
     expected = execute_times(first[runs.run_of], last[runs.run_of], counts, runs.place)
     is_same = (values == expected) | (np.isnan(values) & np.isnan(expected))
     are_even = np.logical_and.reduceat(is_same & ~runs.is_filled, begins)
-    found: list[Mapping[str, Any]] = []
+    spans: list[Mapping[str, Any]] = []
     ends_of = zip(_or_none(first), _or_none(last), strict=True)
     for i, (start, end, span) in enumerate(
         zip(begins.tolist(), ends.tolist(), ends_of, strict=True)
     ):
         if are_even[i]:
-            found.append({"first_time": span[0], "last_time": span[1], "times": None})
+            spans.append({"first_time": span[0], "last_time": span[1], "times": None})
         else:
             first_time, last_time, listed = stored_times(_or_none(values[start:end]))
-            found.append({"first_time": first_time, "last_time": last_time, "times": listed})
-    return found
+            spans.append({"first_time": first_time, "last_time": last_time, "times": listed})
+    return spans
 
 
 def _or_none(values: NDArray[np.float64]) -> list[Any]:
@@ -863,7 +867,7 @@ def _restore(
     counts: ImportCounts,
     on_progress: OnProgress | None,
 ) -> None:
-    """Restore a buffer, or continue that, unless it has other steps or settings."""
+    """Restore a buffer, or continue to; raise if it has other steps or settings."""
     noted, config, store = files.metadata, files.config, buffer._store
     assert noted is not None
     ours, theirs = config.settings(), buffer.config.settings()

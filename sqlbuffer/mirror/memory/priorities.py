@@ -77,21 +77,21 @@ class WeightTree:
         *below, top = self._levels
         ends = top.cumsum()
         rest = fractions * ends[-1]
-        found: Integers = ends.searchsorted(rest, side="right")
-        if len(found) and found.max() == len(top):
-            found[found == len(top)] = top.argmax()
-        rest -= ends[found] - top[found]
-        each = np.arange(len(found))
+        nodes: Integers = ends.searchsorted(rest, side="right")
+        if len(nodes) and nodes.max() == len(top):
+            nodes[nodes == len(top)] = top.argmax()
+        rest -= ends[nodes] - top[nodes]
+        numbers = np.arange(len(nodes))
         for level in reversed(below):
-            rows = level.reshape(-1, FAN).take(found, axis=0)
+            rows = level.reshape(-1, FAN).take(nodes, axis=0)
             # One addition for all rows at a time: half the time of `cumsum` along short rows.
             sums = rows.T.copy()
-            for before, own in pairwise(sums):
-                np.add(before, own, out=own)
+            for before, after in pairwise(sums):
+                np.add(before, after, out=after)
             places = (sums > rest).argmax(axis=0)
-            rest -= sums[places, each] - rows[each, places]
-            found = found * FAN + places
-        return found
+            rest -= sums[places, numbers] - rows[numbers, places]
+            nodes = nodes * FAN + places
+        return nodes
 
     def slots_in_order(self, fractions: Reals, order: Integers) -> Integers:
         """Return the slots that fractions of the sum fall on where blocks of slots have an order.
@@ -107,8 +107,8 @@ class WeightTree:
         places = np.minimum(ends.searchsorted(rest, side="right"), len(order) - 1)
         rest -= ends[places] - sums[places]
         inside = self.weights.reshape(-1, BLOCK).take(order[places], axis=0).cumsum(axis=1)
-        found: Integers = order[places] * BLOCK + (inside > rest[:, None]).argmax(axis=1)
-        return found
+        slots: Integers = order[places] * BLOCK + (inside > rest[:, None]).argmax(axis=1)
+        return slots
 
 
 Flags = NDArray[np.bool_]
@@ -209,13 +209,13 @@ class StepPriorities:
         Args:
             flags: The flags of all slots; see `step_record`.
         """
-        values, own = self.values.reshape(-1, BLOCK), flags.reshape(-1, BLOCK)
+        values, block_flags = self.values.reshape(-1, BLOCK), flags.reshape(-1, BLOCK)
         if self._least is None:
             self._least, blocks = np.empty(len(values)), np.arange(len(values))
         else:
             blocks = np.unique(np.concatenate([np.zeros(0, np.int64), *self._touched]) // BLOCK)
         self._touched, self._n_touched = [], 0
-        held = ((own[blocks] & LIVE) != 0) & (values[blocks] > 0)
+        held = ((block_flags[blocks] & LIVE) != 0) & (values[blocks] > 0)
         self._least[blocks] = np.where(held, values[blocks], np.inf).min(axis=1)
         return float(self._least.min(initial=np.inf))
 

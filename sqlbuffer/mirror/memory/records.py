@@ -84,7 +84,7 @@ class Tails:
     def of(self, slots: Integers) -> list[bytes]:
         """Return the values of steps."""
         heap, starts, sizes = self._heap, self._at[slots].tolist(), self._size[slots].tolist()
-        return [heap[at : at + n].tobytes() for at, n in zip(starts, sizes, strict=True)]
+        return [heap[start : start + n].tobytes() for start, n in zip(starts, sizes, strict=True)]
 
     def drop(self, slots: Integers) -> None:
         """Forget the values of steps."""
@@ -97,14 +97,14 @@ class Tails:
         self._use(arrays)
         self.n_live = self._end = 0
         for first in range(0, len(size), _PAGE):
-            own = first + np.flatnonzero(size[first : first + _PAGE])
-            sizes = size[own]
+            kept = first + np.flatnonzero(size[first : first + _PAGE])
+            sizes = size[kept]
             ends = np.cumsum(sizes)
-            if not len(own):
+            if not len(kept):
                 continue
-            source = np.repeat(at[own] - (ends - sizes), sizes) + np.arange(ends[-1])
+            source = np.repeat(at[kept] - (ends - sizes), sizes) + np.arange(ends[-1])
             self._heap[self._end : self._end + int(ends[-1])] = heap[source]
-            self._at[own], self._size[own] = self._end + ends - sizes, sizes
+            self._at[kept], self._size[kept] = self._end + ends - sizes, sizes
             self._end += int(ends[-1])
         self.n_live = self._end
 
@@ -125,11 +125,11 @@ def record_of(layout: Layout) -> np.dtype[Any]:
         for name, spec in layout.specs.items()
         if spec.is_variable or layout.record[name].itemsize < LARGE_BYTES
     ]
-    own: list[Any] = [
+    built_in: list[Any] = [
         ("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_), (SEQ, np.int64),
         (STEP, np.int64), (TASK, np.int32), (AGENT, np.int32), (EPISODE, np.int32), (T, np.int32),
     ]  # fmt: skip
-    return np.dtype([*small, *own], align=True)
+    return np.dtype([*small, *built_in], align=True)
 
 
 class FieldCopies:
@@ -166,11 +166,11 @@ class FieldCopies:
 
     def of(self, rows: NDArray[Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
         """Return fields of records that follow each other, of shape (n, *shape)."""
-        plain, found = as_records(rows, self._record), {}
+        plain, arrays = as_records(rows, self._record), {}
         for name in names:
             copied, kind = plain[name].copy(), self._kinds[name]
-            found[name] = copied if kind is None else copied.view(kind)
-        return found
+            arrays[name] = copied if kind is None else copied.view(kind)
+        return arrays
 
 
 def kept_layout(layout: Layout, names: Collection[str]) -> Layout:
@@ -197,15 +197,15 @@ class StoredFields:
     """
 
     def __init__(self, layout: Layout) -> None:
-        stored, own = layout.record, record_of(layout)
+        stored, record = layout.record, record_of(layout)
         self._layout = layout
         # The first byte in the stored record, that in the mirror's, and how many they are.
         self._runs: list[tuple[int, int, int]] = []
         runs = self._runs
         for name in layout.specs:
-            if name not in (own.names or ()):
+            if name not in (record.names or ()):
                 continue
-            n_bytes, start, at = stored[name].itemsize, _offset(stored, name), _offset(own, name)
+            n_bytes, start, at = stored[name].itemsize, _offset(stored, name), _offset(record, name)
             if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (start, at):
                 runs[-1] = (*runs[-1][:2], runs[-1][2] + n_bytes)
             else:
@@ -215,7 +215,7 @@ class StoredFields:
         self,
         heads: bytes,
         n: int,
-        at: Any,
+        slots: Any,
         records: NDArray[Any],
         large: Mapping[str, NDArray[Any]],
     ) -> None:
@@ -224,18 +224,18 @@ class StoredFields:
         Args:
             heads: Their stored records.
             n: Number of items.
-            at: The slots.
+            slots: The slots.
             records: The records of the mirror, shape (n_slots, numbers of a record).
             large: Fields with a separate array.
         """
         stored = np.frombuffer(heads, np.uint8).reshape(n, self._layout.size_bytes)
-        own = records.view(np.uint8)
+        raw = records.view(np.uint8)
         for first, place, n_bytes in self._runs:
-            own[at, place : place + n_bytes] = stored[:, first : first + n_bytes]
+            raw[slots, place : place + n_bytes] = stored[:, first : first + n_bytes]
         if large:
-            given = np.frombuffer(heads, self._layout.record, n)
+            steps = np.frombuffer(heads, self._layout.record, n)
             for name, column in large.items():
-                column[at] = given[name]
+                column[slots] = steps[name]
 
 
 def _offset(record: np.dtype[Any], name: str) -> int:
@@ -307,8 +307,8 @@ def flags_of(chunk: ChunkRow) -> bytes:
         if nulls == "":
             more |= flag
         elif nulls is not None:
-            some.append(np.array([each is None for each in orjson.loads(nulls)], np.uint8) * flag)
+            some.append(np.array([value is None for value in orjson.loads(nulls)], np.uint8) * flag)
     flags = (chunk.ends or bytes(n)).translate(_WITH[more])
-    for own in some:
-        flags = (np.frombuffer(flags, np.uint8) | own).tobytes()
+    for part in some:
+        flags = (np.frombuffer(flags, np.uint8) | part).tobytes()
     return flags

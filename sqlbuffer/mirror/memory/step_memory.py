@@ -134,20 +134,20 @@ class StepLimits:
         self.session, self.is_quarantined = arrays["session"], arrays["is_quarantined"]
         self.is_outside = arrays["is_outside"]
 
-    def stage(self, chunks: Sequence[ChunkRow], at: Any, counts: Integers) -> None:
+    def stage(self, chunks: Sequence[ChunkRow], target: Any, counts: Integers) -> None:
         """Note what new steps have.
 
         Args:
             chunks: Their chunks.
-            at: Their slots.
+            target: Their slots.
             counts: Number of each.
         """
         versions = [_NO_VERSION if c.model_version is None else c.model_version for c in chunks]
-        self.version[at] = np.repeat(versions, counts)
-        self.has_version[at] = np.repeat([c.model_version is not None for c in chunks], counts)
+        self.version[target] = np.repeat(versions, counts)
+        self.has_version[target] = np.repeat([c.model_version is not None for c in chunks], counts)
         numbers = [NONE if c.session_id is None else c.session_id for c in chunks]
-        self.session[at] = np.repeat(numbers, counts)
-        self.is_quarantined[at], self.is_outside[at] = False, self.selects
+        self.session[target] = np.repeat(numbers, counts)
+        self.is_quarantined[target], self.is_outside[target] = False, self.selects
 
     def name_sessions(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take the users' ids of sessions, by number."""
@@ -155,13 +155,13 @@ class StepLimits:
 
     def are_barred(self, slots: Integers) -> Flags:
         """Return which steps may not be sampled."""
-        found: Flags = self.is_quarantined[slots]
+        barred: Flags = self.is_quarantined[slots]
         if self.oldest is not None:
-            found = found | (self.version[slots] < self.oldest)
+            barred = barred | (self.version[slots] < self.oldest)
         if self.only is not None:
-            own = self.session[slots]
-            found = found | ((own != self.only) & (own != NONE))
-        return found
+            sessions = self.session[slots]
+            barred = barred | ((sessions != self.only) & (sessions != NONE))
+        return barred
 
 
 Gathered = tuple[Integers, NDArray[Any]]
@@ -384,63 +384,65 @@ class StepMemory:
         links, records = self.links, self.records
         links[added] = np.array((0, NONE, NONE, NONE, NONE, 0), LINK)
         slots = self.blocks.slots_of(seqs)
-        at = as_slice(slots)
-        self._stored.put(heads, len(seqs), at, self._records, self.large)
+        target = as_slice(slots)
+        self._stored.put(heads, len(seqs), target, self._records, self.large)
         if self.tails is not None and tails is not None:
-            self.tails.put(at, tails)
-        records[SEQ][at] = seqs
-        records[STEP][at] = step_numbers_of(chunks, counts, ends, places)
-        records[TASK][at] = np.repeat(
+            self.tails.put(target, tails)
+        records[SEQ][target] = seqs
+        records[STEP][target] = step_numbers_of(chunks, counts, ends, places)
+        records[TASK][target] = np.repeat(
             [self.tasks.add(c.task_id, c.n_steps) for c in chunks], counts
         )
         agents = [self.agents.add(c.agent_id, c.n_steps) for c in chunks]
-        records[AGENT][at] = np.repeat(agents, counts)
+        records[AGENT][target] = np.repeat(agents, counts)
         flags = np.frombuffer(b"".join(map(flags_of, chunks)), np.uint8)
-        records["terminated"][at] = (flags & TERMINATED).astype(bool)
-        records["truncated"][at] = (flags & TRUNCATED).astype(bool)
-        links["flags"][at] = flags
+        records["terminated"][target] = (flags & TERMINATED).astype(bool)
+        records["truncated"][target] = (flags & TRUNCATED).astype(bool)
+        links["flags"][target] = flags
         rewards = unpacked_rewards([c.rewards for c in chunks], [c.n_steps for c in chunks])
-        links["reward"][at] = rewards
-        records["reward"][at] = as_float32(rewards)
+        links["reward"][target] = rewards
+        records["reward"][target] = as_float32(rewards)
         for name in ON_REQUEST:
-            self._stage_values(name, chunks, at, ends)
-        self.limits.stage(chunks, at, counts)
-        self._stage_episodes(chunks, slots, at, counts, places)
+            self._stage_values(name, chunks, target, ends)
+        self.limits.stage(chunks, target, counts)
+        self._stage_episodes(chunks, slots, target, counts, places)
         self._staged.append(slots)
         return True
 
-    def _stage_values(self, name: str, chunks: Sequence[ChunkRow], at: Any, ends: Integers) -> None:
+    def _stage_values(
+        self, name: str, chunks: Sequence[ChunkRow], target: Any, ends: Integers
+    ) -> None:
         """Put advantages, or values, of the steps of chunks into their slots."""
         of_chunks = [getattr(chunk, name) for chunk in chunks]
         values = np.full(ends[-1], np.nan, np.float32)
         if any(of_chunk is not None for of_chunk in of_chunks):
-            for chunk, given, end in zip(chunks, of_chunks, ends.tolist(), strict=True):
-                if given is not None:
-                    stored = np.array(listed(given), np.float64)
+            for chunk, chunk_values, end in zip(chunks, of_chunks, ends.tolist(), strict=True):
+                if chunk_values is not None:
+                    stored = np.array(listed(chunk_values), np.float64)
                     values[end - chunk.n_steps : end] = as_float32(stored)
-        self.values[name][at] = values
+        self.values[name][target] = values
 
     def _stage_episodes(
         self,
         chunks: Sequence[ChunkRow],
         slots: Integers,
-        at: Any,
+        target: Any,
         counts: Integers,
         places: Integers,
     ) -> None:
         """Note the place of steps in their episodes, and which step follows which."""
         links, episodes = self.links, self.episodes
-        own = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
-        numbers = np.repeat(np.array(own, np.int32), counts)
+        chunk_episodes = [NONE if c.t is None else episodes.number(c.episode_id) for c in chunks]
+        numbers = np.repeat(np.array(chunk_episodes, np.int32), counts)
         ts = np.repeat([c.t or 0 for c in chunks], counts) + places
-        links["episode"][at] = self.records[EPISODE][at] = numbers
-        links["t"][at] = self.records[T][at] = np.where(numbers == NONE, NONE, ts)
+        links["episode"][target] = self.records[EPISODE][target] = numbers
+        links["t"][target] = self.records[T][target] = np.where(numbers == NONE, NONE, ts)
         in_episode = numbers != NONE
         has_before = in_episode & (places > 0)
-        links["prev"][at] = np.where(has_before, np.roll(slots, 1), NONE)
-        links["next"][at] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
+        links["prev"][target] = np.where(has_before, np.roll(slots, 1), NONE)
+        links["next"][target] = np.where(np.roll(has_before, -1), np.roll(slots, -1), NONE)
         ends = np.cumsum(counts)
-        for chunk, number, end in zip(chunks, own, ends.tolist(), strict=True):
+        for chunk, number, end in zip(chunks, chunk_episodes, ends.tolist(), strict=True):
             if number != NONE:
                 first, last = int(slots[end - chunk.n_steps]), int(slots[end - 1])
                 self._stage_neighbours(number, chunk.t or 0, chunk.n_steps, first, last)
@@ -465,10 +467,10 @@ class StepMemory:
                 self._staged_links.append((last, after))
 
     def _find(self, episode: int, t: int) -> int:
-        """Return the slot of a step of an episode, -1 if it is not in memory; looks at all."""
+        """Search all slots for a step of an episode; return -1 if it is not in memory."""
         links = self.links[: self.blocks.n_used]
-        found = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
-        return int(found[-1]) if len(found) else NONE
+        slots = np.flatnonzero((links["episode"] == episode) & (links["t"] == t))
+        return int(slots[-1]) if len(slots) else NONE
 
     def commit(self, low: int, changes: StepChanges) -> None:
         """Make the staged steps visible, together with other changes.
@@ -521,7 +523,7 @@ class StepMemory:
         return shown
 
     def _known(self, seqs: Sequence[int]) -> Integers:
-        """Return the slots of those of the steps that are in memory."""
+        """Return the slots of those steps that are in memory."""
         return self._slots_of_those(np.asarray(seqs, np.int64))[1]
 
     def _remove(self, slots: Integers) -> None:
@@ -578,7 +580,7 @@ class StepMemory:
         self.changed.add(slots)
 
     def _mark_ends(self, states: Sequence[EpisodeState]) -> None:
-        """Take what episodes are now, and mark the last steps of those that have ended."""
+        """Apply the states of episodes, and mark the last steps of those that have ended."""
         links, episodes = self.links, self.episodes
         known = episodes.update(states)
         self.changed.add(episodes.last_slot[[n for n in known if episodes.last_slot[n] != NONE]])
@@ -588,12 +590,7 @@ class StepMemory:
                 links["flags"][last] |= np.uint8(LAST)
 
     def _evict(self, low: int, touched: Integers) -> None:
-        """Remove the steps up to a number, and free the blocks without a step.
-
-        Args:
-            low: The number.
-            touched: Slots of steps that were removed before.
-        """
+        """Remove the steps up to a number, and free the blocks without a step."""
         links, records = self.links, self.records
         numbers = self.blocks.numbers()
         numbers = numbers[numbers * BLOCK <= low]
@@ -616,10 +613,10 @@ class StepMemory:
             neighbours = neighbours[neighbours != NONE]
             links[other][neighbours] = NONE
             self.changed.add(neighbours.astype(np.int64))
-        own = links["episode"][slots]
-        own = own[own != NONE]
-        np.subtract.at(episodes.n_steps, own, 1)
-        distinct = np.unique(own)
+        episode_numbers = links["episode"][slots]
+        episode_numbers = episode_numbers[episode_numbers != NONE]
+        np.subtract.at(episodes.n_steps, episode_numbers, 1)
+        distinct = np.unique(episode_numbers)
         is_lost = np.isin(episodes.last_slot[distinct], slots)
         episodes.last_slot[distinct[is_lost]] = NONE
         episodes.forget(distinct)
@@ -719,8 +716,8 @@ def block_numbers(memory: StepMemory, blocks: Integers) -> Integers:
     """Return which block of numbers blocks of slots have, -1 for those that are free."""
     slots = blocks[:, None] * BLOCK + np.arange(BLOCK)
     newest = memory.records[SEQ][slots].max(axis=1, initial=0)
-    found: Integers = np.where(newest > 0, newest // BLOCK, NONE)
-    return found
+    numbers: Integers = np.where(newest > 0, newest // BLOCK, NONE)
+    return numbers
 
 
 def restore(memory: StepMemory, n_used: int) -> None:
@@ -736,6 +733,6 @@ def restore(memory: StepMemory, n_used: int) -> None:
     memory.tasks.restore(records[TASK][written].astype(np.int64))
     memory.agents.restore(records[AGENT][written].astype(np.int64))
     episodes = records[EPISODE][written].astype(np.int64)
-    own = episodes != NONE
-    slots = written[own]
-    memory.episodes.restore(episodes[own], records[T][slots].astype(np.int64), slots)
+    has_episode = episodes != NONE
+    slots = written[has_episode]
+    memory.episodes.restore(episodes[has_episode], records[T][slots].astype(np.int64), slots)

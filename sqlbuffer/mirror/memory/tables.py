@@ -110,10 +110,10 @@ class ChangedSlots:
 
     def since(self, n: int) -> Integers | None:
         """Return the slots that have changed after the first n changes; None: it is forgotten."""
-        wanted = self.n - n
-        if wanted > len(self._parts):
+        n_parts = self.n - n
+        if n_parts > len(self._parts):
             return None
-        parts = self._parts[len(self._parts) - wanted :]
+        parts = self._parts[len(self._parts) - n_parts :]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
@@ -230,15 +230,15 @@ class BlockMap:
         """Give slots to numbers; return those of new blocks. None: there are too few, and none was
         given.
         """
-        wanted = np.unique(seqs >> _BITS)
-        wanted = wanted[self._of(wanted) == NONE]
-        if len(wanted) > self.n_free:
+        numbers = np.unique(seqs >> _BITS)
+        numbers = numbers[self._of(numbers) == NONE]
+        if len(numbers) > self.n_free:
             return None
-        if len(wanted):
-            self._reach(int(wanted[0]), int(wanted[-1]))
-        self._slots[wanted - self._base] = [self._next_free() for _ in wanted]
+        if len(numbers):
+            self._reach(int(numbers[0]), int(numbers[-1]))
+        self._slots[numbers - self._base] = [self._next_free() for _ in numbers]
         self._in_order = None
-        return self.slots_in(wanted).reshape(-1)
+        return self.slots_in(numbers).reshape(-1)
 
     def _next_free(self) -> int:
         if self._free:
@@ -262,14 +262,14 @@ class BlockMap:
     def slots_of(self, seqs: Integers) -> Integers:
         """Return the slot of each number, -1 where it has none."""
         block = self._of(seqs >> _BITS)
-        found: Integers = np.where(block == NONE, NONE, block * BLOCK + (seqs & (BLOCK - 1)))
-        return found
+        slots: Integers = np.where(block == NONE, NONE, block * BLOCK + (seqs & (BLOCK - 1)))
+        return slots
 
     def _of(self, numbers: Integers) -> Integers:
-        at = numbers - self._base
-        is_known = (at >= 0) & (at < len(self._slots))
-        found: Integers = np.where(is_known, self._slots[np.where(is_known, at, 0)], NONE)
-        return found
+        entries = numbers - self._base
+        is_known = (entries >= 0) & (entries < len(self._slots))
+        slots: Integers = np.where(is_known, self._slots[np.where(is_known, entries, 0)], NONE)
+        return slots
 
     @property
     def in_order(self) -> Integers:
@@ -280,19 +280,19 @@ class BlockMap:
 
     def numbers(self) -> Integers:
         """Return the blocks of numbers that have slots, in order."""
-        found: Integers = np.flatnonzero(self._slots != NONE) + self._base
-        return found
+        numbers: Integers = np.flatnonzero(self._slots != NONE) + self._base
+        return numbers
 
     def slots_in(self, numbers: Integers) -> Integers:
         """Return the slots of blocks of numbers that have some, of shape (n, 64)."""
-        found: Integers = self._of(numbers)[:, None] * BLOCK + np.arange(BLOCK)
-        return found
+        slots: Integers = self._of(numbers)[:, None] * BLOCK + np.arange(BLOCK)
+        return slots
 
     def free(self, numbers: Integers) -> None:
         """Take the slots of blocks of numbers back."""
-        at = numbers - self._base
-        self._free.extend(self._slots[at].tolist())
-        self._slots[at] = NONE
+        entries = numbers - self._base
+        self._free.extend(self._slots[entries].tolist())
+        self._slots[entries] = NONE
         self._in_order = None
 
     def restore(self, numbers: Integers) -> None:
@@ -303,13 +303,13 @@ class BlockMap:
                 Shape (n_used / 64,).
         """
         self.n_used = len(numbers) * BLOCK
-        given = np.flatnonzero(numbers != NONE)
+        filled = np.flatnonzero(numbers != NONE)
         self._free = deque(np.flatnonzero(numbers == NONE).tolist())
         self._in_order = None
         self._slots = np.full(1024, NONE, np.int64)
-        if len(given):
-            self._reach(int(numbers[given].min()), int(numbers[given].max()))
-            self._slots[numbers[given] - self._base] = given
+        if len(filled):
+            self._reach(int(numbers[filled].min()), int(numbers[filled].max()))
+            self._slots[numbers[filled] - self._base] = filled
 
 
 _STATUS = {name: number for number, name in enumerate(STATUS_NAMES.tolist())}
@@ -402,28 +402,28 @@ class EpisodeTable:
 
     def update(self, states: Sequence[EpisodeState]) -> list[int]:
         """Take what episodes are now, and return the numbers of those that are known."""
-        found = []
+        changed = []
         for state in states:
             number = self.find(state.id)
             if number == NONE:
                 continue
-            now = _STATUS[state.status]
-            length = NONE if now == OPEN or state.length is None else state.length
+            status = _STATUS[state.status]
+            length = NONE if status == OPEN or state.length is None else state.length
             # For an open episode, the database stores the change by annotations, not the return.
-            return_ = None if now == OPEN else state.return_
+            return_ = None if status == OPEN else state.return_
             entry = EpisodeEntry(
-                now, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
+                status, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
             )
             if self.touched is not None and not self._has(number, entry):
                 self.touched.add(number)
             self._put(number, entry)
-            found.append(number)
-        return found
+            changed.append(number)
+        return changed
 
     def _has(self, number: int, entry: "EpisodeEntry") -> bool:
-        own = self.entry(number)
-        texts = own[:4] == entry[:4]
-        return texts and np.array_equal(own[4:], entry[4:], equal_nan=True)
+        stored = self.entry(number)
+        texts = stored[:4] == entry[:4]
+        return texts and np.array_equal(stored[4:], entry[4:], equal_nan=True)
 
     def _put(self, number: int, entry: "EpisodeEntry") -> None:
         self.n_aborted += int(entry.status == ABORTED) - int(self.status[number] == ABORTED)

@@ -16,8 +16,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
+from sqlbuffer.config import Settings
 from sqlbuffer.errors import StorageReadOnlyError, URLError
-from sqlbuffer.settings import Settings
 from sqlbuffer.storage.database.sqlite import listen_to_connections, prepare, warn_of_network
 from sqlbuffer.storage.database.transactions import driver_of, listen_postgresql, listen_sqlite
 from sqlbuffer.storage.database.urls import (

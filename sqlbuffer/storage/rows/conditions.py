@@ -25,9 +25,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_values import dumps, escape_key, hex_text, is_storable_text
 from sqlbuffer.errors import ConditionError
-from sqlbuffer.query.paths import Field
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
-from sqlbuffer.query.tree import Group, Leaf, Node
+from sqlbuffer.query.tree import Field, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels import late_values

@@ -1,4 +1,7 @@
-"""Page 4: the steps of an episode, or of a task without episodes, and a search in them."""
+"""The steps of an episode, or of a task without episodes, with a search; and parts of them.
+
+Whole texts, values, images and differences have addresses of their own.
+"""
 
 import time
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from sqlbuffer.query.selected_fields import PAYLOADS
 from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
 from sqlbuffer.storage.browsing.steps import (
     KeyPage,
@@ -19,19 +23,43 @@ from sqlbuffer.storage.browsing.steps import (
     read_steps,
     spaced_keys,
 )
-from sqlbuffer.web.rendering import page
-from sqlbuffer.web.rollout_links import (
+from sqlbuffer.web.rendering import (
     buffer_link,
     buffer_of,
     curve_commands,
+    difference_link,
     draw_commands,
+    encoded,
+    episode_link,
+    page,
     rollout_commands,
     rollout_link,
 )
 from sqlbuffer.web.site import site_of
-from sqlbuffer.web.step_arrays import MOST_STEPS_READ, curves_of, image_fields
-from sqlbuffer.web.transcript.turns import Transcript, pieces, printable
-from sqlbuffer.web.transcript.views import MOST_TURNS, StepsPage, steps_page
+from sqlbuffer.web.step_arrays import (
+    MOST_SIDE,
+    MOST_STEPS_READ,
+    THUMBNAIL_SIDE,
+    array_of,
+    curves_of,
+    image_fields,
+    png_of,
+    root_of,
+    value_at,
+    value_text,
+)
+from sqlbuffer.web.transcript import (
+    MOST_TURNS,
+    Said,
+    StepsPage,
+    Transcript,
+    difference,
+    pieces,
+    printable,
+    said_in_step,
+    steps_page,
+    whole_conversation,
+)
 
 MOST_SECONDS = 1.0
 STEPS_AT_ONCE = 100
@@ -55,7 +83,7 @@ class SearchResult:
 
 
 def found_ahead(
-    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, wanted: str
+    connection: Any, buffer: Any, rollout: Rollout, after: StepKey | None, sought: str
 ) -> SearchResult:
     """Return the next step of a rollout whose conversation has a text that is new there.
 
@@ -66,10 +94,10 @@ def found_ahead(
         buffer: The buffer.
         rollout: The rollout.
         after: Only steps behind this one.
-        wanted: The text.
+        sought: The text.
     """
     deadline = time.monotonic() + MOST_SECONDS
-    transcript, n = Transcript(wanted), 0
+    transcript, n = Transcript(sought), 0
     if after is not None:
         earlier = key_page(connection, buffer, rollout, 1, before=_next(after)).keys
         for step in read_steps(connection, buffer, earlier)[0]:
@@ -111,7 +139,7 @@ class PagePlace:
         before: Step that the page ends before.
         is_last: True for the last page.
         first_turn: Number of the first turn to show of the first step.
-        wanted: Text to search for.
+        sought: Text to search for.
         view: View of the steps.
     """
 
@@ -119,7 +147,7 @@ class PagePlace:
     before: StepKey | None
     is_last: bool
     first_turn: int
-    wanted: str
+    sought: str
     view: str
 
     @classmethod
@@ -161,7 +189,7 @@ def _show(request: Request, number: int | None) -> Response:
     with site.pool.connection(in_order=True) as connection:
         buffer = browsed_buffer(connection, site.url, name)
         rollout = _rollout(request, connection, buffer, number)
-        if "seek" in request.query_params and place.wanted:
+        if "seek" in request.query_params and place.sought:
             return _sought(request, connection, buffer, rollout, place)
         keys = place.keys(connection, buffer, rollout)
         context = _context(request, connection, buffer, rollout, place, keys)
@@ -177,7 +205,7 @@ def _show(request: Request, number: int | None) -> Response:
         to=lambda **query: rollout_link(request, name, rollout, **query),
         of_buffer=lambda path, **query: buffer_link(request, name, path, **query),
         version=buffer.info.id,
-        pieces=lambda text: pieces(text, place.wanted),
+        pieces=lambda text: pieces(text, place.sought),
         printable=printable,
         missed=_number(request.query_params.get("missed", "")),
         reached=request.query_params.get("reached"),
@@ -186,7 +214,7 @@ def _show(request: Request, number: int | None) -> Response:
 
 
 def _commands(url: str, name: str, rollout: Rollout, place: PagePlace, keys: KeyPage) -> list[str]:
-    """Return the lines that show the same as a view elsewhere."""
+    """Return lines that show a view in a shell or in Python."""
     if place.view == "curves":
         return curve_commands(url, name, rollout)
     if place.view == "draws":
@@ -218,8 +246,8 @@ def _context(
     first = keys.keys[0] if keys.keys else None
     earlier = None
     if first is not None:
-        found = key_page(connection, buffer, rollout, 1, before=first).keys
-        earlier = found[0] if found else None
+        previous = key_page(connection, buffer, rollout, 1, before=first).keys
+        earlier = previous[0] if previous else None
     context: dict[str, Any] = {
         "steps": StepsPage([], [], False, [], False), "curves": [], "draws": None,
         "n_steps": None, "n_read": 0, "earlier": None, "later": None,
@@ -245,13 +273,13 @@ def _context(
     before = None if earlier is None else _row(connection, buffer, earlier, images)
     notes = notes_of(connection, buffer, [step.key.seq for step in steps])
     shown = steps_page(
-        steps, notes, wanted=place.wanted, before=before, first_turn=place.first_turn,
+        steps, notes, sought=place.sought, before=before, first_turn=place.first_turn,
         images=images,
     )  # fmt: skip
     last = shown.steps[-1] if shown.steps else None
     if last is not None and last.next_turn is not None:
-        at = _text(StepKey(last.position, last.seq))
-        later: dict[str, Any] | None = {"at": at, "turn": last.next_turn}
+        position = _text(StepKey(last.position, last.seq))
+        later: dict[str, Any] | None = {"at": position, "turn": last.next_turn}
     elif last is not None and shown.is_cut:
         later = {"at": _text(steps[len(shown.steps)].key)}
     else:
@@ -274,8 +302,8 @@ def _curves(connection: Any, buffer: Any, rollout: Rollout) -> dict[str, Any]:
     keys, n_steps = spaced_keys(connection, buffer, rollout, MOST_STEPS_READ)
     without = [*images, "messages"]
     steps, _ = read_steps(connection, buffer, keys, without=without, most_bytes=CURVE_BYTES)
-    found = [(step.key.position, step.row) for step in steps if step.row is not None]
-    return {"curves": curves_of(found), "n_steps": n_steps, "n_read": len(found)}
+    rows = [(step.key.position, step.row) for step in steps if step.row is not None]
+    return {"curves": curves_of(rows), "n_steps": n_steps, "n_read": len(rows)}
 
 
 def _row(connection: Any, buffer: Any, key: StepKey, images: Any) -> Any:
@@ -288,16 +316,16 @@ def _sought(
 ) -> Response:
     """Send the browser to the next step that contains the searched text."""
     after = None if place.at is None else _before(place.at)
-    found = found_ahead(connection, buffer, rollout, after, place.wanted)
-    query: dict[str, Any] = {"q": place.wanted}
-    if found.key is not None:
-        query["at"] = _text(found.key)
+    result = found_ahead(connection, buffer, rollout, after, place.sought)
+    query: dict[str, Any] = {"q": place.sought}
+    if result.key is not None:
+        query["at"] = _text(result.key)
     else:
-        query |= {"at": None if place.at is None else _text(place.at), "missed": found.n_searched}
-        if found.reached is not None:
-            query["reached"] = _text(_behind(found.reached))
+        query |= {"at": None if place.at is None else _text(place.at), "missed": result.n_searched}
+        if result.reached is not None:
+            query["reached"] = _text(_behind(result.reached))
     to = rollout_link(request, buffer_of(request), rollout, **query)
-    anchor = f"#{found.anchor}" if found.anchor else ""
+    anchor = f"#{result.anchor}" if result.anchor else ""
     return RedirectResponse(to + anchor, 303)
 
 
@@ -328,7 +356,135 @@ def _behind(key: StepKey) -> StepKey:
     return StepKey(key.position, key.seq + 1)
 
 
+# For a step that is stored once, under a number that is never reused.
+_FOR_EVER = "private, max-age=31536000, immutable"
+MOST_COMPARED_STEPS, MOST_COMPARED_BYTES = 1_000, 16 * 2**20
+
+
+def text(request: Request) -> Response:
+    """Return a whole text of a step: of the message at `place`, or of one of its calls."""
+    query = request.query_params
+    row = _part_row(request)
+    said = said_in_step(row.exp_data.messages, row.exp_data.actions, row.exp_data.state)
+    place, part = query.get("place", ""), query.get("part", "text")
+    if not place.isdecimal() or int(place) >= len(said):
+        raise HTTPException(404, "The step has no such message.")
+    whole = _part(said[int(place)], part)
+    if whole is None:
+        raise HTTPException(404, "The message has no such part.")
+    return _plain(whole)
+
+
+def value(request: Request) -> Response:
+    """Return a value of a step as text, its numbers in full."""
+    return _plain(value_text(_value(request)))
+
+
+def image(request: Request) -> Response:
+    """Return a value of a step as PNG."""
+    array = array_of(_value(request))
+    side = THUMBNAIL_SIDE if "small" in request.query_params else MOST_SIDE
+    png = None if array is None else png_of(array, side)
+    if png is None:
+        raise HTTPException(404, "The value is not an image: uint8, H x W or H x W x C.")
+    return Response(png, media_type="image/png", headers={"Cache-Control": _FOR_EVER})
+
+
+def show_difference(request: Request) -> Response:
+    """Return the page of the difference between two conversations."""
+    site, name = site_of(request), buffer_of(request)
+    sides = []
+    with site.pool.connection(in_order=True) as connection:
+        buffer = browsed_buffer(connection, site.url, name)
+        for side in ("a", "b"):
+            number = request.query_params.get(side, "")
+            rollout = find_episode(
+                connection, buffer, int(number[:20] if number.isdecimal() else 0)
+            )
+            if rollout is None:
+                raise HTTPException(404, f"Buffer {name!r} has no episode {side}={number!r}.")
+            sides.append((rollout, *_conversation(connection, buffer, rollout)))
+    (a, left, a_cut), (b, right, b_cut) = sides
+    differences = difference(left, right)
+    return page(
+        request,
+        "difference.html",
+        place="episode",
+        buffer=name,
+        sides=[a, b],
+        difference=differences,
+        is_cut=a_cut or b_cut or differences.is_cut,
+        to=lambda rollout: episode_link(request, name, rollout.number),
+        other_way=difference_link(request, name, b.number or 0, a.number or 0),
+        commands=[
+            line for compared in (a, b) for line in rollout_commands(site.shown_url, name, compared)
+        ],
+        printable=printable,
+    )
+
+
+def _conversation(connection: Any, buffer: Any, rollout: Rollout) -> tuple[list[Said], bool]:
+    """Return the messages of a rollout, and whether there are more after them."""
+    keys = key_page(connection, buffer, rollout, MOST_COMPARED_STEPS)
+    steps, n_taken = read_steps(connection, buffer, keys.keys, most_bytes=MOST_COMPARED_BYTES)
+    turns = whole_conversation(
+        (step.key.seq, data.messages, data.actions, data.state)
+        for step in steps
+        if step.row is not None
+        for data in (step.row.exp_data,)
+    )
+    return [turn.said for turn in turns], keys.has_more or n_taken < len(keys.keys)
+
+
+def _part_row(request: Request, root: str | None = None) -> Any:
+    """Return the step of an address; with a root, at least that field or payload of it."""
+    site, seq = site_of(request), request.path_params["seq"]
+    with site.pool.connection(in_order=True) as connection:
+        buffer = browsed_buffer(connection, site.url, buffer_of(request))
+        low = buffer.window_in(connection).low
+        keys = [StepKey(0, seq)] if low < seq < 2**63 else []
+        names = (*buffer.layout.specs, *PAYLOADS)
+        others = () if root is None else [name for name in names if name != root]
+        steps, _ = read_steps(connection, buffer, keys, without=others)
+        if others and steps and steps[0].row is None:
+            # A part of deeply nested JSON cannot be taken out of it.
+            steps, _ = read_steps(connection, buffer, keys)
+    if not steps:
+        raise HTTPException(404, f"The buffer has no step {seq}; it may have been evicted.")
+    if steps[0].row is None:
+        raise HTTPException(404, f"The step cannot be rebuilt. {steps[0].trouble}")
+    return steps[0].row
+
+
+def _value(request: Request) -> Any:
+    path = request.query_params.get("value", "")
+    try:
+        return value_at(_part_row(request, root_of(path)), path)
+    except KeyError:
+        raise HTTPException(404, "The step has no such value.") from None
+
+
+def _part(said: Said, part: str) -> str | None:
+    if part in ("text", "reasoning"):
+        return str(getattr(said, part))
+    call = part.removeprefix("call")
+    return (
+        said.calls[int(call)].arguments
+        if call.isdecimal() and int(call) < len(said.calls)
+        else None
+    )
+
+
+def _plain(text: str) -> Response:
+    # A browser shows it as text, for any content: every answer has `nosniff`.
+    return Response(encoded(text), media_type="text/plain; charset=utf-8")
+
+
 ROUTES = [
     Route("/buffers/{name:path}/episodes/{number:int}", show_episode),
     Route("/buffers/{name:path}/task", show_task),
+    Route("/buffers/{name:path}/steps/{seq:int}/text", text),
+    Route("/buffers/{name:path}/steps/{seq:int}/value", value),
+    Route("/buffers/{name:path}/steps/{seq:int}/image.png", image),
+    Route("/buffers/{name:path}/difference", show_difference),
 ]

@@ -12,8 +12,7 @@ from starlette.routing import Route
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.builder import Tree
-from sqlbuffer.query.texts import condition_of
-from sqlbuffer.query.tree import check
+from sqlbuffer.query.tree import check, condition_of
 from sqlbuffer.storage.browsing.rollouts import (
     SORTS,
     ListedRollout,
@@ -23,9 +22,16 @@ from sqlbuffer.storage.browsing.rollouts import (
     rollout_page,
 )
 from sqlbuffer.storage.buffers.catalog import BufferInfo
-from sqlbuffer.web.pages.buffer_page import buffer_of
-from sqlbuffer.web.rendering import command_line, link, page, python_rows, quoted
-from sqlbuffer.web.rollout_links import buffer_link, episode_link
+from sqlbuffer.web.pages.buffers_page import buffer_of
+from sqlbuffer.web.rendering import (
+    buffer_link,
+    command_line,
+    episode_link,
+    link,
+    page,
+    python_rows,
+    quoted,
+)
 from sqlbuffer.web.site import site_of
 
 TAB = ("/episodes", "Episodes")
@@ -42,18 +48,18 @@ _INT64 = 2**63
 def show(request: Request) -> Response:
     """Return the page."""
     site, name = site_of(request), buffer_of(request)
-    given = {key: request.query_params.get(key, "").strip() for key in _TEXTS}
-    trouble, found, tree = None, RolloutPage([], None, None), None
+    form = {key: request.query_params.get(key, "").strip() for key in _TEXTS}
+    trouble, listing, tree = None, RolloutPage([], None, None), None
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
         try:
-            tree = _tree(given["condition"], buffer.info)
-            query = _query(request, given, buffer.info, tree)
-            found = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
+            tree = _tree(form["condition"], buffer.info)
+            query = _query(request, form, buffer.info, tree)
+            listing = rollout_page(connection, buffer.info, query, ROWS_A_PAGE)
         except ConditionError as error:
             query, trouble, tree = RolloutQuery(), str(error), None
     sort = query.sort
-    state = {key: value or None for key, value in given.items()}
+    state = {key: value or None for key, value in form.items()}
     ordered = {"sort": None if sort == "newest" else sort}
 
     def to(**changed: Any) -> str:
@@ -64,8 +70,8 @@ def show(request: Request) -> Response:
         "episodes.html",
         place="/episodes",
         buffer=name,
-        found=found,
-        given=given,
+        listing=listing,
+        form=form,
         trouble=trouble,
         is_filtered=query.is_filtered,
         is_indexed=query.is_indexed,
@@ -74,10 +80,10 @@ def show(request: Request) -> Response:
         statuses=STATUSES,
         is_first=query.after is None,
         first=to(),
-        later=None if found.after is None else to(after=place_text(found.after)),
+        later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
-        commands=_commands(site.shown_url, name, query, found, tree),
+        commands=_commands(site.shown_url, name, query, listing, tree),
     )
 
 
@@ -89,11 +95,7 @@ def rollout_address(request: Request, buffer: str, row: ListedRollout) -> str:
 
 
 def _tree(text: str, info: BufferInfo) -> Tree | None:
-    """Return the condition that a form names.
-
-    Raises:
-        ConditionError: It is malformed.
-    """
+    """Return the condition of a form; raise ConditionError if it is malformed."""
     if len(text) > _MOST_CHARACTERS:
         raise ConditionError(f"the condition has more than {_MOST_CHARACTERS:,} characters")
     if not text:
@@ -104,30 +106,26 @@ def _tree(text: str, info: BufferInfo) -> Tree | None:
 
 
 def _query(
-    request: Request, given: dict[str, str], info: BufferInfo, tree: Tree | None
+    request: Request, form: dict[str, str], info: BufferInfo, tree: Tree | None
 ) -> RolloutQuery:
-    """Return what an address asks for.
-
-    Raises:
-        ConditionError: A text of the form is wrong; the message says which.
-    """
+    """Return the query of an address; raise ConditionError if a text of the form is wrong."""
     asked = request.query_params.get("sort", "newest")
     sort = asked if asked in SORTS else "newest"
-    found = RolloutQuery(
+    query = RolloutQuery(
         sort=sort,
-        task_id=_key(given["task"]),
-        episode_id=_key(given["episode"]),
-        agent_id=_key(given["agent"]),
-        status=given["status"] if given["status"] in STATUSES else None,
-        model_version=_whole(given["version"], "version"),
-        least_return=_real(given["least"], "least return"),
-        most_return=_real(given["most"], "most return"),
+        task_id=_key(form["task"]),
+        episode_id=_key(form["episode"]),
+        agent_id=_key(form["agent"]),
+        status=form["status"] if form["status"] in STATUSES else None,
+        model_version=_whole(form["version"], "version"),
+        least_return=_real(form["least"], "least return"),
+        most_return=_real(form["most"], "most return"),
         condition=None if tree is None else check(tree, info.config.fields.comparable),
     )
-    forms = ["nn", "0n"] if found.is_indexed else ["nn", "0n", "sn"]
-    if found.is_indexed and sort == "spread":
+    forms = ["nn", "0n"] if query.is_indexed else ["nn", "0n", "sn"]
+    if query.is_indexed and sort == "spread":
         forms = ["nsnn"]
-    return replace(found, after=page_place(request.query_params.get("after"), *forms))
+    return replace(query, after=page_place(request.query_params.get("after"), *forms))
 
 
 def _key(text: str) -> str | None:
@@ -170,10 +168,10 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
             null.
     """
     try:
-        found = json.loads(text) if text else None
+        place = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list):
+    if not isinstance(place, list):
         return None
     form = "".join(
         "0" if value is None
@@ -181,16 +179,16 @@ def page_place(text: str | None, *forms: str) -> list[Any] | None:
         else "n" if isinstance(value, float)
         or (isinstance(value, int) and -_INT64 <= value < _INT64)
         else "?"
-        for value in found
+        for value in place
     )  # fmt: skip
-    return found if form in forms else None
+    return place if form in forms else None
 
 
 def _commands(
     url: str,
     name: str,
     query: RolloutQuery,
-    found: RolloutPage,
+    listing: RolloutPage,
     tree: Tree | None,
 ) -> list[str]:
     """Return lines that find the same rollouts: the first page, or all of them for a later one."""
@@ -199,9 +197,9 @@ def _commands(
         return [python_rows(url, name, f"get_all({tree!r})", shown)]
     lines = []
     limit = "" if query.after is not None else f" LIMIT {ROWS_A_PAGE}"
-    if not found.rollouts or any(row.number for row in found.rollouts):
-        lines.append(episodes_statement(name, query, found.looked_at) + limit)
-    if not all(row.number for row in found.rollouts):
+    if not listing.rollouts or any(row.number for row in listing.rollouts):
+        lines.append(episodes_statement(name, query, listing.looked_at) + limit)
+    if not all(row.number for row in listing.rollouts):
         where = f"buffer = {quoted(name)}"
         if query.task_id is not None:
             where += f" AND task_id = {quoted(query.task_id)}"

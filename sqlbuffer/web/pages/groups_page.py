@@ -8,15 +8,14 @@ from starlette.routing import Route
 
 from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import RolloutQuery, browsed_buffer, rollout_page
-from sqlbuffer.web.pages.buffer_page import buffer_of
+from sqlbuffer.web.pages.buffers_page import buffer_of
 from sqlbuffer.web.pages.episodes_page import (
     episodes_statement,
     page_place,
     place_text,
     rollout_address,
 )
-from sqlbuffer.web.rendering import command_line, link, page, quoted
-from sqlbuffer.web.rollout_links import difference_link
+from sqlbuffer.web.rendering import command_line, difference_link, link, page, quoted
 from sqlbuffer.web.site import site_of
 
 TAB = ("/groups", "Groups")
@@ -34,7 +33,7 @@ def show(request: Request) -> Response:
     after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
-        found = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
+        listing = group_page(connection, buffer.info.id, sort, after, GROUPS_A_PAGE)
 
     def to(**changed: Any) -> str:
         return link(request, "/groups", **{"buffer": name, "sort": sort, **changed})
@@ -54,12 +53,12 @@ def show(request: Request) -> Response:
         "groups.html",
         place="/groups",
         buffer=name,
-        groups=found.groups,
+        groups=listing.groups,
         sort=sort,
         sorts=_SORTS,
         is_first=after is None,
         first=to(),
-        later=None if found.after is None else to(after=place_text(found.after)),
+        later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         group_to=lambda group: link(request, "/group", buffer=name, task=group.task_id),
         commands=[command_line("sql", site.shown_url, statement)],
@@ -80,29 +79,29 @@ def show_group(request: Request) -> Response:
             task_id=task_id if known else "",
             after=page_place(request.query_params.get("after"), "nn", "0n"),
         )
-        found = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
+        listing = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
     def to(**changed: Any) -> str:
         state = {"buffer": name, "task": task_id, "sort": query.sort}
         return link(request, "/group", **{**state, **changed})
 
-    episodes = [row for row in found.rollouts if row.number]
+    episodes = [row for row in listing.rollouts if row.number]
     ends = (episodes[0], episodes[-1]) if len(episodes) > 1 else None
-    statement = episodes_statement(name, query, found.looked_at)
+    statement = episodes_statement(name, query, listing.looked_at)
     if query.after is None:
         statement += f" LIMIT {ROLLOUTS_A_PAGE}"
     return page(
         request,
         "group.html",
-        status_code=200 if found.rollouts else 404,
+        status_code=200 if listing.rollouts else 404,
         place="/groups",
         buffer=name,
         task_id=task_id,
         group=group,
-        found=found,
+        listing=listing,
         sort=query.sort,
         first=to(),
-        later=None if found.after is None else to(after=place_text(found.after)),
+        later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
         rollout_to=lambda row: rollout_address(request, name, row),
         ends=ends,

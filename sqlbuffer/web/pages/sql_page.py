@@ -158,7 +158,7 @@ def _examples(request: Request, buffer: str | None) -> list[tuple[str, str]]:
     if buffer is None:
         with site_of(request).pool.connection() as connection:
             buffer = next(iter(buffer_names(connection, most=1)), "default")
-    return [(each.question, each.about(buffer)) for each in EXAMPLES]
+    return [(sql_example.question, sql_example.about(buffer)) for sql_example in EXAMPLES]
 
 
 def _cell(value: Any) -> tuple[str, str, bool]:

@@ -9,7 +9,8 @@ import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, FieldError
-from sqlbuffer.integrations.ray import buffer_datasource, read_buffer
+from sqlbuffer.integrations import ray
+from sqlbuffer.integrations.ray import read_buffer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -122,4 +123,4 @@ def test_mistakes_are_named(sqlite_url: str) -> None:
 
 def test_examples_in_docstrings_run() -> None:
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    assert doctest.testmod(buffer_datasource, optionflags=options).failed == 0
+    assert doctest.testmod(ray, optionflags=options).failed == 0

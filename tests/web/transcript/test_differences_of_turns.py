@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.web.transcript.turns import Said, ToolCall
-from sqlbuffer.web.transcript.views import MOST_LINES, difference
+from sqlbuffer.web.transcript import MOST_LINES, Said, ToolCall, difference
 
 words = st.lists(st.sampled_from(["a", "b", "a\nb", ""]), max_size=6)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer.web.transcript.turns import (
+from sqlbuffer.web.transcript import (
     FOLDED_CHARS,
     Said,
     Transcript,

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as st_numpy
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.codec.decoder import decode
+from sqlbuffer.codec.encoder import ExactEncoder
 from sqlbuffer.codec.equality import equal
-from sqlbuffer.codec.exact_encoder import ExactEncoder
 from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.compat.ding import ItemError, create_buffer
 from sqlbuffer.compat.ding.items import decoded_item, encoded_item

@@ -1,39 +1,310 @@
-"""A shared mirror: its place, what its follower stores for other processes, and their copies."""
+"""A mirror in memory that the processes of one machine share.
 
+A file that processes map as memory has its arrays, a journal and counters. The follower stores
+there, and other processes read.
+"""
+
+import errno
 import hashlib
 import json
+import mmap
 import os
 import platform
 import select
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer import errors
 from sqlbuffer.batches.step_table import NONE
-from sqlbuffer.errors import BufferConfigError
+from sqlbuffer.display import shown_size
+from sqlbuffer.errors import BufferConfigError, MirrorFullError
 from sqlbuffer.mirror.memory.records import HEAP, Shapes
 from sqlbuffer.mirror.memory.step_memory import StepMemory, block_numbers, restore
 from sqlbuffer.mirror.memory.tables import BLOCK, EpisodeEntry, slot_shapes
 from sqlbuffer.mirror.settings import MirrorSettings
-from sqlbuffer.mirror.sharing.segment import (
-    NO_CLOCK,
-    Counter,
-    Entry,
-    Segment,
-    clock_of,
-    is_segment,
-    packed,
-    unpacked,
-)
 from sqlbuffer.storage.database.sqlite import close_own, open_own
 from sqlbuffer.storage.database.urls import is_memory, shown_url
 from sqlbuffer.storage.store import BufferStore
+
+_HEAD = struct.Struct("<qqqqqqdd")
+_ALIGN = 8
+
+
+class Entry(NamedTuple):
+    """An entry of a journal.
+
+    Attributes:
+        kind: Kind of the entry.
+        number: Number of the described thing.
+        id: A number, such as a key in the database.
+        value: Another one.
+        name: A text, or None.
+        data: Bytes, or None.
+        numbers: Two numbers.
+    """
+
+    kind: int
+    number: int
+    id: int
+    value: int
+    name: str | None
+    data: bytes | None
+    numbers: tuple[float, float] = (0.0, 0.0)
+
+
+def packed(entry: Entry) -> bytes:
+    """Return the bytes of an entry.
+
+    Example:
+        >>> entry = Entry(1, 7, 0, -1, "walk", None)
+        >>> list(unpacked(memoryview(packed(entry)))) == [entry]
+        True
+    """
+    name = None if entry.name is None else entry.name.encode("utf-8", "surrogatepass")
+    parts = [name, entry.data]
+    sizes = [-1 if part is None else len(part) for part in parts]
+    head = _HEAD.pack(entry.kind, entry.number, entry.id, entry.value, *sizes, *entry.numbers)
+    raw = head + b"".join([part for part in parts if part is not None])
+    return raw + bytes(-len(raw) % _ALIGN)
+
+
+def unpacked(stored: memoryview) -> Iterator[Entry]:
+    """Yield the entries that bytes are made of."""
+    offset = 0
+    while offset < len(stored):
+        kind, number, id_, value, n_name, n_data, *numbers = _HEAD.unpack_from(stored, offset)
+        start = offset + _HEAD.size
+        middle = start + max(n_name, 0)
+        end = middle + max(n_data, 0)
+        name = bytes(stored[start:middle]).decode("utf-8", "surrogatepass")
+        data = bytes(stored[middle:end])
+        yield Entry(
+            kind, number, id_, value, None if n_name < 0 else name, None if n_data < 0 else data,
+            (numbers[0], numbers[1]),
+        )  # fmt: skip
+        offset = -(-end // _ALIGN) * _ALIGN
+
+
+FORMAT = b"sqlbuf01"
+_PAGE = 4096
+# Parts of the first page: the format, the counters, and the text of an error.
+_COUNTERS_AT, _ERROR_AT, _ERROR_BYTES = 64, 1024, 3072
+CURSOR_BYTES = 512 * 1024
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Counter(IntEnum):
+    """The state of a segment that the follower publishes, as numbers of 64 bits.
+
+    The generation is odd while the follower changes what is drawn.
+    """
+
+    GENERATION = 0
+    IS_STAGING = 1
+    IS_SUPERSEDED = 2
+    IS_FINAL_ERROR = 3
+    LOOKED_NS = 4
+    FAILED_NS = 15
+    LOW = 16
+    CLOCK = 17
+    N_USED = 5
+    N_LIVE = 6
+    HAS_BARRED = 7
+    HIGH = 8
+    JOURNAL_END = 9
+    N_CHANGED = 10
+    CURSOR_END = 11
+    ERROR_END = 12
+    ABOUT_END = 13
+    IS_CLEAN = 14
+
+
+# A buffer whose clock was never set.
+NO_CLOCK = np.iinfo(np.int64).min
+
+
+class Segment:
+    """A mapped file.
+
+    Args:
+        path: The file.
+        arrays: Shape and dtype of each array; both sides give the same.
+        is_writable: Whether this process is the follower.
+
+    Attributes:
+        about: Data that the follower wrote when it made the file.
+        counters: See `Counter`, int64.
+        arrays: The arrays.
+        journal: Bytes that are only appended to.
+        cursor: State that the follower needs to continue.
+    """
+
+    def __init__(self, path: Path, arrays: Shapes, *, is_writable: bool) -> None:
+        self.path = path
+        flags = os.O_RDWR if is_writable else os.O_RDONLY
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "another user owns the file", str(path))
+            access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
+            self._map = mmap.mmap(descriptor, status.st_size, access=access)
+        finally:
+            os.close(descriptor)
+        self.inode, self.n_bytes = status.st_ino, status.st_size
+        self.counters: NDArray[np.int64] = np.frombuffer(
+            self._map, np.int64, len(Counter), _COUNTERS_AT
+        )
+        about_end = int(self.counters[Counter.ABOUT_END])
+        if self._map[: len(FORMAT)] != FORMAT or not _PAGE < about_end <= status.st_size:
+            raise ValueError(f"{path} is not a mirror of this version")
+        self.about: dict[str, Any] = json.loads(self._map[_PAGE:about_end])
+        places, end = _places(_page_after(about_end), arrays)
+        journal_bytes = self.about["journal_bytes"]
+        if end + CURSOR_BYTES + journal_bytes > status.st_size:
+            raise ValueError(f"{path} is the mirror of a buffer with other fields")
+        self.arrays = {
+            name: np.ndarray(shape, dtype, self._map, places[name])
+            for name, (shape, dtype) in arrays.items()
+        }
+        view = memoryview(self._map)
+        self._cursor = view[end : end + CURSOR_BYTES]
+        self.journal = view[end + CURSOR_BYTES : end + CURSOR_BYTES + journal_bytes]
+
+    @classmethod
+    def create(
+        cls, path: Path, arrays: Shapes, journal_bytes: int, about: Mapping[str, Any]
+    ) -> "Segment":
+        """Make the file, with all of its space reserved.
+
+        Args:
+            path: The file; one that is there is replaced.
+            arrays: Shape and dtype of each array.
+            journal_bytes: Room for the journal.
+            about: Data that describes the mirror.
+
+        Raises:
+            MirrorFullError: There is too little space.
+        """
+        text = json.dumps({**about, "journal_bytes": journal_bytes, "boot_id": boot_id()}).encode()
+        about_end = _PAGE + len(text)
+        _, end = _places(_page_after(about_end), arrays)
+        n_bytes = end + CURSOR_BYTES + journal_bytes
+        path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            # Without it a process that touches a page for which there is no room is killed.
+            os.posix_fallocate(descriptor, 0, n_bytes)
+            counters = np.zeros(len(Counter), np.int64)
+            counters[Counter.ABOUT_END], counters[Counter.GENERATION] = about_end, 1
+            os.pwrite(descriptor, FORMAT, 0)
+            os.pwrite(descriptor, counters.tobytes(), _COUNTERS_AT)
+            os.pwrite(descriptor, text, _PAGE)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise MirrorFullError(
+                f"the mirror needs {shown_size(n_bytes)} in {path.parent}, which has too little "
+                f"room; give path= in a larger file system, or make it larger (in a container "
+                f"with --shm-size)"
+            ) from None
+        finally:
+            os.close(descriptor)
+        return cls(path, arrays, is_writable=True)
+
+    def get(self, counter: Counter) -> int:
+        """Return a counter."""
+        return int(self.counters[counter])
+
+    def set(self, counter: Counter, value: int) -> None:
+        """Store a counter."""
+        self.counters[counter] = value
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another segment has replaced it."""
+        if self.counters[Counter.IS_SUPERSEDED]:
+            return True
+        try:
+            return os.stat(self.path).st_ino != self.inode
+        except FileNotFoundError:
+            return True
+
+    @property
+    def error(self) -> str:
+        """Why the follower's last look failed, as `name: text`; empty if it did not."""
+        end = _ERROR_AT + self.get(Counter.ERROR_END)
+        return self._map[_ERROR_AT:end].decode(errors="replace")
+
+    @error.setter
+    def error(self, text: str) -> None:
+        raw = text.encode()[:_ERROR_BYTES]
+        self._map[_ERROR_AT : _ERROR_AT + len(raw)] = raw
+        self.set(Counter.ERROR_END, len(raw))
+
+    @property
+    def cursor(self) -> Any:
+        """State that the follower needs to continue; None if there is none."""
+        end = self.get(Counter.CURSOR_END)
+        return json.loads(bytes(self._cursor[:end])) if end else None
+
+    @cursor.setter
+    def cursor(self, value: Any) -> None:
+        raw = json.dumps(value).encode()
+        if len(raw) > CURSOR_BYTES:
+            raw = b""  # the next follower reads everything
+        self._cursor[: len(raw)] = raw
+        self.set(Counter.CURSOR_END, len(raw))
+
+    @property
+    def is_from_this_boot(self) -> bool:
+        """Whether its contents are complete, also after a crash of its follower."""
+        return bool(self.about["boot_id"] == boot_id())
+
+    def sync(self) -> None:
+        """Write it to its disk."""
+        self._map.flush()
+
+
+def is_segment(path: Path) -> bool:
+    """Return whether a file is a segment, or empty."""
+    with path.open("rb") as file:
+        return file.read(len(FORMAT)) in (b"", FORMAT)
+
+
+def boot_id() -> str:
+    """Return an id of this run of the machine."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def _places(start: int, arrays: Shapes) -> tuple[dict[str, int], int]:
+    """Return where each array begins, and the end of all."""
+    places, end = {}, start
+    for name, (shape, dtype) in arrays.items():
+        places[name] = end
+        end = _page_after(end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return places, end
+
+
+def _page_after(n: int) -> int:
+    return -(-n // _PAGE) * _PAGE
+
+
+def clock_of(segment: Segment) -> int | None:
+    """Return the buffer's clock; None if it was never set."""
+    clock = segment.get(Counter.CLOCK)
+    return None if clock == NO_CLOCK else clock
+
 
 try:
     import fcntl
@@ -138,9 +409,9 @@ def place_of(store: BufferStore, path: str | os.PathLike[str] | None, about: Any
             f"{platform.machine()}; open a mirror in each process without it"
         )
     if path is not None:
-        own = Path(path).absolute()
-        _check_own(own)
-        return SharedPlace(own, is_kept=True)
+        absolute = Path(path).absolute()
+        _check_own(absolute)
+        return SharedPlace(absolute, is_kept=True)
     if not SHARED_MEMORY.is_dir():
         raise BufferConfigError(f"this machine has no {SHARED_MEMORY}; give path= for the file")
     sweep()
@@ -178,14 +449,14 @@ def _prefix() -> str:
 
 
 def _remove(path: Path, *, is_kept: bool) -> None:
-    """Remove the files of a mirror that has no user: the caller holds the lock of the users."""
+    """Remove the files of a mirror without users; the caller holds the users' lock."""
     names = [f"{path.name}.{name}" for name in ("next", "lock", "wake", "users")]
     for name in names if is_kept else [path.name, *names]:
         path.with_name(name).unlink(missing_ok=True)
 
 
 def _used(path: Path) -> int:
-    """Return the file that users of a mirror lock, locked, once it is not being removed."""
+    """Return the file of a mirror's users, locked, as soon as no process removes it."""
     while True:
         descriptor = _open(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -299,8 +570,8 @@ class Replica:
         if n_new > len(ring):
             memory.changed.forget()
         elif n_new:
-            at = (self._n_changed + np.arange(n_new)) % len(ring)
-            memory.changed.add(ring[at].astype(np.int64))
+            places = (self._n_changed + np.arange(n_new)) % len(ring)
+            memory.changed.add(ring[places].astype(np.int64))
         self._n_changed = n_changed
         self._map(n_used, memory.changed.since(n_before))
         self._generation = generation
@@ -330,10 +601,10 @@ def open_replica(path: Path, about: Mapping[str, Any], settings: MirrorSettings)
         OSError: There is none.
         ValueError: It is of another version, or of another mirror.
     """
-    found = Segment(path, {}, is_writable=False).about
-    if any(found.get(name) != value for name, value in about.items()):
+    stored = Segment(path, {}, is_writable=False).about
+    if any(stored.get(name) != value for name, value in about.items()):
         raise ValueError(f"{path} holds the mirror of another buffer")
-    shapes = slot_shapes(settings.layout, found["n_slots"], found["heap_bytes"])
+    shapes = slot_shapes(settings.layout, stored["n_slots"], stored["heap_bytes"])
     return Replica(Segment(path, shared_shapes(shapes), is_writable=False), settings)
 
 
@@ -378,7 +649,9 @@ class Publisher:
         )
         return {name: self._next.arrays[name] for name in shapes}
 
-    def found(self, make: Callable[[int, int, Any], StepMemory]) -> tuple[StepMemory, Any] | None:
+    def existing_memory(
+        self, make: Callable[[int, int, Any], StepMemory]
+    ) -> tuple[StepMemory, Any] | None:
         """Return the memory that an earlier follower left, and its cursor; None: there is none that
         can be used.
 
@@ -511,7 +784,7 @@ class Publisher:
         """Tell others that a look failed."""
         self._next = None
         if self._segment is not None and isinstance(error, Exception):
-            names = [each.__name__ for each in type(error).__mro__]
+            names = [kind.__name__ for kind in type(error).__mro__]
             name = next((name for name in names if hasattr(errors, name)), "StorageError")
             self._segment.error = f"{name}: {error}"
             self._segment.set(Counter.FAILED_NS, int(began_at * 1e9))
@@ -551,18 +824,20 @@ def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -
             everything.
     """
     is_all = told_sessions is None
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for kind, table in ((TASK_NAME, memory.tasks), (AGENT_NAME, memory.agents)):
         numbers = table.numbers() if is_all else sorted(table.touched or ())
-        found += [Entry(kind, number, 0, 0, table.names[number], None) for number in numbers]
+        entries += [Entry(kind, number, 0, 0, table.names[number], None) for number in numbers]
     for number, key in memory.limits.session_keys.items():
         if number not in (told_sessions or ()):
-            found.append(Entry(SESSION_KEY, number, 0, 0, key, None))
+            entries.append(Entry(SESSION_KEY, number, 0, 0, key, None))
     episodes = memory.episodes
     for number in episodes.numbers() if is_all else sorted(episodes.touched or ()):
         id_ = episodes.id_of(number)
         if id_ is not None:
-            own = episodes.entry(number)
-            kind, sums = EPISODE_STATE + own.status, (own.return_, own.reward)
-            found.append(Entry(kind, number, id_, own.length, own.key, own.final, sums))
-    return [packed(entry) for entry in found]
+            episode = episodes.entry(number)
+            kind, sums = EPISODE_STATE + episode.status, (episode.return_, episode.reward)
+            entries.append(
+                Entry(kind, number, id_, episode.length, episode.key, episode.final, sums)
+            )
+    return [packed(entry) for entry in entries]

@@ -1,8 +1,10 @@
-"""Print the tables at the end of the demo."""
+"""The output of the demo: its progress, and the tables at its end."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from sqlbuffer.cli.output import shown_url, table
 from sqlbuffer.demo import BUFFER
@@ -12,7 +14,58 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sqlbuffer.demo import Calls, DemoPlan, Report
+    from sqlbuffer.demo import Calls, DemoPlan, Progress, Report
+
+LINES = 4
+
+
+class DemoProgress:
+    """Shows the progress of a run during a `with` block.
+
+    Args:
+        console: Console to print to.
+        plan: Plan of the run.
+    """
+
+    def __init__(self, console: "Console", plan: "DemoPlan") -> None:
+        self._console, self._total = console, plan.total_episodes
+        self._lines_printed = 0
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("episodes, {task.fields[rows]:,} rows, {task.fields[batches]:,} batches"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bars.add_task("playing", total=self._total, rows=0, batches=0)
+        console.print(
+            f"{plan.writers} writers play {plan.episodes} episodes of CartPole-v1 each into "
+            f"{shown_url(plan.url)}, which holds {plan.capacity:,} rows.",
+            markup=False,
+        )
+
+    def __enter__(self) -> "DemoProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bars.stop()
+
+    def update(self, progress: "Progress") -> None:
+        """Show where the run is now."""
+        self._bars.update(
+            self._task, completed=progress.episodes, rows=progress.rows, batches=progress.batches
+        )
+        lines_due = progress.episodes * LINES // self._total
+        if not self._console.is_terminal and lines_due > self._lines_printed:
+            self._lines_printed = lines_due
+            self._console.print(
+                f"{progress.episodes} of {self._total} episodes, {progress.rows:,} rows, "
+                f"{progress.batches:,} batches sampled"
+            )
+
 
 NEWEST_TASKS = f"""SELECT task_id, agents, steps, total_reward AS return, first_at
 FROM v_tasks WHERE buffer = '{BUFFER}' ORDER BY last_at DESC LIMIT 8"""
@@ -67,9 +120,9 @@ def _speeds(report: "Report") -> "Table":
     columns = ("call", "calls", "rows", "rows/s", "p50 ms", "p99 ms")
     inserts = _speed(report.inserts, report.playing_s)
     samples = [_speed(calls, sum(calls.latencies_s)) for calls in report.samples]
-    made = table(columns, [inserts, *samples], "How fast")
-    made.caption = "store_batch: all writers together, playing included"
-    return made
+    speeds = table(columns, [inserts, *samples], "How fast")
+    speeds.caption = "store_batch: all writers together, playing included"
+    return speeds
 
 
 def _speed(calls: "Calls", seconds: float) -> tuple[str, int, int, float | None, float, float]:

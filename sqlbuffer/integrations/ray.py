@@ -1,21 +1,29 @@
-"""A data source of Ray Data: tasks read ranges of the steps of a buffer, all under one hold."""
+"""Read a buffer with Ray Data; see `docs/how-to/read-with-ray.md`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ray.data import Dataset, read_datasource
-from ray.data.block import BlockMetadata
-from ray.data.datasource import Datasource, ReadTask
-from ray.data.extensions import ArrowTensorArray
-
 from sqlbuffer.arguments import Condition
 from sqlbuffer.buffer import ReplayBuffer
+from sqlbuffer.errors import MissingExtraError, install
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.parquet.arrow import StepSchema, step_table
 from sqlbuffer.interchange.streams import HeldStream, StreamPiece, example_columns
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory
+
+try:
+    from ray.data import Dataset, read_datasource
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import Datasource, ReadTask
+    from ray.data.extensions import ArrowTensorArray
+except ImportError:
+    raise MissingExtraError(
+        f"sqlbuffer.integrations.ray needs Ray Data; run {install('ray')}"
+    ) from None
+
+__all__ = ["read_buffer"]
 
 # Estimated size of a step's built-in columns.
 KEY_BYTES = 100
@@ -87,8 +95,8 @@ class BufferDatasource(Datasource):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         specs = buffer.fields
-        own, fields = example_columns(specs, columns)
-        self._schema = StepSchema.of(own, {name: specs[name] for name in fields})
+        built_in, fields = example_columns(specs, columns)
+        self._schema = StepSchema.of(built_in, {name: specs[name] for name in fields})
         self._name = buffer.name
         self._held = HeldStream(buffer, condition, fields, buffer.close)
 

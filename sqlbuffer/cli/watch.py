@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sqlbuffer.cli.errors import UsageError
-from sqlbuffer.cli.options import BufferName, Url, database, example
-from sqlbuffer.cli.output import about
+from sqlbuffer.cli.options import BufferName, Url, chosen_buffer, database, example
+from sqlbuffer.cli.output import about, console, shown, table
 
 if TYPE_CHECKING:
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.stats import Distribution, Stats
 
-EPILOG = example(
+WATCH_EXAMPLES = example(
     "sqlbuffer watch sqlite:///replay.db",
     "sqlbuffer watch postgresql://me@db.internal/replay --every 5",
     "sqlbuffer watch replay.db --once --json",
@@ -69,7 +69,6 @@ class _Watcher:
     """
 
     def __init__(self, url: str | None, name: str | None, window_s: float, *, exact: bool) -> None:
-        from sqlbuffer.cli.options import chosen_buffer
         from sqlbuffer.storage.migrations import status
 
         status.check(url)
@@ -79,33 +78,32 @@ class _Watcher:
 
     def look(self) -> "list[Stats]":
         """Return the figures of each buffer, by name."""
-        from sqlbuffer.cli.options import chosen_buffer
         from sqlbuffer.storage.inspect import listings
 
         if self._exact:
             return self._counted()
-        found = listings.figures(self._url, self._name, self._window_s)
-        if not found and self._name is not None:
+        figures = listings.figures(self._url, self._name, self._window_s)
+        if not figures and self._name is not None:
             chosen_buffer(self._url, self._name)  # which says that it was dropped
-        return found
+        return figures
 
     def _counted(self) -> "list[Stats]":
         from sqlbuffer import ReplayBuffer
         from sqlbuffer.errors import BufferNotFoundError
 
         names = ReplayBuffer.list(self._url, retry_s=0) if self._name is None else [self._name]
-        found = []
+        figures = []
         for name in names:
             try:
                 if name not in self._opened:
                     self._opened[name] = ReplayBuffer(self._url, name=name, create=False)
-                found.append(self._opened[name].stats(self._window_s))
+                figures.append(self._opened[name].stats(self._window_s))
             except BufferNotFoundError:
                 # It was dropped; a buffer of that name may come back.
                 self._opened.pop(name, None)
                 if self._name is not None:
                     raise
-        return found
+        return figures
 
     def close(self) -> None:
         """Close the connections."""
@@ -132,7 +130,6 @@ def _columns(window_s: float) -> tuple[str, ...]:
 
 
 def _show(watcher: _Watcher, columns: tuple[str, ...], every: float, once: bool) -> None:
-    from sqlbuffer.cli.output import console, table
 
     out = console()
     if not out.is_terminal:
@@ -177,25 +174,24 @@ def _rate(rate: float | None) -> float | None:
     return rate if rate is None or rate < 10 else float(round(rate))
 
 
-def _median(found: "Distribution | None") -> float | None:
-    return None if found is None else found.median
+def _median(distribution: "Distribution | None") -> float | None:
+    return None if distribution is None else distribution.median
 
 
-def _print_lines(columns: tuple[str, ...], found: "list[Stats]") -> None:
-    from sqlbuffer.cli.output import shown
+def _print_lines(columns: tuple[str, ...], figures: "list[Stats]") -> None:
 
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for stats in found:
+    time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for stats in figures:
         name, *cells = map(shown, _cells(stats))
         pairs = (f"{column} {cell}" for column, cell in zip(columns[1:], cells, strict=True))
-        sys.stdout.write(f"{now} {name}: {', '.join(pairs)}\n")
+        sys.stdout.write(f"{time_text} {name}: {', '.join(pairs)}\n")
     sys.stdout.flush()
 
 
-def _print_json(found: "list[Stats]") -> None:
+def _print_json(figures: "list[Stats]") -> None:
     from sqlbuffer.display import dumps
 
-    for stats in found:
+    for stats in figures:
         sys.stdout.write(f"{dumps(as_json(stats))}\n")
     sys.stdout.flush()
 
@@ -204,7 +200,9 @@ def as_json(stats: "Stats") -> dict[str, Any]:
     """Return figures as JSON has them: distributions without their single values."""
     figures = dict(vars(stats))
     for name in ("uses", "priorities", "staleness"):
-        found = figures[name]
-        figures[name] = found and {key: v for key, v in vars(found).items() if key != "values"}
+        distribution = figures[name]
+        figures[name] = distribution and {
+            key: v for key, v in vars(distribution).items() if key != "values"
+        }
     figures["waiting"] = [vars(call) for call in stats.waiting]
     return {**figures, "fill": stats.fill, "samples_per_insert": stats.samples_per_insert}

@@ -1,16 +1,25 @@
-"""The turns of a conversation, step by step. Nothing here reads a database.
+"""Conversations on pages: turns, step by step; differences; steps as their templates show them.
 
-Any value is a message here: a page shows every value, also those that `sqlbuffer.llm` refuses.
+Nothing here reads a database. Any value is a message here: a page shows every value, also those
+that `sqlbuffer.llm` refuses.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal
 
+from sqlbuffer.display import brief
 from sqlbuffer.llm import answer_messages, is_said, normal_message
 from sqlbuffer.web.rendering import readable
+from sqlbuffer.web.step_arrays import SCALARS, arrays_of, is_image, pointer
+
+if TYPE_CHECKING:
+    from sqlbuffer.steps import DataRow
+
 
 # A text that is not longer is shown in full.
 SHOWN_LINES, SHOWN_CHARS = 24, 1_600
@@ -78,32 +87,32 @@ def first_line(text: str, most: int = 120) -> str:
     return printable(line if len(line) <= most and len(text) <= 4 * most else f"{line[:most]}…")
 
 
-def excerpts(text: str, wanted: str, most: int = 3) -> list[str]:
+def excerpts(text: str, sought: str, most: int = 3) -> list[str]:
     """Return the surroundings of the first places where a text has another, in any case."""
-    found = []
-    for match in re.finditer(re.escape(wanted), text, re.IGNORECASE):
+    parts = []
+    for match in re.finditer(re.escape(sought), text, re.IGNORECASE):
         start, stop = max(match.start() - EXCERPT_CHARS, 0), match.end() + EXCERPT_CHARS
-        found.append(printable(text[start:stop]))
-        if len(found) == most:
+        parts.append(printable(text[start:stop]))
+        if len(parts) == most:
             break
-    return found
+    return parts
 
 
-def has_text(text: str, wanted: str) -> bool:
+def has_text(text: str, sought: str) -> bool:
     """Return True if a text has another, in any case."""
-    return re.search(re.escape(wanted), text, re.IGNORECASE) is not None
+    return re.search(re.escape(sought), text, re.IGNORECASE) is not None
 
 
-def pieces(text: str, wanted: str) -> list[tuple[str, bool]]:
+def pieces(text: str, sought: str) -> list[tuple[str, bool]]:
     """Return a text in pieces, and which of them are what is looked for.
 
     Example:
         >>> pieces("To be", "be")
         [('To ', False), ('be', True)]
     """
-    if not wanted:
+    if not sought:
         return [(text, False)]
-    parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE)
+    parts = re.split(f"({re.escape(sought)})", text, flags=re.IGNORECASE)
     return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
 
@@ -113,10 +122,10 @@ def _head_end(text: str) -> int:
         return len(text)
     end = 0
     for _ in range(SHOWN_LINES):
-        found = text.find("\n", end, SHOWN_CHARS)
-        if found < 0:
+        newline = text.find("\n", end, SHOWN_CHARS)
+        if newline < 0:
             break
-        end = found + 1
+        end = newline + 1
     else:
         return end
     return SHOWN_CHARS if len(text) > SHOWN_CHARS else len(text)
@@ -200,10 +209,10 @@ def said_in_step(messages: Any, actions: Any, state: Any = None) -> list[Said]:
     if messages is None and isinstance(state, str):
         messages = state
     listed = messages if isinstance(messages, (list, tuple)) else [messages]
-    found = [said for message in listed if message is not None for said in said_of(message)]
-    if found or is_said(actions):
-        found += _answers(actions)
-    return found
+    spoken = [said for message in listed if message is not None for said in said_of(message)]
+    if spoken or is_said(actions):
+        spoken += _answers(actions)
+    return spoken
 
 
 def said_of(message: Any, *, is_answer: bool = False) -> Iterator[Said]:
@@ -299,15 +308,15 @@ def _image(part: Any) -> str | None:
     """Return the address of an image that a part contains; None if it has none to show."""
     if not isinstance(part, dict):
         return None
-    kind, found = part.get("type"), None
+    kind, url = part.get("type"), None
     if kind in ("image_url", "input_image"):
-        found = part.get("image_url")
-        found = found.get("url") if isinstance(found, dict) else found
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
     elif kind == "image" and isinstance(source := part.get("source"), dict):
-        found = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    if not isinstance(found, str) or len(found) > MOST_IMAGE_CHARS:
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str) or len(url) > MOST_IMAGE_CHARS:
         return None
-    return found if _IMAGE.fullmatch(found) else None
+    return url if _IMAGE.fullmatch(url) else None
 
 
 def _id(value: Any) -> str | None:
@@ -371,9 +380,9 @@ def n_same(one: Sequence[Said], other: Sequence[Said]) -> int:
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def is_among(answers: Sequence[Said], given: Sequence[Said]) -> bool:
+def is_among(answers: Sequence[Said], context: Sequence[Said]) -> bool:
     """Return True if the messages of a step already contain its action, in the same order."""
-    tokens = iter([_token(said) for said in given if said.role == "assistant"])
+    tokens = iter([_token(said) for said in context if said.role == "assistant"])
     return bool(answers) and all(_token(said) in tokens for said in answers)
 
 
@@ -478,7 +487,7 @@ class Transcript:
     """Reads the steps of an episode in order, and returns the new messages of each.
 
     Args:
-        wanted: Text to search for; empty: none.
+        sought: Text to search for; empty: none.
 
     Attributes:
         matches: Turns that contain it, in order.
@@ -493,10 +502,10 @@ class Transcript:
         (2, ['Sure?', 'Yes.'])
     """
 
-    def __init__(self, wanted: str = "") -> None:
-        self._wanted = wanted
+    def __init__(self, sought: str = "") -> None:
+        self._sought = sought
         self._said: list[Said] = []
-        self._given: list[Said] = []
+        self._context: list[Said] = []
         self._turns: list[Turn | None] = []
         self._open_calls: list[ShownCall] = []
         self.matches: list[Turn] = []
@@ -505,7 +514,7 @@ class Transcript:
         """Take a step that comes before those that are shown."""
         said = said_in_step(messages, actions, state)
         self._said, self._turns = said, [None] * len(said)
-        self._given = [each for each in said if not each.is_answer]
+        self._context = [message for message in said if not message.is_answer]
 
     def step(self, seq: int, messages: Any, actions: Any, state: Any = None) -> StepTurns:
         """Return the new messages of a step.
@@ -517,26 +526,26 @@ class Transcript:
             state: State of the step, if it is a text.
         """
         said = said_in_step(messages, actions, state)
-        given = [each for each in said if not each.is_answer]
-        n_context, n_aligned = n_repeated(self._said, given)
+        context = [message for message in said if not message.is_answer]
+        n_context, n_aligned = n_repeated(self._said, context)
         # The agent's action may be written differently in its context, or be missing there.
-        if (n_begun := n_same(self._given, given)) > n_context:
+        if (n_begun := n_same(self._context, context)) > n_context:
             n_context, n_aligned = n_begun, 0
-        self._given = given
-        self._enrich(given[n_context - n_aligned : n_context])
-        turns = self._added(seq, n_context, given[n_context:])
-        answers = said[len(given) :]
+        self._context = context
+        self._enrich(context[n_context - n_aligned : n_context])
+        turns = self._added(seq, n_context, context[n_context:])
+        answers = said[len(context) :]
         n_answers, _ = n_repeated(self._said, answers)
-        if is_among(answers, given[n_context:]):
+        if is_among(answers, context[n_context:]):
             n_answers = len(answers)
-        turns += self._added(seq, len(given) + n_answers, answers[n_answers:])
+        turns += self._added(seq, len(context) + n_answers, answers[n_answers:])
         return StepTurns(turns, n_context + n_answers)
 
     def _added(self, seq: int, place: int, said: Iterable[Said]) -> list[Turn]:
         shown = []
-        for number, each in enumerate(said, place):
-            turn = self._turn(seq, number, each)
-            self._said.append(each)
+        for number, message in enumerate(said, place):
+            turn = self._turn(seq, number, message)
+            self._said.append(message)
             self._turns.append(turn)
             if turn.is_match:
                 self.matches.append(turn)
@@ -547,19 +556,21 @@ class Transcript:
     def _turn(self, seq: int, place: int, said: Said) -> Turn:
         calls = self._calls(said.calls)
         turn = Turn(seq, place, said, shown_text(said.text), shown_text(said.reasoning), calls)
-        if self._wanted and any(has_text(text, self._wanted) for text in said.texts):
+        if self._sought and any(has_text(text, self._sought) for text in said.texts):
             turn.is_match = True
-            if not has_text(turn.text.head + turn.reasoning.head, self._wanted):
+            if not has_text(turn.text.head + turn.reasoning.head, self._sought):
                 hidden = (said.text[len(turn.text.head) :], said.reasoning)
                 turn.excerpts = [
-                    found for text in hidden for found in excerpts(text, self._wanted)
+                    excerpt for text in hidden for excerpt in excerpts(text, self._sought)
                 ][:3]
         return turn
 
     def _calls(self, calls: Iterable[ToolCall]) -> list[ShownCall]:
-        made = [ShownCall(call.name, shown_text(call.arguments), [], call.id) for call in calls]
-        self._open_calls = [*self._open_calls, *made][-_OPEN_CALLS:]
-        return made
+        shown_calls = [
+            ShownCall(call.name, shown_text(call.arguments), [], call.id) for call in calls
+        ]
+        self._open_calls = [*self._open_calls, *shown_calls][-_OPEN_CALLS:]
+        return shown_calls
 
     def _is_result(self, turn: Turn) -> bool:
         """Return True if a turn is the result of a call that is shown, and stands with it now."""
@@ -599,3 +610,383 @@ def whole_conversation(steps: Iterable[tuple[int, Any, Any, Any]]) -> list[Turn]
     for step in steps:
         transcript.step(*step)
     return [turn for turn in transcript._turns if turn is not None]
+
+
+# More than this many turns of a side are compared one by one from the beginning.
+MOST_COMPARED_TURNS = 2_000
+# Lines of a turn that are compared, and lines that are compared in all.
+MOST_LINES, MOST_LINES_IN_ALL = 1_000, 10_000
+DIFFERENCE_LINES = 400
+CONTEXT_LINES = 2
+LINE_CHARS = 2_000
+
+LineKind = Literal["same", "left", "right", "skip"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a turn: of both sides or of one; `skip` stands for lines that are left out."""
+
+    kind: LineKind
+    text: str
+
+
+@dataclass(frozen=True)
+class DifferentTurn:
+    """A turn of either conversation or of both.
+
+    Attributes:
+        kind: `same`, `changed` (both have one here), `left` or `right`.
+        role: Role of the message; both roles if they differ.
+        lines: Lines of the turn; for equal turns the beginning of the first one.
+    """
+
+    kind: Literal["same", "changed", "left", "right"]
+    role: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between two conversations.
+
+    Attributes:
+        turns: All turns of both, in order.
+        n_same: Number of equal turns.
+        is_cut: Some lines were left out, or compared as a whole.
+    """
+
+    turns: list[DifferentTurn]
+    n_same: int
+    is_cut: bool
+
+
+def difference(left: Sequence[Said], right: Sequence[Said]) -> Difference:
+    """Return the difference between two conversations.
+
+    The cost is bounded: of long conversations and of long turns only the parts that are the same at
+    both ends are found.
+
+    Example:
+        >>> found = difference([Said("user", "2 + 2?")], [Said("user", "2 + 3?")])
+        >>> [(line.kind, line.text) for line in found.turns[0].lines]
+        [('left', '2 + 2?'), ('right', '2 + 3?')]
+    """
+    return _Comparison().of(left, right)
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        self._lines_left = MOST_LINES_IN_ALL
+        self._is_cut = False
+
+    def of(self, left: Sequence[Said], right: Sequence[Said]) -> Difference:
+        ours, theirs = [*map(_key, left)], [*map(_key, right)]
+        turns: list[DifferentTurn] = []
+        n_same = 0
+        if max(len(ours), len(theirs)) > MOST_COMPARED_TURNS:
+            self._is_cut = True
+        for is_same, a, b in _runs(ours, theirs, MOST_COMPARED_TURNS):
+            if is_same:
+                turns += [self._same(left[i]) for i in a]
+                n_same += len(a)
+            else:
+                turns += self._different([left[i] for i in a], [right[i] for i in b])
+        return Difference(turns, n_same, self._is_cut)
+
+    def _same(self, said: Said) -> DifferentTurn:
+        return DifferentTurn("same", said.role, [Line("same", first_line(said.text))])
+
+    def _different(self, left: Sequence[Said], right: Sequence[Said]) -> Iterator[DifferentTurn]:
+        for one, other in zip_longest(left, right):
+            if other is None:
+                yield DifferentTurn("left", one.role, self._all("left", one))
+            elif one is None:
+                yield DifferentTurn("right", other.role, self._all("right", other))
+            else:
+                roles = dict.fromkeys((one.role, other.role))
+                yield DifferentTurn("changed", " / ".join(roles), self._changed(one, other))
+
+    def _all(self, kind: LineKind, said: Said) -> list[Line]:
+        return self._shown([Line(kind, line) for line in _lines(said)])
+
+    def _changed(self, one: Said, other: Said) -> list[Line]:
+        ours, theirs = _lines(one), _lines(other)
+        most = min(MOST_LINES, self._lines_left)
+        self._lines_left -= min(max(len(ours), len(theirs)), most)
+        lines: list[Line] = []
+        for is_same, a, b in _runs(ours, theirs, most):
+            if is_same:
+                lines += _context([ours[i] for i in a])
+            else:
+                lines += [Line("left", ours[i]) for i in a]
+                lines += [Line("right", theirs[i]) for i in b]
+        return self._shown(lines)
+
+    def _shown(self, lines: list[Line]) -> list[Line]:
+        if len(lines) > DIFFERENCE_LINES:
+            self._is_cut = True
+            left_out = len(lines) - DIFFERENCE_LINES
+            lines = [*lines[:DIFFERENCE_LINES], Line("skip", f"{left_out:,} more lines")]
+        return [Line(line.kind, _cut(line.text)) for line in lines]
+
+
+def _runs(
+    ours: Sequence[object], theirs: Sequence[object], most: int
+) -> Iterator[tuple[bool, range, range]]:
+    """Yield runs of equal or different items, as ranges of both sides.
+
+    Between the equal items at both ends, at most `most` items are compared.
+    """
+    n = min(len(ours), len(theirs))
+    start = next((i for i in range(n) if ours[i] != theirs[i]), n)
+    end = next((i for i in range(n - start) if ours[-1 - i] != theirs[-1 - i]), n - start)
+    if start:
+        yield True, range(start), range(start)
+    a, b = range(start, len(ours) - end), range(start, len(theirs) - end)
+    if max(len(a), len(b)) > most:
+        yield False, a, b
+    elif a or b:
+        matcher = SequenceMatcher(None, [ours[i] for i in a], [theirs[i] for i in b], False)
+        for tag, i, j, k, m in matcher.get_opcodes():
+            yield tag == "equal", a[i:j], b[k:m]
+    if end:
+        yield True, range(len(ours) - end, len(ours)), range(len(theirs) - end, len(theirs))
+
+
+def _key(said: Said) -> tuple[object, ...]:
+    # Ids of calls differ between any two rollouts.
+    return said.role, said.text, said.reasoning, *((c.name, c.arguments) for c in said.calls)
+
+
+def _lines(said: Said) -> list[str]:
+    thought = [f"(thinking) {line}" for line in said.reasoning.splitlines()]
+    called = [
+        line
+        for call in said.calls
+        for line in [f"→ {call.name}", *(f"  {line}" for line in call.arguments.splitlines())]
+    ]
+    return [*thought, *said.text.splitlines(), *called]
+
+
+def _context(lines: Sequence[str]) -> list[Line]:
+    """Return lines that are the same, those far from a difference left out."""
+    if len(lines) <= 2 * CONTEXT_LINES + 1:
+        return [Line("same", line) for line in lines]
+    skipped = len(lines) - 2 * CONTEXT_LINES
+    return [
+        *(Line("same", line) for line in lines[:CONTEXT_LINES]),
+        Line("skip", f"{skipped:,} lines are the same"),
+        *(Line("same", line) for line in lines[-CONTEXT_LINES:]),
+    ]
+
+
+def _cut(text: str) -> str:
+    more = len(text) - LINE_CHARS
+    return printable(text[:LINE_CHARS]) + (f"… {more:,} more characters" if more > 0 else "")
+
+
+# A page ends within a step that has more than that.
+MOST_TURNS, MOST_CHARS = 200, 1_000_000
+MOST_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class ShownValue:
+    """A value in short.
+
+    Attributes:
+        path: Where it is in the step; see `arrays_of`.
+        text: The value in one line.
+        is_image: An image of it can be shown.
+    """
+
+    path: str
+    text: str
+    is_image: bool = False
+
+
+@dataclass
+class StepView:
+    """A step as a page shows it.
+
+    Attributes:
+        seq: Number of the step in the buffer.
+        position: Position in the rollout.
+        row: The step; None if it cannot be rebuilt.
+        trouble: Reason why it cannot.
+        turns: New turns of its conversation.
+        n_folded: Number of messages that repeat the conversation before.
+        values: Other values of the step.
+        notes: Other data of the step; see `StepNotes`.
+        priority: Priority of the step.
+        next_turn: First turn that does not fit on the page; None if all fit.
+    """
+
+    seq: int
+    position: int
+    row: "DataRow | None"
+    trouble: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    n_folded: int = 0
+    values: list[ShownValue] = field(default_factory=list)
+    notes: Any = None
+    priority: float | None = None
+    next_turn: int | None = None
+
+    @property
+    def images(self) -> list[ShownValue]:
+        """Those of its values that are images."""
+        return [value for value in self.values if value.is_image]
+
+
+@dataclass
+class StepsPage:
+    """The steps of a page.
+
+    Attributes:
+        steps: The steps that fit.
+        matches: Turns among them that contain the searched text.
+        is_conversation: Any of them says something.
+        columns: Paths of values, for a table of steps that say nothing.
+        is_cut: Steps that were read do not fit.
+    """
+
+    steps: list[StepView]
+    matches: list[Turn]
+    is_conversation: bool
+    columns: list[str]
+    is_cut: bool
+
+    @property
+    def numbers(self) -> list[tuple[str, str]]:
+        """Those of reward, value and advantage that any step has, with their attributes."""
+        return [
+            (name, attribute)
+            for name, attribute in SCALARS.items()
+            if any(
+                getattr(step.row.exp_data, attribute) is not None
+                for step in self.steps
+                if step.row is not None
+            )
+        ]
+
+    @property
+    def strips(self) -> list[str]:
+        """The paths of values that are images."""
+        return [*dict.fromkeys(value.path for step in self.steps for value in step.images)]
+
+
+def steps_page(
+    steps: Iterable[Any],
+    notes: Mapping[int, Any],
+    *,
+    sought: str = "",
+    before: "DataRow | None" = None,
+    first_turn: int = 0,
+    images: Sequence[str] = (),
+) -> StepsPage:
+    """Return the view of a page of steps.
+
+    Args:
+        steps: `BrowsedStep`s, in order.
+        notes: Other data of the steps, by their numbers.
+        sought: Text to search for; empty: none.
+        before: Step before them, whose conversation they may repeat.
+        first_turn: Number of the first turn to show of the first step.
+        images: Typed fields that are images and were not read.
+    """
+    transcript = Transcript(sought)
+    if before is not None:
+        transcript.context(*_conversation_values(before))
+    views: list[StepView] = []
+    room, chars, is_cut = MOST_TURNS, MOST_CHARS, False
+    for step in steps:
+        if room <= 0 or chars <= 0:
+            is_cut = True
+            break
+        view = _view(step, transcript, images)
+        view.notes = notes.get(view.seq)
+        if view.notes is not None and view.notes.priority is not None:
+            view.priority = view.notes.priority
+        skipped = 0 if views else first_turn
+        if skipped:
+            view.n_folded = 0
+        shown = view.turns[skipped : skipped + room]
+        if skipped + len(shown) < len(view.turns):
+            view.next_turn = skipped + len(shown)
+        view.turns = shown
+        room -= len(shown)
+        chars -= sum(map(_n_chars, shown))
+        views.append(view)
+    matched = {id(turn) for view in views for turn in _with_results(view.turns)}
+    return StepsPage(
+        views,
+        [turn for turn in transcript.matches if id(turn) in matched],
+        any(view.turns or view.n_folded for view in views),
+        _columns(views),
+        is_cut,
+    )
+
+
+def _view(step: Any, transcript: Transcript, images: Sequence[str]) -> StepView:
+    seq, position, row = step.key.seq, step.key.position, step.row
+    if row is None:
+        return StepView(seq, position, None, trouble=printable(step.trouble))
+    said = transcript.step(seq, *_conversation_values(row))
+    view = StepView(seq, position, row, None, said.turns, said.n_folded)
+    view.priority = step.initial_priority
+    view.values = [ShownValue(pointer(name), "image", True) for name in images]
+    view.values += _values(row, is_conversation=bool(said.turns or said.n_folded))
+    return view
+
+
+def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
+    """Return the values of a step that are not turns: numbers one by one, others as a whole."""
+    data = row.exp_data
+    values = [_shown(pointer(name), value) for name, value in row.fields.items()]
+    for name in ("state", "actions", "messages", "extra"):
+        value = getattr(data, name)
+        is_said = name in ("actions", "messages") or isinstance(value, str)
+        if value is None or (is_conversation and is_said):
+            continue
+        if isinstance(value, dict) and 0 < len(value) <= MOST_COLUMNS:
+            values += [_shown(pointer(name, key), item) for key, item in value.items()]
+        else:
+            values.append(_shown(name, value))
+    inside = [
+        ShownValue(path, "image", True)
+        for path, array in arrays_of(row).items()
+        if is_image(array) and path not in {value.path for value in values}
+    ]
+    return values + inside
+
+
+def _shown(path: str, value: Any) -> ShownValue:
+    has_shape = hasattr(value, "dtype") and hasattr(value, "shape")
+    try:
+        return ShownValue(path, printable(brief(value)), has_shape and is_image(value))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return ShownValue(path, f"<{type(value).__name__}>")
+
+
+def _conversation_values(row: "DataRow") -> tuple[Any, Any, Any]:
+    return row.exp_data.messages, row.exp_data.actions, row.exp_data.state
+
+
+def _columns(views: Sequence[StepView]) -> list[str]:
+    paths = dict.fromkeys(value.path for view in views for value in view.values)
+    return [*paths][:MOST_COLUMNS]
+
+
+def _with_results(turns: Iterable[Turn]) -> Iterable[Turn]:
+    for turn in turns:
+        yield turn
+        for call in turn.calls:
+            yield from call.results
+
+
+def _n_chars(turn: Turn) -> int:
+    texts = (turn.text, turn.reasoning, *(call.arguments for call in turn.calls))
+    results = (result.text for call in turn.calls for result in call.results)
+    return sum(len(text.head) + len(text.rest) for text in (*texts, *results))

@@ -1,12 +1,15 @@
-"""`sqlbuffer ui`: show a database in the browser."""
+"""Commands that show a database as HTML: `ui` serves pages, `report` writes a file."""
 
 import errno
 import gc
 import ipaddress
 import logging
+import os
 import secrets
 import socket
+import sys
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +18,7 @@ from sqlbuffer.cli.errors import UsageError
 from sqlbuffer.cli.options import Url, database, example
 from sqlbuffer.errors import MissingExtraError, install
 
-EPILOG = example(
+UI_EXAMPLES = example(
     "sqlbuffer ui sqlite:///replay.db",
     "sqlbuffer ui postgresql://me@db.internal/replay --no-open --port 0",
 )
@@ -59,7 +62,7 @@ def ui(
 
 
 def _server_of(url: str | None, host: str, token: str) -> Any:
-    """Return what serves the page; that it can is known before anything is bound."""
+    """Return a function that serves the page; raise before a port is bound if it cannot."""
     try:
         import uvicorn
     except ImportError:
@@ -68,11 +71,11 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         ) from None
     from sqlbuffer.web import app
 
-    made = app(url, token=token, hosts=_names_of(host))
+    application = app(url, token=token, hosts=_names_of(host))
 
     def serve(listening: socket.socket) -> None:
         config = uvicorn.Config(
-            made,
+            application,
             log_level="error",
             access_log=False,
             server_header=False,
@@ -83,7 +86,7 @@ def _server_of(url: str | None, host: str, token: str) -> Any:
         def end(*_: Any) -> None:
             # A connection that is cut off now needs no log line.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            made.state.site.live.close()
+            application.state.site.live.close()
             server.should_exit = True
 
         # Its own handler would raise the signal again, in the middle of the loop's end.
@@ -114,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: the kernel keeps a browser waiting until the server answers."""
+    """Return a listening socket; the kernel holds connections until the server answers."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -173,3 +176,62 @@ def _open(address: str) -> None:
     # One of text would take over the terminal.
     if type(browser) is not webbrowser.GenericBrowser:
         threading.Thread(target=browser.open, args=(address,), daemon=True).start()
+
+
+REPORT_EXAMPLES = example(
+    "sqlbuffer report replay.db -o report.html",
+    "sqlbuffer report postgresql://me@db.internal/replay -o report.html --buffer rollouts",
+)
+
+
+def report(
+    url: Url = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file; - is standard output.")
+    ] = "report.html",
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer",
+            "-b",
+            metavar="NAME",
+            help="The buffer; without it all buffers.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
+) -> None:
+    """Write the pages of `sqlbuffer ui` into one HTML file.
+
+    It has the curves and distributions of buffers, the best and worst episodes, and the groups. It
+    needs no server and no network, and runs nothing that users have stored.
+    """
+    from sqlbuffer.storage.migrations import status
+    from sqlbuffer.web import require_extra
+
+    require_extra()
+    from sqlbuffer.web.report import report as html_report
+
+    named = database(url)
+    path = Path(output)
+    if output != "-" and path.exists() and not overwrite:
+        raise UsageError(f"{path} is there already; --overwrite replaces it")
+    status.check(named)
+    html = html_report(named, buffer)
+    if output == "-":
+        sys.stdout.buffer.write(html)
+        return
+    _write(path, html)
+    typer.echo(f"{path}: {len(html):,} bytes", err=True)
+
+
+def _write(path: Path, html: bytes) -> None:
+    """Write a whole file; an interruption leaves no partial file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(html)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -13,10 +13,10 @@ import typer
 
 from sqlbuffer.cli.errors import INTERRUPTED
 from sqlbuffer.cli.options import database, example
+from sqlbuffer.cli.output import console
 
 if TYPE_CHECKING:
     from sqlbuffer.demo import DemoPlan
-
 
 _COMMAND = "from sqlbuffer.cli import app; app(prog_name='sqlbuffer')"
 _END_S = 5.0
@@ -69,7 +69,7 @@ def demo_page(url: str, *, no_open: bool) -> Iterator[DemoPage]:
         process.communicate()
 
 
-EPILOG = example(
+DEMO_EXAMPLES = example(
     "sqlbuffer demo",
     "sqlbuffer demo --ui",
     "sqlbuffer demo --url postgresql://me@db.internal/replay",
@@ -124,9 +124,7 @@ def demo(
 
 
 def _play(plan: "DemoPlan") -> None:
-    from sqlbuffer.cli.demo_progress import DemoProgress
-    from sqlbuffer.cli.demo_report import print_report
-    from sqlbuffer.cli.output import console
+    from sqlbuffer.cli.demo_display import DemoProgress, print_report
     from sqlbuffer.demo import run
 
     out = console()

@@ -38,9 +38,9 @@ def current(url: Url = None) -> None:
     """Print the revision of the schema."""
     from sqlbuffer.storage.migrations import status
 
-    found = status.status(database(url))
-    suffix = " (head)" if found.revision == found.head else f" (head is {found.head})"
-    typer.echo((found.revision or "no schema") + suffix)
+    schema = status.status(database(url))
+    suffix = " (head)" if schema.revision == schema.head else f" (head is {schema.head})"
+    typer.echo((schema.revision or "no schema") + suffix)
 
 
 @app.command(epilog=example("sqlbuffer db check sqlite:///replay.db"))
@@ -48,9 +48,9 @@ def check(url: Url = None) -> None:
     """Exit with 0 if the schema serves this package, with 4 if not."""
     from sqlbuffer.storage.migrations import status
 
-    found = status.check(database(url))
-    later = "" if found.revision == found.head else f" and later than its own, {found.head}"
-    typer.echo(f"{found.url}: the schema serves this package{later}, revision {found.revision}")
+    schema = status.check(database(url))
+    later = "" if schema.revision == schema.head else f" and later than its own, {schema.head}"
+    typer.echo(f"{schema.url}: the schema serves this package{later}, revision {schema.revision}")
 
 
 @app.command(epilog=example("sqlbuffer db upgrade postgresql://me@db.internal/replay"))
@@ -110,5 +110,5 @@ def roles() -> None:
 def _say(url: str | None, what: str) -> None:
     from sqlbuffer.storage.migrations import status
 
-    found = status.status(url)
-    typer.echo(f"{found.url}: {what}, revision {found.revision}")
+    schema = status.status(url)
+    typer.echo(f"{schema.url}: {what}, revision {schema.revision}")

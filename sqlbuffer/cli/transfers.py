@@ -1,0 +1,377 @@
+"""Commands that move steps: `copy`, `export`, `import` and `insert`."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sqlbuffer.cli.errors import UsageError
+from sqlbuffer.cli.options import (
+    BufferName,
+    Condition,
+    Equal,
+    chosen_buffer,
+    example,
+    listed,
+    opened,
+)
+from sqlbuffer.cli.output import console, note
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COPY_EXAMPLES = example(
+    "sqlbuffer copy replay.db postgresql://me@db.internal/replay",
+    "sqlbuffer copy postgresql://me@db.internal/replay local.db --buffer cartpole",
+    "sqlbuffer copy replay.db good.db --buffer cartpole --condition "
+    '\'{"field": "reward", "op": "gt", "value": 0}\'',
+)
+
+
+def copy(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="The database to copy from, as a URL or the path of a SQLite file."
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST",
+            help="The database to copy to; the schema of a new SQLite file is made, and missing "
+            "buffers are.",
+        ),
+    ],
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer", "-b", metavar="NAME", help="Copy this buffer alone.", show_default=False
+        ),
+    ] = None,
+    condition: Condition = None,
+    eq: Equal = None,
+) -> None:
+    """Copy buffers into another database, while writers write.
+
+    It copies all buffers, or one with --buffer, into buffers of the same names, which must be
+    empty. If the command is interrupted, run it again: it continues where it stopped. --condition
+    and --eq choose steps.
+    """
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.query.tree import condition_of
+
+    names = _chosen(source, buffer)
+    with CopyProgressBar(console()) as bar:
+        for name in names:
+            with ReplayBuffer(source, name, create=False) as source_buffer:
+                tree = condition_of(source_buffer.fields, condition, eq)
+                with ReplayBuffer(target, name, config=source_buffer.config) as copied:
+                    try:
+                        report = source_buffer.copy_to(copied, tree, on_progress=bar.of(name))
+                    except KeyboardInterrupt:
+                        note(f"buffer {name!r} is copied in part; the same command continues")
+                        raise
+            bar.print(str(report))
+    if not names:
+        note("no buffers to copy")
+
+
+def _chosen(source: str, name: str | None) -> list[str]:
+    """Return the names of the buffers to copy; raise CopyError if one is not copied alone."""
+    from sqlbuffer.errors import CopyError
+    from sqlbuffer.storage.buffers import catalog
+    from sqlbuffer.storage.inspect import listings
+    from sqlbuffer.storage.migrations import status
+
+    if name is not None:
+        return [chosen_buffer(source, name)]
+    status.check(source)
+    layouts = listings.buffers_with_layout(source)
+    if layouts:
+        raise CopyError(
+            f"buffers of sqlbuffer.compat are not copied alone: {listed(layouts)}; give --buffer "
+            f"NAME to copy another one, or copy the whole database (`pg_dump`, or `.backup` of "
+            f"SQLite)"
+        )
+    return catalog.list_buffers(source)
+
+
+EXPORT_EXAMPLES = example(
+    "sqlbuffer export replay.db out --buffer cartpole",
+    "sqlbuffer export replay.db pairs --buffer chats --format hf --rows preference",
+    "sqlbuffer export replay.db cartpole/mine-v0 --format minari --env CartPole-v1",
+    "sqlbuffer export postgresql://me@db.internal/replay out --columns obs,action,reward",
+    "sqlbuffer export replay.db - --format jsonl --eq task_id=t1 | jq .reward_t",
+    "sqlbuffer export replay.db good --where "
+    '\'{"field": "reward", "op": "gt", "value": 0}\' --overwrite',
+)
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="The database, as a URL or the path of a SQLite file."),
+    ],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The folder, file or data set to make.")
+    ],
+    buffer: BufferName = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="NAME",
+            help="parquet: a folder; jsonl: a file with a step a line, - is standard output; hf: a "
+            "folder that datasets.load_dataset opens; minari: a data set of that name.",
+        ),
+    ] = "parquet",
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            "--condition",
+            metavar="JSON",
+            help="Steps that match this JSON of QueryBuilder().build(): "
+            '\'{"field": "step", "op": "gt", "value": 3}\'.',
+            show_default=False,
+        ),
+    ] = None,
+    eq: Equal = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAMES",
+            help="Columns, with commas between them; all by default.",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            "--rows",
+            metavar="NAME",
+            help="For hf: steps, conversations, messages, prompt_completion or preference.",
+        ),
+    ] = "steps",
+    env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="ID",
+            help="For minari: the environment that was recorded, such as CartPole-v1.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an export that is there.")
+    ] = False,
+) -> None:
+    """Write the steps of a buffer to files, while writers write.
+
+    The output appears when it is complete. An interrupted command leaves nothing. If a command is
+    killed, the next export to the same path removes its files.
+    """
+    from sqlbuffer.interchange.formats import EXPORT_FORMATS, exporter
+    from sqlbuffer.query.tree import condition_of
+
+    if format_ not in EXPORT_FORMATS:
+        raise UsageError(f"there is no format {format_!r}; choose from {', '.join(EXPORT_FORMATS)}")
+    if out == "-" and format_ != "jsonl":
+        raise UsageError(f"{format_} is not written to standard output; name a folder")
+    try:
+        write = exporter(format_, rows=rows, env=env)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    with opened(source, buffer) as opened_buffer, CopyProgressBar(console()) as bar:
+        report = write(
+            opened_buffer,
+            out,
+            condition_of(opened_buffer.fields, where, eq),
+            columns=None if columns is None else [name.strip() for name in columns.split(",")],
+            overwrite=overwrite,
+            on_progress=bar.of(opened_buffer.name),
+        )
+        if out == "-":
+            note(str(report))
+        else:
+            bar.print(str(report))
+
+
+IMPORT_EXAMPLES = example(
+    "sqlbuffer import out postgresql://me@db.internal/replay",
+    "sqlbuffer import out copy.db --buffer cartpole",
+    "sqlbuffer import cartpole/random-v0 replay.db --format minari --buffer offline",
+    "sqlbuffer import steps.parquet replay.db --buffer mine --column observation=obs --column idx=",
+)
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT",
+            help="A folder that was exported, other files, or a data set of Minari by its name.",
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST",
+            help="The database; the schema of a new SQLite file is made, and a missing buffer is.",
+        ),
+    ],
+    buffer: Annotated[
+        str | None,
+        typer.Option(
+            "--buffer",
+            "-b",
+            metavar="NAME",
+            help="The buffer; without it the one that was exported, else `default`.",
+            show_default=False,
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="NAME",
+            help="parquet, jsonl or minari; without it what OUT looks like.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME=FIELD",
+            help="Field for a column of another program's files; NAME= omits it.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Store the steps of files in a buffer.
+
+    The folder of an export restores its buffer, which must be missing or empty: numbers, ids,
+    times, episodes and settings. Other files are appended. All files are checked first: if one is
+    damaged, nothing is stored. If the command is interrupted, run it again: it continues where it
+    stopped.
+    """
+    from sqlbuffer.interchange import import_minari, import_parquet, insert_jsonl
+    from sqlbuffer.interchange.formats import IMPORT_FORMATS, format_of
+
+    kind = format_of(source) if format_ is None else format_
+    if kind not in IMPORT_FORMATS:
+        raise UsageError(f"there is no format {kind!r}; choose from {', '.join(IMPORT_FORMATS)}")
+    if column and kind != "parquet":
+        raise UsageError(f"--column is for Parquet, and this is {kind}")
+    columns: dict[str, str | None] = {}
+    for pair in column or ():
+        name, sign, field = pair.partition("=")
+        if not sign:
+            raise UsageError(f"--column takes NAME=FIELD, such as observation=obs, got {pair!r}")
+        columns[name] = field or None
+    with CopyProgressBar(console()) as bar:
+        show = bar.of(buffer or source)
+        try:
+            if kind == "jsonl":
+                report = insert_jsonl(source, target, buffer or "default", on_progress=show)
+            elif kind == "minari":
+                report = import_minari(source, target, buffer or "default", on_progress=show)
+            else:
+                report = import_parquet(
+                    source, target, buffer, columns=columns or None, on_progress=show
+                )
+        except KeyboardInterrupt:
+            note("the steps are imported in part; the same command continues")
+            raise
+        bar.print(str(report))
+
+
+INSERT_EXAMPLES = example(
+    "sqlbuffer insert replay.db --buffer mine - < steps.jsonl",
+    "sqlbuffer insert postgresql://me@db.internal/replay steps.jsonl --buffer mine",
+)
+
+
+def insert(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST", help="The database; a missing SQLite file and a missing buffer are made."
+        ),
+    ],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="JSON lines; - reads standard input.")
+    ] = "-",
+    buffer: Annotated[
+        str, typer.Option("--buffer", "-b", metavar="NAME", help="The buffer.")
+    ] = "default",
+) -> None:
+    """Store steps that are given as JSON, one step in each line.
+
+    A line has the arguments of `ReplayBuffer.add`: task_id, step, state, actions, reward, and so
+    on. A line that cannot be stored ends the command. A file is checked before its first line is
+    stored; of standard input, the lines before the wrong one are stored.
+    """
+    from sqlbuffer.interchange import insert_jsonl
+
+    with CopyProgressBar(console()) as bar:
+        report = insert_jsonl(source, target, buffer, on_progress=bar.of(buffer))
+        bar.print(str(report))
+
+
+class CopyProgressBar:
+    """Shows the progress of copies for as long as the `with` block lasts.
+
+    Args:
+        console: Where to.
+    """
+
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[steps]:,} steps, {task.fields[rate]:,.0f}/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> "CopyProgressBar":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bars.stop()
+
+    def of(self, name: str) -> Callable[[int, int, range], None]:
+        """Return what shows the progress of one buffer."""
+        task = self._bars.add_task(name, total=None, steps=0, rate=0.0)
+
+        def show(n_steps: int, seq: int, seqs: range) -> None:
+            bar = next(bar for bar in self._bars.tasks if bar.id == task)
+            # The first report has no earlier one to compare with.
+            rate = bar.speed or n_steps / max(bar.elapsed or 0.0, 1e-9)
+            self._bars.update(
+                task, total=len(seqs), completed=seq - seqs.start, steps=n_steps, rate=rate
+            )
+
+        return show
+
+    def print(self, line: str) -> None:
+        """Print a line above the bars."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,1 +1,0 @@
-"""A mirror in memory that the processes of one machine share."""

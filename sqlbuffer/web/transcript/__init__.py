@@ -1,1 +1,0 @@
-"""Conversations as a page shows them: turns, search, differences. Nothing here reads a database."""
