@@ -20,8 +20,8 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.schema.expressions import in_seconds, utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
-from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 rank_agreements = Table(
     "rank_agreements",

@@ -30,20 +30,19 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.schema.expressions import SeqList, in_seconds, utc_now
 from sqlbuffer.storage.schema.metadata import (
     SEQS,
     SERIAL,
     TIME,
     UUID,
     buffer_key,
+    flag_column,
     index_transactions,
     metadata,
     transaction_id,
 )
-from sqlbuffer.storage.schema.overlays import flag_column
-from sqlbuffer.storage.schema.parameters import SeqList
-from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 change_log = Table(
     "change_log",

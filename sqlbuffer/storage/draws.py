@@ -18,12 +18,12 @@ from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.retention import Expiry
+from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.removal import one_of, part_of, stacked
-from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.rows.statements import RowSelection
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, TaskStrategy
 from sqlbuffer.storage.sampling.form_reader import FormReader

@@ -9,10 +9,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.schema.metadata import TIME
-from sqlbuffer.storage.schema.overlays import overlay_table
-from sqlbuffer.storage.schema.parameters import pg_array, processed
-from sqlbuffer.storage.schema.server_clock import utc_now
+from sqlbuffer.storage.schema.expressions import pg_array, processed, utc_now
+from sqlbuffer.storage.schema.metadata import TIME, overlay_table
 
 uses = overlay_table(
     "uses",

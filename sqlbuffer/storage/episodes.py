@@ -30,9 +30,10 @@ from sqlbuffer.errors import EpisodeExistsError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, utc_now
+from sqlbuffer.storage.schema.expressions import one_of as listed
 from sqlbuffer.storage.schema.metadata import (
     BYTES,
     JSON,
@@ -42,9 +43,6 @@ from sqlbuffer.storage.schema.metadata import (
     json_parameter,
     metadata,
 )
-from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
-from sqlbuffer.storage.schema.parameters import one_of as listed
-from sqlbuffer.storage.schema.server_clock import utc_now
 
 episodes = Table(
     "episodes",

@@ -58,13 +58,11 @@ from sqlbuffer.storage.buffers.catalog import change_config, flow_column
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.writes import WriteOnce
-from sqlbuffer.storage.database.errors import NO_BUFFER, translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import NO_BUFFER, retried, translated
 from sqlbuffer.storage.database.transactions import is_joined, reading
-from sqlbuffer.storage.dialects.connections import hurried, writing
+from sqlbuffer.storage.dialects import hurried, writing
+from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of, unix_now, utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
-from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.watermarks import is_standby, last_number
 from sqlbuffer.waits import pause
 

@@ -22,9 +22,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
-from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, metadata
-from sqlbuffer.storage.schema.overlays import flag_column
-from sqlbuffer.storage.schema.server_clock import in_seconds
+from sqlbuffer.storage.schema.expressions import in_seconds
+from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, flag_column, metadata
 
 holds = Table(
     "holds",

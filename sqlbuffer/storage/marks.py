@@ -12,15 +12,9 @@ from sqlalchemy import Connection
 from sqlbuffer.fields import ON_REQUEST, FieldSpec
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.arrays import (
-    FIRST_OF_RUN,
-    N_OF_RUN,
-    number_array,
-    number_list,
-    run_list,
-)
+from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, number_array, number_list, run_list
+from sqlbuffer.storage.schema.expressions import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
-from sqlbuffer.storage.schema.parameters import listed
 
 Integers = NDArray[np.int64]
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import insert_columns
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
 # Before rollout_stats: rows of a dropped buffer are deleted here first, so that no trigger

@@ -34,15 +34,13 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.sampling.restrictions import Restrictions
-from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
-from sqlbuffer.storage.schema.overlays import delete_range
-from sqlbuffer.storage.schema.server_clock import seconds_ago, utc_now
+from sqlbuffer.storage.sampling.candidate_source import Restrictions
+from sqlbuffer.storage.schema.expressions import seconds_ago, utc_now
+from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, delete_range, metadata
 
 # A row for each sampled batch, if the buffer logs them.
 samples = Table(

@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.processes import ForkLock
-from sqlbuffer.storage.schema.parameters import processed
+from sqlbuffer.storage.schema.expressions import processed
 
 
 class last_number(FunctionElement[int]):

@@ -3,26 +3,29 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select, text
 
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Stats
-from sqlbuffer.storage.browsing import postgresql, sqlite
-from sqlbuffer.storage.browsing.rollouts import rows_in_order
+from sqlbuffer.storage.browsing.rollouts import in_order, rows_in_order
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.changes import followers
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.database.sqlite import wal_path
+from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.storage.rollout_stats import group_changes, group_stats, rollout_stats
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
-from sqlbuffer.storage.schema.server_clock import age_s
+from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of
+from sqlbuffer.storage.schema.metadata import metadata
 
 WINDOW_S = 60.0
 # Writers and readers of the last minute count as active.
@@ -32,8 +35,33 @@ NEWEST_STEPS = 1_000
 # Number of steps, or chunks, that are read at each end of a buffer for their versions.
 VERSIONS_OF = 100
 
-_size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+# Not the size of the database: others may have tables in it.
+_SIZE = text(
+    "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c "
+    "WHERE c.relname = ANY (:names) AND c.relkind = 'r' AND c.relnamespace = "
+    "(SELECT relnamespace FROM pg_class WHERE oid = 'experiences'::regclass)"
+)
+
+
+def _sqlite_size_bytes(connection: Connection) -> int:
+    """Return the size of the file and its log on disk."""
+    path = sqlite_path(connection.engine.url)
+    return _size_of(path) + _size_of(wal_path(path))
+
+
+def _size_of(path: Path) -> int:
+    with suppress(OSError):  # the last connection removes the log
+        return path.stat().st_size
+    return 0
+
+
+def _postgresql_size_bytes(connection: Connection) -> int:
+    """Return the size of the tables and their indexes on disk."""
+    names = {"names": list(metadata.tables)}
+    return int(connection.execute(_SIZE, names).scalar_one())
+
+
+_size_bytes = by_database(sqlite=_sqlite_size_bytes, postgresql=_postgresql_size_bytes)
 
 
 @dataclass(frozen=True)
@@ -179,7 +207,7 @@ def _versions(
     listed = bindparam("ids", list(ids), IntegerList())
     columns = [value for end in ends for value in end]
     statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
-    with _in_order(connection):
+    with in_order(connection):
         found = connection.execute(statement).all()
     return {number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found}
 
@@ -284,7 +312,7 @@ def group_page(
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
     name, descends = GROUP_SORTS[sort]
     columns = (_own[name], _own.task_id)
-    with _in_order(connection):
+    with in_order(connection):
         found = rows_in_order(connection, keys, columns, after, descends, limit + 1)
     last = found[limit - 1] if found[limit:] else None
     return GroupPage(

@@ -12,19 +12,24 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
 
-from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.rollouts import in_order
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.chunks.relations import steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
 from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
 from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.expressions import (
+    SeqList,
+    age_s,
+    is_number_of,
+    numbers_in,
+    seconds_ago,
+    unix_now,
+)
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
-from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
 from sqlbuffer.storage.use_counts import samples
 
 MOST_EPISODES = 10_000
@@ -35,7 +40,6 @@ LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
 _SLACK_S = 1.0
 
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 Floats = NDArray[np.float64]
 
@@ -162,7 +166,7 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
     ).where(own.status != "open", own.length.is_not(None))
     further = select(own.id).where(*own_id).order_by(own.id.desc()).limit(1).offset(MOST_EPISODES)
-    with _in_order(connection):
+    with in_order(connection):
         is_sample = connection.execute(further).scalar_one_or_none() is not None
     if is_sample:
         ids = _evenly_spaced_ids(connection, buffer_id, first, last)
@@ -435,7 +439,7 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
         .order_by(own.first_seq.desc())
         .limit(MOST_ROLLOUTS)
     )
-    with _in_order(connection):
+    with in_order(connection):
         found = connection.execute(newest).all()
     low = connection.execute(
         select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)

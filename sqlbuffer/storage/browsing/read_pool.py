@@ -13,21 +13,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import StorageBusyError
+from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding import postgresql
-from sqlbuffer.storage.database.guarding.guarded_engine import guarded_engine
-from sqlbuffer.storage.database.guarding.read_limits import (
+from sqlbuffer.storage.database.readonly import SMALL_VALUES, guarded_engine
+from sqlbuffer.storage.database.statement_process import (
     MAX_GROWTH_BYTES,
     TIME_S,
+    StatementLimits,
+    StatementProcesses,
     check_text,
     passed_limit,
     time_passed,
-)
-from sqlbuffer.storage.database.guarding.sqlite import SMALL_VALUES
-from sqlbuffer.storage.database.guarding.statement_process import (
-    StatementLimits,
-    StatementProcesses,
 )
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import Database, shown_url
@@ -166,7 +163,7 @@ class ReadPool:
         else:
             with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
                 driver = driver_of(connection)
-                with postgresql.answering(driver, statement, None) as cursor:
+                with readonly.answering(driver, statement, None) as cursor:
                     names = [column.name for column in cursor.description or ()]
                     fetched = _fetched(cursor, max_rows, started + limit, limit)
                     rows, is_cut = _limited(fetched if names else (), max_rows, max_bytes)

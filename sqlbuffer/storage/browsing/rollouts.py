@@ -3,7 +3,8 @@
 Pages go by two columns, of which the second is unique. Rows without a value in the first come last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -27,18 +28,16 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.query.tree import Node
-from sqlbuffer.storage.browsing import postgresql, sqlite
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer, not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import windows
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import episodes, one_of
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, numbers_in, unindexed
 
 
 def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
@@ -281,7 +280,23 @@ class RolloutPage:
     looked_at: int | None
 
 
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+def _sqlite_in_order(connection: Connection) -> AbstractContextManager[None]:
+    """Do nothing: SQLite walks an index if that avoids a sort."""
+    return nullcontext()
+
+
+@contextmanager
+def _postgresql_in_order(connection: Connection) -> Iterator[None]:
+    """Make statements with an ORDER BY and a LIMIT walk an index.
+
+    With statistics of another buffer the planner would rather sort all rows of this one.
+    """
+    connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    yield
+    connection.exec_driver_sql("SET LOCAL enable_sort = on")
+
+
+in_order = by_database(sqlite=_sqlite_in_order, postgresql=_postgresql_in_order)
 
 _own = rollout_stats.c
 # Values of episodes, in the order in which `ListedRollout` ends with them.
@@ -326,7 +341,7 @@ def rollout_page(
         query: Filter and order of the rollouts.
         limit: Maximum number of rollouts.
     """
-    with _in_order(connection):
+    with in_order(connection):
         if not query.is_indexed:
             return _among_newest(connection, info, query, limit)
         if query.sort == "spread":

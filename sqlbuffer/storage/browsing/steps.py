@@ -32,12 +32,11 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.eligibility import quarantine, uses
-from sqlbuffer.storage.labels.tables import label_history
-from sqlbuffer.storage.priorities.tables import priorities
+from sqlbuffer.storage.labels import label_history
+from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, listed, processed
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, listed, processed, unindexed
 from sqlbuffer.storage.use_counts import samples
 
 # Limit for looking up the agents of a task one by one, and for chunks without an episode.

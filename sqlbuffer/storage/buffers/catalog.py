@@ -21,20 +21,28 @@ from sqlbuffer.errors import (
     SQLBufferError,
 )
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
-from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import reading
+from sqlbuffer.storage.database.transactions import driver_of, reading
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.schema.number_keys import MOST_BUFFERS
 from sqlbuffer.storage.watermarks import last_number
 
-lock_as_writer = by_database(sqlite=sqlite.lock_as_writer, postgresql=postgresql.lock_as_writer)
+
+def _sqlite_lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Do nothing: no other transaction writes at the same time."""
+
+
+def _postgresql_lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Lock the row of a buffer until the transaction ends, with the rights of any writer."""
+    driver_of(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))
+
+
+lock_as_writer = by_database(sqlite=_sqlite_lock_as_writer, postgresql=_postgresql_lock_as_writer)
 
 
 def lock_buffer(connection: Connection, buffer_id: int) -> bool:

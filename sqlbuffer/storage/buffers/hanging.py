@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
-from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
+from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.database.sqlite import lock_path
 from sqlbuffer.storage.database.transactions import driver_of
 

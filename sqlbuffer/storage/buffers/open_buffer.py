@@ -18,11 +18,10 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import BufferWindow, select_window, settled_seq
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.engine import begin_epoch, close_idle, engine_for
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.transactions import is_joined, reading
 from sqlbuffer.storage.database.urls import is_memory, shown_url
-from sqlbuffer.storage.dialects.connections import reuse_log
+from sqlbuffer.storage.dialects import reuse_log
 from sqlbuffer.storage.watermarks import Watermark
 
 # Limit of the waiting steps that a draw may leave out: one for this many stored steps.

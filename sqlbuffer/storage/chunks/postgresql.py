@@ -17,7 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.slices import Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
-from sqlbuffer.storage.dialects.arrays import (
+from sqlbuffer.storage.dialects import (
     HEADER,
     TRAILER,
     Fields,

@@ -30,7 +30,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps
-from sqlbuffer.storage.schema.parameters import processed
+from sqlbuffer.storage.schema.expressions import processed
 
 
 class may_have_id(FunctionElement[bool]):

@@ -12,7 +12,7 @@ from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.chunks import execute_times
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps import StepIds
-from sqlbuffer.storage.schema.parameters import listed
+from sqlbuffer.storage.schema.expressions import listed
 
 Integers = NDArray[np.int64]
 

@@ -17,8 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 )
 from sqlbuffer.storage.chunks.slices import ANY_SIZE, Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
-from sqlbuffer.storage.dialects.arrays import FIRST_OF_RUN, N_OF_RUN, number_list, run_list
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, insert_columns, number_list, run_list
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
 # Columns whose value all steps of a chunk share.

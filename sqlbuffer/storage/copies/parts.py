@@ -32,8 +32,8 @@ from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout
-from sqlbuffer.storage.schema.overlays import OVERLAYS
-from sqlbuffer.storage.schema.parameters import BooleanList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.expressions import BooleanList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.metadata import OVERLAYS
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
+from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import (
+from sqlbuffer.storage.dialects import (
     HEADER,
     TRAILER,
     ArrayFields,

@@ -41,15 +41,15 @@ from sqlbuffer.storage.copies.parts import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading, snapshot
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.documents import stored_documents
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.holds import HOLD_S, Hold
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
-from sqlbuffer.storage.schema.parameters import listed
+from sqlbuffer.storage.schema.expressions import listed
 from sqlbuffer.storage.watermarks import is_standby, last_number
 
 # A batch has at most this many rows or chunks, and ends behind the one that reaches this size.

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import insert_columns
 from sqlbuffer.storage.rows.layouts import StepLayout
-from sqlbuffer.storage.rows.sqlite import small_cache
+from sqlbuffer.storage.rows.payload_parts import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 CACHE_KIB = 8_192

@@ -1,4 +1,4 @@
-"""Write a copy to its target, batch by batch, each in one transaction with its progress."""
+"""Begin a copy, and write it to its target, batch by batch, each with its progress."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,11 +8,26 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 
 from sqlbuffer.config import DEFAULT_CONNECTION
 from sqlbuffer.encoding.chunks import PackedChunk
-from sqlbuffer.errors import CopyError, StorageBusyError
+from sqlbuffer.errors import CopyError, StorageBusyError, StorageReadOnlyError
 from sqlbuffer.steps import uuid7
 from sqlbuffer.storage import flow
 from sqlbuffer.storage.buffers.catalog import read_config
@@ -37,20 +52,54 @@ from sqlbuffer.storage.copies.parts import (
     time_text,
 )
 from sqlbuffer.storage.copies.source import CopySource, few_pages, newest_mark
-from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.database.engine import resolve_url
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import reading
-from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.database.errors import retried, translated
+from sqlbuffer.storage.database.transactions import reading, snapshot
+from sqlbuffer.storage.database.urls import Database, is_memory
+from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.documents import add_documents
 from sqlbuffer.storage.episodes import episode_ids, episodes, session_ids
 from sqlbuffer.storage.holds import Hold
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.rollout_stats import add_up
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, layout_of
-from sqlbuffer.storage.schema.server_clock import utc_now
+from sqlbuffer.storage.schema.expressions import utc_now
+from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, flag_column, metadata
+
+copies = Table(
+    "copies",
+    metadata,
+    buffer_key(),
+    Column("source_database", Text, nullable=False, comment="URL of the source, no password"),
+    Column("source_buffer", KEY, nullable=False, comment="name of the buffer that is copied"),
+    Column(
+        "source_id", Integer, nullable=False, comment="buffer_id of the source, in its database"
+    ),
+    Column("source_created_at", Text, nullable=False, comment="when the source was created, UTC"),
+    Column("condition", Text, comment="condition of the copied steps; null: all"),
+    Column("low_seq", BigInteger, nullable=False, comment="steps above this seq are copied"),
+    Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
+    Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
+    Column("n_steps", BigInteger, nullable=False, comment="steps copied so far"),
+    Column(
+        "n_read",
+        BigInteger,
+        nullable=False,
+        comment="steps read so far, also those that do not match",
+    ),
+    Column(
+        "n_expected", BigInteger, comment="steps to read, if whole tasks or episodes are evicted"
+    ),
+    Column("hold_id", UUID, comment="its hold on the source; null if it has none"),
+    Column(
+        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
+    ),
+    Column("finished_at", TIME, comment="time when it was complete; null while it is not"),
+    info={"learner_may": "DELETE"},
+)
+
+flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")
+
 
 # A copied step is free: the leases of the source are not copied.
 _LEASES = ("lease_id", "leased_until")
@@ -641,3 +690,97 @@ class ImportTarget:
         own["episode_id"] = episode_ids(connection, self._id, found, {})
         own["session_id"] = session_ids(connection, self._id, found)
         return TableRows(step_tables(ROWS)[0], own)
+
+
+def take_hold(source: CopySource) -> None:
+    """Hold the steps of a source, if it can be written.
+
+    Writers under way may not see the hold yet.
+
+    Raises:
+        CopyError: The source is itself an unfinished copy or import.
+    """
+    _check_finished(source.store)
+    source.hold = Hold(source.store)
+    try:
+        source.hold.take()
+    except StorageReadOnlyError:
+        source.hold = None
+
+
+def _check_finished(buffer: OpenBuffer) -> None:
+    """Raise an error if a buffer is an unfinished copy: its steps would look complete."""
+    own = select(copies).where(copies.c.buffer_id == buffer.info.id, copies.c.finished_at.is_(None))
+
+    def look() -> Any:
+        with translated(buffer.url), reading(buffer.engine) as connection:
+            return connection.execute(own).one_or_none()
+
+    found = buffer.with_retries(look)
+    if found is not None:
+        raise CopyError(
+            f"buffer {buffer.info.name!r} in {buffer.shown_url} is an unfinished copy or import of "
+            f"{found.source_buffer!r} in {found.source_database}: it has {found.n_steps:,} steps, "
+            f"and is at seq {found.copied_seq:,} of {found.high_seq:,}; copy or import again to "
+            f"complete it, or drop it"
+        )
+
+
+def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) -> None:
+    """Continue with the hold of an unfinished copy, or with a new one if that has ended.
+
+    Raises:
+        CopyError: Steps have left in between, or the source is a different buffer now.
+    """
+    copied = progress.range
+    newest = target.newest(copied.cursor)
+    if newest is not None:
+        source.check_same(*newest)
+    if progress.hold_id is not None:
+        source.hold = Hold(source.store, progress.hold_id)
+        if source.hold.extend(max(copied.cursor, copied.low)):
+            return
+    take_hold(source)
+    source.settled()
+    source.check_left(copied, progress.n_left)
+    target.buffer.write(target.note_hold)
+
+
+def begin_copy(source: CopySource, target: CopyTarget, identity: SourceIdentity) -> None:
+    """Write the data of the buffer as a whole, and its episodes.
+
+    All of it is of one state of the source, in one transaction of the target.
+    """
+    take_hold(source)
+    settled = source.settled()
+    buffer, once = target.buffer, target.buffer.once()
+    has_begun = False
+
+    def begin_at_once() -> None:
+        nonlocal has_begun
+        if has_begun:
+            return  # the source was lost at the end of its transaction
+        with translated(source.buffer.url), snapshot(source.buffer.engine) as there:
+            state = source.state(there, settled)
+            pages = _translated(source.episodes(there, state.range), source.buffer.url)
+            if is_memory(source.buffer.url):  # two buffers may share one connection
+                pages = list(pages)
+                there.rollback()
+            once.run(
+                buffer.engine,
+                buffer.options.durability,
+                lambda here: target.begin(here, identity, state, pages),
+            )
+            has_begun = True
+
+    def forget_connections() -> None:
+        source.buffer.forget_connections()
+        buffer.forget_connections()
+
+    # Both transactions again, whichever database was lost.
+    retried(begin_at_once, buffer.options.retry_s, forget_connections)
+
+
+def _translated(pages: Iterable[TableRows], url: URL) -> Iterable[TableRows]:
+    with translated(url):
+        yield from pages

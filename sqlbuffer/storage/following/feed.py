@@ -1,11 +1,17 @@
 """Follow a buffer of chunks: read its state, and then its changes, look by look.
 
 Whole episodes are kept: a matching step is drawn with its neighbours.
+
+Changes of a SQLite file show without a statement. `PRAGMA data_version` reports them too, but on a
+connection that is kept open, and a fork would wait for it.
 """
 
+import os
+import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -15,14 +21,18 @@ from sqlalchemy import Connection, Integer, bindparam, literal, select
 
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.hanging import (
+    HangingWriter,
+    postgresql_hanging_writers,
+    sqlite_hanging_writers,
+)
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import Follower, is_trimmed
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.database.errors import ONCE_MORE_S, retried, translated
+from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.database.urls import is_memory, sqlite_path
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.following import postgresql, sqlite
-from sqlbuffer.storage.following.backlog import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.state import (
     MOST_CHUNKS,
     Anchor,
@@ -32,14 +42,86 @@ from sqlbuffer.storage.following.state import (
     ChunkSpan,
     EpisodeState,
 )
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.candidates import UPDATED, arrays
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import StepLayout, layout_of
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
-from sqlbuffer.storage.schema.parameters import SeqList
+from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW
+from sqlbuffer.storage.schema.expressions import SeqList
+
+# Some file systems store the time of a change in steps of two seconds.
+COARSEST_NS = 2_500_000_000
+
+
+class FileMark(NamedTuple):
+    """Data of the file system about a database file and its log.
+
+    Attributes:
+        parts: Number, size and time of the last change of each.
+        is_old: The last change is old enough that a later one must have another time.
+    """
+
+    parts: tuple[tuple[int, int, int], ...]
+    is_old: bool
+
+
+def file_mark(path: Path) -> FileMark | None:
+    """Return the mark of a database file; None if it cannot be read."""
+    now, parts = time.time_ns(), []
+    for own in (path, path.with_name(path.name + "-wal")):
+        try:
+            found = os.stat(own)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        parts.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    newest = max((time_ns for _, _, time_ns in parts), default=now)
+    return FileMark(tuple(parts), newest + COARSEST_NS < now)
+
+
+def is_unchanged(before: FileMark | None, now: FileMark | None) -> bool:
+    """Return True if nothing can have been committed since an earlier mark was taken."""
+    return before is not None and now is not None and before.is_old and before.parts == now.parts
+
+
+_count_beyond = by_database(sqlite=sqlite.count_beyond, postgresql=postgresql.count_beyond)
+_hanging_writers = by_database(
+    sqlite=sqlite_hanging_writers,
+    postgresql=postgresql_hanging_writers,
+)
+
+
+class Backlog(NamedTuple):
+    """Steps that a follower has not read yet.
+
+    Attributes:
+        n_steps: Number of steps of the buffer that are not in the follower's state.
+        writer: The writer whose transaction has been open longest, if it hangs.
+    """
+
+    n_steps: int
+    writer: HangingWriter | None
+
+
+def backlog_of(buffer: OpenBuffer, state: BufferState) -> Backlog:
+    """Return the backlog of a follower. An outage is not waited for.
+
+    Raises:
+        StorageError: The database cannot be read.
+    """
+    buffer_id = buffer.info.id
+
+    def look() -> Backlog:
+        with translated(buffer.url), reading(buffer.engine) as connection:
+            n_steps = _count_beyond(connection, buffer_id, state)
+            writers = _hanging_writers(connection, buffer.url, buffer_id)
+        return Backlog(n_steps, writers[0][1] if writers else None)
+
+    return retried(look, ONCE_MORE_S, buffer.forget_connections)
+
 
 # Maximum number of steps that one statement looks up.
 _AT_ONCE = 10_000

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects import number_array
 from sqlbuffer.storage.following.state import (
     AnchorQueries,
     BufferState,

@@ -36,11 +36,17 @@ from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import flow as flow_rows
 from sqlbuffer.storage.flow import flow_history
-from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.priorities.tables import priorities
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.schema.parameters import IntegerList, SeqList, is_one_of, numbers_in
-from sqlbuffer.storage.schema.server_clock import age_s, unix_now
+from sqlbuffer.storage.leases.choosing import queue_items
+from sqlbuffer.storage.priorities.blocks import priorities
+from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.schema.expressions import (
+    IntegerList,
+    SeqList,
+    age_s,
+    is_one_of,
+    numbers_in,
+    unix_now,
+)
 from sqlbuffer.storage.watermarks import Watermark, last_number
 
 # Looked at in each range by one statement: a round trip takes as long as some 20 lookups. In many

@@ -24,22 +24,20 @@ from sqlbuffer.config import RETRY_S
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers.catalog import BufferInfo, why_empty
-from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.buffers.window import BLOCK, windows
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding.statement_process import Stream
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.readonly import Answer, query, stream
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.statement_process import Stream
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility import Eligibility
 from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.inspect.buffer_stats import HeldRows, eviction_counts
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
+from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Choose the rows or groups of the queue that a consumer may claim.
+"""The tables of leases, and the choice of the rows or groups that a consumer may claim.
 
 The rows of a group that was never claimed have no `group_seq`; its first claim gives them one, and
 rows that arrive later form another group.
@@ -13,54 +13,160 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from sqlalchemy import (
     BigInteger,
+    Boolean,
+    Column,
     Connection,
+    Index,
     Integer,
     Select,
+    Table,
     Text,
     and_,
     bindparam,
     case,
     cast,
     column,
+    false,
     func,
     literal,
     or_,
     select,
     table,
+    text,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
-from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_number_of, is_one_of
-from sqlbuffer.storage.schema.planner import unindexed
-from sqlbuffer.storage.schema.server_clock import age_s, is_past
+from sqlbuffer.storage.schema.expressions import (
+    KeyList,
+    SeqList,
+    age_s,
+    is_number_of,
+    is_one_of,
+    is_past,
+    unindexed,
+    utc_now,
+)
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, overlay_table
+
+queue_items = overlay_table(
+    "queue_items",
+    Column("task_id", KEY, nullable=False, comment="its task"),
+    Column("episode_id", BigInteger, comment="key of its episode"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("session_id", Integer, comment="key of its session"),
+    Column(
+        "freshness",
+        BigInteger,
+        nullable=False,
+        comment="model_version, or the smallest number if it has none",
+    ),
+    Column(
+        "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
+    ),
+    Column(
+        "used_up",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="reached max_use: the row leaves",
+    ),
+    Column("lease_id", KEY, comment="the lease that holds it"),
+    Column("leased_until", TIME, comment="when the lease runs out; null if it is free"),
+    Column(
+        "group_seq",
+        BigInteger,
+        comment="number of the group of its first claim; null if it was never claimed",
+    ),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the row was written",
+    ),
+    flag="has_queue",
+    flag_comment="rows may have a row in queue_items",
+    learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
+)
+Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
+
+# Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
+# index in place of the primary key.
+Index(
+    "ix_queue_items_freshness",
+    queue_items.c.buffer_id,
+    queue_items.c.freshness,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 0"),
+    postgresql_where=text("NOT used_up"),
+)
+Index(
+    "ix_queue_items_buffer_id_episode_id",
+    queue_items.c.buffer_id,
+    queue_items.c.episode_id,
+    sqlite_where=queue_items.c.episode_id.is_not(None),
+    postgresql_where=queue_items.c.episode_id.is_not(None),
+)
+Index(
+    "ix_queue_items_used_up",
+    queue_items.c.buffer_id,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 1"),
+    postgresql_where=text("used_up"),
+)
+
+# Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
+# finds out their state.
+leases = Table(
+    "leases",
+    metadata,
+    buffer_key(),
+    Column("id", KEY, primary_key=True, comment="the lease"),
+    Column("n_rows", BigInteger, nullable=False, comment="rows claimed"),
+    Column(
+        "claimed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the claim, or of the last renewal",
+    ),
+    Column("leased_until", TIME, nullable=False, comment="time when it runs out"),
+    Column(
+        "acknowledged",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true after its uses were counted",
+    ),
+)
+
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
 OnPartial = Literal["use", "drop"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
-    "fifo": (items.c.seq,),
-    "freshest": (items.c.freshness.desc(), items.c.seq.desc()),
-    "stalest": (items.c.freshness, items.c.seq),
+    "fifo": (queue_items.c.seq,),
+    "freshest": (queue_items.c.freshness.desc(), queue_items.c.seq.desc()),
+    "stalest": (queue_items.c.freshness, queue_items.c.seq),
 }
 GROUPS: dict[str, ColumnElement[Any]] = {
-    "task_id": items.c.task_id,
-    "episode_id": items.c.episode_id,
+    "task_id": queue_items.c.task_id,
+    "episode_id": queue_items.c.episode_id,
 }
 # Names of parameters: they differ from those of columns, which an update uses itself.
 BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
 LARGEST = 2**63 - 1
 
-in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
-in_seqs: Any = in_buffer & is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+in_buffer: Any = queue_items.c.buffer_id == bindparam(BUFFER, type_=Integer())
+in_seqs: Any = in_buffer & is_number_of(queue_items.c.seq, bindparam(SEQS, type_=SeqList()))
 
 
 def _bounds(seq: Any) -> Any:
@@ -69,21 +175,23 @@ def _bounds(seq: Any) -> Any:
 
 
 # Rows of the queue that are in the window, also used up ones that have not left yet.
-in_window = in_buffer & _bounds(items.c.seq)
+in_window = in_buffer & _bounds(queue_items.c.seq)
 
 
 def _held(seq: Any) -> Any:
-    return in_buffer & _bounds(seq) & ~items.c.used_up
+    return in_buffer & _bounds(seq) & ~queue_items.c.used_up
 
 
 # Rows of the queue that the buffer holds. If an index other than that of their numbers must find
 # them, the bounds must not attract either planner.
-held = _held(items.c.seq)
-held_unindexed = _held(unindexed(items.c.seq))
+held = _held(queue_items.c.seq)
+held_unindexed = _held(unindexed(queue_items.c.seq))
 # The same by key, written so that the index of freshness does not match.
-held_by_key = in_buffer & _bounds(unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
+held_by_key = (
+    in_buffer & _bounds(unindexed(queue_items.c.seq)) & (cast(queue_items.c.used_up, Integer) == 0)
+)
 # Rows of a consumer that died are free when its lease has run out.
-is_free: Any = or_(items.c.leased_until.is_(None), is_past(items.c.leased_until))
+is_free: Any = or_(queue_items.c.leased_until.is_(None), is_past(queue_items.c.leased_until))
 
 
 @dataclass(frozen=True)
@@ -139,17 +247,17 @@ class Scope:
 
 def allowed(limits: Eligibility) -> ColumnElement[bool]:
     """Return the expression for a row that is free, and that no limit excludes."""
-    return and_(is_free, limits.hold(items)) if limits else is_free
+    return and_(is_free, limits.hold(queue_items)) if limits else is_free
 
 
 def matches(node: Node, steps: StepLayout) -> ColumnElement[bool]:
     """Return the expression for a row of the queue whose step matches a condition."""
     table = steps.of(None)
-    row = steps.is_numbered(table.c, items.c.buffer_id, items.c.seq)
+    row = steps.is_numbered(table.c, queue_items.c.buffer_id, queue_items.c.seq)
     # Labels are always resolved: rows may get late values during the wait.
     found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True), table))
     # PostgreSQL would make a join of it, over all rows of the buffer.
-    return found.correlate(items).offset(0).exists()
+    return found.correlate(queue_items).offset(0).exists()
 
 
 def claimable(
@@ -173,7 +281,7 @@ ROW_PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the queue is cheaper than the probes.
 LOWEST_HIT_RATE = 1 / 32
 
-_LOWEST = select(func.min(items.c.seq)).where(in_buffer)
+_LOWEST = select(func.min(queue_items.c.seq)).where(in_buffer)
 
 
 def choose_rows(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int]:
@@ -226,13 +334,13 @@ def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order
     by = (func.random(),) if order == "random" else ORDERS[order]
     count = bindparam(COUNT, type_=BigInteger())
     within = held if order in ("random", "fifo") else held_unindexed
-    found = select(items.c.seq).where(claimable(limits, node, steps, within))
+    found = select(queue_items.c.seq).where(claimable(limits, node, steps, within))
     return found.order_by(*by).limit(count).with_for_update(skip_locked=True)
 
 
 @remembered
 def _among(limits: Eligibility, node: Node, steps: StepLayout) -> Select[Any]:
-    found = select(items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
+    found = select(queue_items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
     return found.with_for_update(skip_locked=True)
 
 
@@ -367,22 +475,22 @@ def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))
     found = select(
-        key.label("key"), items.c.group_seq, items.c.episode_id,
-        func.min(items.c.seq).label("first_seq"), func.count().label("n"),
+        key.label("key"), queue_items.c.group_seq, queue_items.c.episode_id,
+        func.min(queue_items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
         func.sum(is_kept).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
-        func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+        func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
     found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
     found = found.where(key.is_not(None))
-    return found.group_by(key, items.c.group_seq, items.c.episode_id)
+    return found.group_by(key, queue_items.c.group_seq, queue_items.c.episode_id)
 
 
 def excluded(limits: Eligibility) -> Any:
     """Return 1 for a row of the queue that limits exclude, else 0."""
-    return case((limits.is_ineligible(items), 1), else_=0) if limits else literal(0)
+    return case((limits.is_ineligible(queue_items), 1), else_=0) if limits else literal(0)
 
 
 def _key(wanted: ClaimRequest) -> ColumnElement[Any]:
@@ -395,16 +503,16 @@ def _is_named(wanted: ClaimRequest) -> ColumnElement[bool]:
     return is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
 
 
-_FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
+_FIRSTS = select(queue_items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
 
 
 @remembered
 def _rows_of(wanted: ClaimRequest) -> Select[Any]:
     """Select the rows of named groups, locked in the order of their numbers."""
-    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
+    found = select(_key(wanted), queue_items.c.group_seq, queue_items.c.seq).where(
         held_by_key, _is_named(wanted)
     )
-    return found.order_by(unindexed(items.c.seq)).with_for_update(skip_locked=True)
+    return found.order_by(unindexed(queue_items.c.seq)).with_for_update(skip_locked=True)
 
 
 @remembered
@@ -412,7 +520,7 @@ def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
     """Select the groups of the first rows in an order, and their number of these rows."""
     key, order = _key(wanted), ORDERS[wanted.order]
     place = func.row_number().over(order_by=order).label("place")
-    rows = select(key.label("key"), items.c.group_seq, place)
+    rows = select(key.label("key"), queue_items.c.group_seq, place)
     within = held if wanted.order == "fifo" else held_unindexed
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
@@ -423,23 +531,23 @@ def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
 @remembered
 def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
     """Select the rows among some numbers that are the first of their group."""
-    earlier: Any = items.alias("earlier")
+    earlier: Any = queue_items.alias("earlier")
     key = _key(wanted)
     has_earlier = (
         select(1)
         .where(
-            earlier.c.buffer_id == items.c.buffer_id,
+            earlier.c.buffer_id == queue_items.c.buffer_id,
             earlier.c[key.key] == key,
             unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
-            unindexed(earlier.c.seq) < items.c.seq,
-            earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
+            unindexed(earlier.c.seq) < queue_items.c.seq,
+            earlier.c.group_seq.is_not_distinct_from(queue_items.c.group_seq),
             cast(earlier.c.used_up, Integer) == 0,
         )
-        .correlate(items)
+        .correlate(queue_items)
         .offset(0)
         .exists()
     )
-    return select(items.c.seq, key, items.c.group_seq).where(
+    return select(queue_items.c.seq, key, queue_items.c.group_seq).where(
         held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
 

@@ -28,14 +28,13 @@ from sqlbuffer.storage.database.engine import (
     engine_for,
     resolve_url,
 )
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.sqlite import lock_path, writer_lock
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, reading
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
 from sqlbuffer.storage.migrations import required_features
 from sqlbuffer.storage.migrations.required_features import check_postgresql
-from sqlbuffer.storage.schema.tables import schema_info
+from sqlbuffer.storage.schema.metadata import schema_info
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -28,13 +28,11 @@ from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.priorities.blocks import Upkeep, needs_resummary
-from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
-from sqlbuffer.storage.rows.statements import in_order
+from sqlbuffer.storage.priorities.blocks import Upkeep, needs_resummary, priorities, priority_blocks
+from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW, SEQS, in_order
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.schema.expressions import SeqList
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
-from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.weighted_sampling import Weights, weights_of
 
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (

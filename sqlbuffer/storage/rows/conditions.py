@@ -28,9 +28,17 @@ from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.paths import Field
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
 from sqlbuffer.query.tree import Group, Leaf, Node
+from sqlbuffer.storage import labels
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.schema.expressions import (
+    IntegerList,
+    KeyList,
+    Number,
+    NumberList,
+    Real,
+    one_of,
+)
 from sqlbuffer.storage.schema.json_values import (
     json_has_element,
     json_has_key,
@@ -44,14 +52,6 @@ from sqlbuffer.storage.schema.json_values import (
     user_extra,
 )
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.schema.parameters import (
-    IntegerList,
-    KeyList,
-    Number,
-    NumberList,
-    Real,
-    one_of,
-)
 
 Table = Any  # experiences, steps of chunks, the view v_experiences, or an alias of one
 # Columns that the view shows under another name.
@@ -136,7 +136,7 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
 def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     """Return a column of the row, or the late value in its place."""
     if field.is_labelled:
-        return late_values.value_of(column, table)
+        return labels.value_of(column, table)
     own: ColumnElement[Any] = table.c[column]
     return own
 

@@ -4,21 +4,26 @@ A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of co
 position in them gives its part, and neither side ever holds one large value.
 """
 
+import json
+import sqlite3
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from orjson import loads
-from sqlalchemy import Connection, Select, case, func, null
+from sqlalchemy import Column, Connection, Integer, Select, case, func, null
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.codec.decoder import Blob
 from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
 from sqlbuffer.config import BufferConfig
-from sqlbuffer.encoding.packing import Layout, shown_row
+from sqlbuffer.encoding.packing import LENGTH, Layout, item_bytes, shown_row
 from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
@@ -29,15 +34,398 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.database.sqlite import checkpoint_rarely
+from sqlbuffer.storage.database.transactions import driver_of, fetch
+from sqlbuffer.storage.dialects import HEADER, TRAILER, by_database
 from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
-from sqlbuffer.storage.rows import postgresql, sqlite, statements
-from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
-from sqlbuffer.storage.rows.pieces import Piece
-from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.step_parts import StepParts
-from sqlbuffer.storage.rows.stored_rows import PLACES, TASK_ID, Row, with_marks, with_values
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import (
+    PLACES,
+    ROWS,
+    TASK_ID,
+    Row,
+    StepLayout,
+    with_marks,
+    with_values,
+)
+from sqlbuffer.storage.rows.statements import RowSelection
+from sqlbuffer.storage.schema.metadata import BYTES, overlay_table
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+payload_parts = overlay_table(
+    "payload_parts",
+    Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
+    Column("bytes", BYTES, nullable=False, comment="content of the part"),
+    flag="has_parts",
+    flag_comment="rows may have rows in payload_parts",
+    writer_may="INSERT",
+    learner_may="INSERT",
+)
+
+
+class Columns(NamedTuple):
+    """Values of rows in addition to their keys: for each column one value a row.
+
+    Attributes:
+        arrays: Their typed fields, packed.
+        fields: JSON of the fields that conditions can use.
+        reward_t: Their rewards.
+        terminated: True if the episode ended there in a terminal state.
+        truncated: True if the episode was truncated there.
+    """
+
+    arrays: Sequence[Blob]
+    fields: Sequence[str | None]
+    reward_t: Sequence[float | None]
+    terminated: Sequence[bool | None]
+    truncated: Sequence[bool | None]
+
+
+# Stands for `chunk_data.records` in place of a part; `seq` is then the first one of the chunk.
+RECORDS = -1
+
+
+class Piece(NamedTuple):
+    """Bytes in the database: of a part, of `RECORDS`, or of the column `arrays` if it is None."""
+
+    seq: int
+    part: int | None
+    start: int
+    size: int
+
+
+# Parts are read and written once: in the page cache they would replace hot pages, and need the
+# memory of one more copy. Reading is a third faster if cache and chunks fit the processor's own
+# cache.
+READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
+_CHUNK_BYTES = 2**18
+
+# Numbers that the buffer has given: none has more bits.
+_SQLITE_AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
+_SQLITE_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+_SQLITE_BLOCKS = f"""
+SELECT seq, first_seq, start, CASE WHEN size <= :small THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.value AS seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps * (w.value - d.first_seq)
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS start,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq + 1) || ']')
+            - json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS size
+    FROM json_each(:seqs) w CROSS JOIN chunk_data d ON d.key = (
+        SELECT k.key FROM chunk_data k
+        WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | w.value)
+        ORDER BY k.key DESC LIMIT 1)
+    WHERE w.value < d.first_seq + d.n_steps AND length(d.records) > 0
+)"""
+
+
+def _sqlite_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    """Note that the buffer has rows with parts; return the rows that it holds."""
+    connection.exec_driver_sql(
+        "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
+    )
+    found = connection.exec_driver_sql(
+        f"SELECT seq FROM experiences WHERE {_SQLITE_AMONG}",
+        (buffer_id, json.dumps(list(seqs))),
+    )
+    return set(found.scalars())
+
+
+def _sqlite_insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    """Write parts (seq, number, bytes) one after the other."""
+    driver = driver_of(connection)
+    checkpoint_rarely(connection)
+    with small_cache(driver, WRITE_CACHE_KIB):
+        driver.executemany(_SQLITE_INSERT_PART, ((buffer_id, *part) for part in parts))
+
+
+def _sqlite_read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
+
+    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
+    """
+    driver = driver_of(connection)
+    with small_cache(driver, READ_CACHE_KIB):
+        for n, piece in enumerate(pieces):
+            for raw in _read_blob(driver, buffer_id, piece):
+                yield n, raw
+
+
+def _sqlite_read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+
+    Their bytes are not compressed. A block with more than `small_bytes` is None.
+    """
+    values = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "small": small_bytes}
+    blocks: list[tuple[int, int, int, bytes | None]]
+    blocks = driver_of(connection).execute(_SQLITE_BLOCKS, values).fetchall()
+    return blocks
+
+
+@contextmanager
+def small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+    """Limit the page cache of a connection for a while."""
+    ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
+    driver.execute(f"PRAGMA cache_size = -{size_kib}")
+    try:
+        yield
+    finally:
+        # An interrupt has closed the connection; its error must be the one that is raised.
+        with suppress(sqlite3.ProgrammingError):
+            driver.execute(f"PRAGMA cache_size = {int(size)}")
+
+
+def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
+    """Yield a piece in chunks, or nothing if it is missing; the rest of its value is not read."""
+    table, column, condition, key = _place_of(piece)
+    statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
+    found = driver.execute(statement, (buffer_id, *key)).fetchone()
+    if found is None:
+        return
+    with driver.blobopen(table, column, found[0], readonly=True) as blob:
+        left = min(piece.size, max(0, len(blob) - piece.start))
+        blob.seek(min(piece.start, len(blob)))
+        while left > 0:
+            raw: bytes = blob.read(min(left, _CHUNK_BYTES))
+            left -= len(raw)
+            yield raw
+
+
+def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
+    """Return the table, the column, the condition on the key, and the key of a piece's value."""
+    if piece.part is None:
+        return "experiences", "arrays", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
+    if piece.part == RECORDS:
+        return "chunk_data", "records", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
+    return (
+        "payload_parts",
+        "bytes",
+        "buffer_id = ? AND seq = ? AND part = ?",
+        (piece.seq, piece.part),
+    )
+
+
+_POSTGRESQL_COPY_PARTS = (
+    "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
+)
+_POSTGRESQL_PART_HEAD = struct.Struct(">hiiiqiii")
+# Each piece is looked up alone, by the primary key, with any statistics of the table. COPY sends
+# pieces while the client copies earlier ones: half the time of a select for each few.
+_POSTGRESQL_PIECES = (
+    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
+    "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
+    "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
+    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
+)
+_POSTGRESQL_PIECE_HEAD = struct.Struct(">hiii")
+_POSTGRESQL_PARTS = _POSTGRESQL_PIECES.format(
+    "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
+)
+_POSTGRESQL_ARRAYS = _POSTGRESQL_PIECES.format(
+    "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
+)
+_POSTGRESQL_RECORDS = _POSTGRESQL_PIECES.format(
+    "SELECT records AS bytes FROM chunk_data WHERE buffer_id = %s AND first_seq = w.seq"
+)
+_POSTGRESQL_BLOCKS = """
+SELECT seq, first_seq, start, CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps * d.place
+        ELSE d.offsets[d.place + 1]::integer END AS start,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps
+        ELSE (d.offsets[d.place + 2] - d.offsets[d.place + 1])::integer END AS size
+    FROM unnest(%(seqs)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+        SELECT (w.seq - c.first_seq)::integer AS place, c.* FROM chunk_data c
+        WHERE c.buffer_id = %(id)s AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256
+        ORDER BY c.first_seq DESC LIMIT 1
+    ) d
+    WHERE d.place < d.n_steps AND octet_length(d.records) > 0
+    OFFSET 0
+) s"""
+
+
+def _postgresql_read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+
+    Their bytes are not compressed. A block with more than `small_bytes` is None.
+    """
+    values = {"id": buffer_id, "seqs": list(seqs), "small": small_bytes}
+    with driver_of(connection).cursor(binary=True) as cursor:
+        blocks: list[tuple[int, int, int, bytes | None]] = cursor.execute(
+            _POSTGRESQL_BLOCKS, values
+        ).fetchall()
+        return blocks
+
+
+def _postgresql_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    """Note that the buffer has rows with parts; return the rows that it holds."""
+    statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
+    ((held,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
+    return set(held)
+
+
+def _postgresql_insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    """Write parts (seq, number, bytes) one after the other."""
+    with driver_of(connection).cursor() as cursor, cursor.copy(_POSTGRESQL_COPY_PARTS) as copy:
+        copy.write(HEADER)
+        for seq, number, part in parts:
+            copy.write(_POSTGRESQL_PART_HEAD.pack(4, 4, buffer_id, 8, seq, 4, number, len(part)))
+            copy.write(part)
+        copy.write(TRAILER)
+
+
+def _postgresql_read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
+
+    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
+    """
+    seqs, parts, starts, sizes = zip(*pieces, strict=True)
+    statement = {None: _POSTGRESQL_ARRAYS, RECORDS: _POSTGRESQL_RECORDS}.get(
+        parts[0], _POSTGRESQL_PARTS
+    )
+    values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
+    with driver_of(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
+        for n, row in enumerate(copy):
+            found = memoryview(row)[len(HEADER) if n == 0 else 0 :]
+            if len(found) >= _POSTGRESQL_PIECE_HEAD.size:
+                _, _, index, _ = _POSTGRESQL_PIECE_HEAD.unpack_from(found)
+                yield index, found[_POSTGRESQL_PIECE_HEAD.size :]
+
+
+# A smaller block is read whole: a statement for each of its parts would cost more.
+SMALL_BLOCK = 65_536
+# Fields with at most this distance are read together: TOAST has chunks of 2 kB.
+_NEAR_BYTES = 4_096
+
+read_pieces = by_database(sqlite=_sqlite_read_pieces, postgresql=_postgresql_read_pieces)
+read_blocks = by_database(sqlite=_sqlite_read_blocks, postgresql=_postgresql_read_blocks)
+
+
+class _Block(NamedTuple):
+    """The block of a step: where it is in `chunk_data.records`, and a small one itself."""
+
+    seq: int
+    first_seq: int
+    start: int
+    small: bytes | None
+
+
+class StepParts:
+    """Reads some typed fields of steps whose bytes are not compressed.
+
+    The bytes of a step are its record, and behind it the values of varying length one after the
+    other. Where such a value begins depends on the lengths in the record.
+
+    Args:
+        layout: The typed fields of the buffer.
+        names: The fields to read, in the order of the layout.
+
+    Attributes:
+        layout: The layout of the bytes that are returned.
+    """
+
+    def __init__(self, layout: Layout, names: Sequence[str]) -> None:
+        self.layout = Layout({name: layout.specs[name] for name in names})
+        self._whole = layout
+        offsets = {name: field[1] for name, field in (layout.record.fields or {}).items()}
+        varying = [spec for spec in layout.specs.values() if spec.is_variable]
+        last = max((i for i, spec in enumerate(varying) if spec.name in names), default=-1)
+        self._varying = varying[: last + 1]
+        heads = {*names, *(spec.name for spec in self._varying)}
+        self._heads = [
+            (offsets[name], layout.record[name].itemsize) for name in layout.specs if name in heads
+        ]
+        self._head_names = [name for name in layout.specs if name in heads]
+
+    def read(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Any]:
+        """Return the bytes of steps in `layout`; None for a step that is not in a chunk."""
+        blocks = [_Block(*row) for row in read_blocks(connection, buffer_id, seqs, SMALL_BLOCK)]
+        heads = self._read(connection, buffer_id, blocks, [self._heads] * len(blocks))
+        tails = [self._tails(head) for head in heads]
+        values = self._read(connection, buffer_id, blocks, tails)
+        steps = {
+            block.seq: b"".join([*self._wanted_heads(head), *tail])
+            for block, head, tail in zip(blocks, heads, values, strict=True)
+        }
+        return [steps.get(seq) for seq in seqs]
+
+    def _wanted_heads(self, head: Sequence[bytes]) -> Iterator[bytes]:
+        for name, value in zip(self._head_names, head, strict=True):
+            if name in self.layout.specs:
+                yield value
+
+    def _tails(self, head: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Return where the wanted values of varying length are in a block, and their sizes."""
+        lengths = dict(zip(self._head_names, head, strict=True))
+        sizes = [
+            int(np.frombuffer(lengths[spec.name], LENGTH)[0]) * item_bytes(spec)
+            for spec in self._varying
+        ]
+        starts = accumulate(sizes, initial=self._whole.size_bytes)
+        return [
+            (start, size)
+            for spec, start, size in zip(self._varying, starts, sizes, strict=False)
+            if spec.name in self.layout.specs
+        ]
+
+    def _read(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        blocks: Sequence[_Block],
+        ranges: Sequence[Sequence[tuple[int, int]]],
+    ) -> list[list[bytes]]:
+        """Return the bytes of (start, size) ranges of each block, in their order."""
+        pieces: list[Piece] = []
+        of_blocks: list[tuple[int, int]] = []  # block, start in the block
+        for i, (block, own) in enumerate(zip(blocks, ranges, strict=True)):
+            if block.small is None:
+                for start, end in _runs(own):
+                    pieces.append(Piece(block.first_seq, RECORDS, block.start + start, end - start))
+                    of_blocks.append((i, start))
+        runs: list[dict[int, bytes]] = [{} for _ in blocks]
+        if pieces:
+            found = read_pieces(connection, buffer_id, pieces)
+            for n, parts in groupby(found, itemgetter(0)):
+                i, start = of_blocks[n]
+                runs[i][start] = b"".join(raw for _, raw in parts)
+        return [
+            [_part(block, own, start, size) for start, size in wanted]
+            for block, own, wanted in zip(blocks, runs, ranges, strict=True)
+        ]
+
+
+def _part(block: _Block, runs: dict[int, bytes], start: int, size: int) -> bytes:
+    if block.small is not None:
+        return block.small[start : start + size]
+    first = max((first for first in runs if first <= start), default=start)
+    return runs.get(first, b"")[start - first : start - first + size]
+
+
+def _runs(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the (start, end) of ranges, those that are near to each other as one."""
+    runs: list[tuple[int, int]] = []
+    for start, size in sorted(ranges):
+        if runs and start <= runs[-1][1] + _NEAR_BYTES:
+            runs[-1] = runs[-1][0], max(runs[-1][1], start + size)
+        elif size:
+            runs.append((start, start + size))
+    return runs
+
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -52,9 +440,8 @@ MAX_INLINE_BYTES = 900_000_000
 _FIRST_STEPS, _MORE_STEPS = 16, 8
 
 
-keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_parts)
-insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
-read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
+keep_parts = by_database(sqlite=_sqlite_keep_parts, postgresql=_postgresql_keep_parts)
+insert_parts = by_database(sqlite=_sqlite_insert_parts, postgresql=_postgresql_insert_parts)
 
 _ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
 _EXTRA_ARRAYS_SIZE = itemgetter(PLACES["extra"], _ARRAYS, _SIZE)
@@ -405,7 +792,7 @@ class Payloads:
             elif self._read:
                 plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
             else:
-                plan = _part(row, self._wanted)
+                plan = _plan_of_parts(row, self._wanted)
             total += plan.size
             if plans and most_bytes is not None and total > most_bytes:
                 break
@@ -492,7 +879,7 @@ def _is_ready(row: Row, wanted: SelectedFields) -> bool:
     )
 
 
-def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
+def _plan_of_parts(row: Row, wanted: SelectedFields) -> ReadPlan:
     """Return the plan of a row with the wanted part of its JSON, which refers to the read bytes."""
     trees = _wanted_trees(row, wanted)
     found = [each for tree in trees.values() for each in references(tree) if each[-1]]

@@ -1,5 +1,6 @@
 """Delete many rows in statements of a limited size."""
 
+import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +13,13 @@ from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.changes import log_change
+from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.rows import postgresql, sqlite, statements
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 
 class SeqRuns:
@@ -82,8 +87,108 @@ _LAST_CHUNK = select(func.max(chunks.c.first_seq)).where(
     chunks.c.first_seq.between(_SEQ - MOST_STEPS + 1, _SEQ),
 )
 
-remove_rows = by_database(sqlite=sqlite.remove_rows, postgresql=postgresql.remove_rows)
-remove_episodes = by_database(sqlite=sqlite.remove_episodes, postgresql=postgresql.remove_episodes)
+# The triggers of deleted rows log only the deletions that the library does not log itself.
+_BEGIN_DELETING = (
+    "UPDATE buffers SET is_deleting = 1 WHERE id = ? RETURNING has_chunks, has_followers, "
+    "(SELECT low_seq FROM v_windows WHERE buffer_id = buffers.id)"
+)
+_END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
+# Each episode is looked up alone, by its key, with any statistics of the tables.
+_REMOVE_EPISODES = (
+    "SELECT e.id, e.task_id, e.status, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
+    "FROM unnest(%s::text[], %s::text[]) AS k(key, task) CROSS JOIN LATERAL ("
+    "SELECT x.id, x.task_id, x.status, x.buffer_id FROM episodes x "
+    "WHERE x.buffer_id = %s AND x.key = k.key AND x.task_id = k.task OFFSET 0) AS e"
+)
+
+
+def sqlite_remove_rows(
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    origin: str | None = None,
+    *,
+    evicted: bool = False,
+) -> int:
+    """Delete rows or steps, and log those inside the window; return how many existed.
+
+    Triggers clean the narrow tables.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: The rows.
+        origin: The opener that deletes them.
+        evicted: They leave because the buffer is full, which is logged for followers alone.
+    """
+    if not seqs:
+        return 0
+    found = connection.exec_driver_sql(_BEGIN_DELETING, (buffer_id,)).one_or_none()
+    # A buffer that is being dropped has no row any more.
+    has_chunks, has_followers, low = (False, False, 0) if found is None else found
+    if has_chunks:
+        n_removed = remove_steps(connection, buffer_id, seqs)
+    else:
+        n_removed = connection.exec_driver_sql(
+            "DELETE FROM experiences "
+            f"WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        ).rowcount
+    connection.exec_driver_sql(_END_DELETING, (buffer_id,))
+    if found is not None and (has_followers or not evicted):
+        inside = [seq for seq in seqs if seq > low]
+        log_change(connection, buffer_id, "deleted", inside, origin)
+    return n_removed
+
+
+def _postgresql_remove_rows(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], origin: str | None = None
+) -> int:
+    """Delete rows, with their rows in narrow tables; return how many existed.
+
+    Deletions inside the window are logged.
+    """
+    statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[], false, %s::uuid)"
+    ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs), origin))
+    return int(n_removed)
+
+
+def _sqlite_remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    driver = driver_of(connection)
+    select = (
+        "SELECT id, task_id, status FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?"
+    )
+    remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?"
+    forget = "DELETE FROM rollout_stats WHERE buffer_id = ? AND task_id = ? AND episode_id = ?"
+    found = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
+    for id_, task, _ in found:
+        driver.execute(remove, (buffer_id, id_))
+        driver.execute(forget, (buffer_id, task, id_))
+    return found
+
+
+def _postgresql_remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes, with the rows of their steps in other tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    given = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
+    found = driver_of(connection).execute(_REMOVE_EPISODES, given).fetchall()
+    return [(id_, task, status) for id_, task, status, _ in found]
+
+
+remove_rows = by_database(sqlite=sqlite_remove_rows, postgresql=_postgresql_remove_rows)
+remove_episodes = by_database(
+    sqlite=_sqlite_remove_episodes, postgresql=_postgresql_remove_episodes
+)
 
 
 def remove_where(

@@ -1,11 +1,13 @@
-"""Selects over one buffer, the same for both databases."""
+"""Selects over one buffer, the same for both databases, and the columns that they read."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    Connection,
     Integer,
     Select,
     Text,
@@ -24,11 +26,18 @@ from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility import (
+    NO_LIMITS,
+    Eligibility,
+    EligibilityKind,
+    hold_by_parameters,
+)
 from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, unindexed
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_one_of
-from sqlbuffer.storage.schema.planner import unindexed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -225,3 +234,99 @@ def has_no_row(
 def matching_tasks(where: ColumnElement[bool], steps: Any) -> Select[Any]:
     """Select each task with a matching step, once."""
     return select(steps.c.task_id).where(where).group_by(steps.c.task_id)
+
+
+# Returns the condition for a step of a table of steps to be a key of a form.
+IsKey = Callable[[Any], ColumnElement[bool]]
+
+BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Columns that are read of each candidate.
+
+    Attributes:
+        columns: The columns of its row, `seq` first.
+        with_late: Function that puts values that were given late into rows that were selected:
+            `with_late(connection, rows)`. What `read` returns has them.
+        complete: Function that adds the bytes in other tables to the chosen rows.
+        read: Function that reads steps of chunks by their numbers, in place of `columns`:
+            `read(connection, seqs, has_labels, has_deleted)`.
+    """
+
+    columns: Sequence[Any]
+    with_late: Callable[[Connection, list[Any]], list[Any]]
+    complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
+    read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
+
+    def statement(self, node: Node, limits: Eligibility = NO_LIMITS) -> Any:
+        """Return the select of rows by the parameters `seqs` and `buffer_id`.
+
+        The limits' own parameters must be given too.
+
+        Args:
+            node: The condition.
+            limits: Limits that rows must meet.
+        """
+        return self._built(node, limits.kind)
+
+    def by_number(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        *,
+        has_labels: bool,
+        has_deleted: bool,
+    ) -> list[Any]:
+        """Return the rows, or the steps of chunks, that have some numbers and are there.
+
+        Args:
+            connection: The transaction.
+            buffer_id: The buffer.
+            seqs: The numbers.
+            has_labels: Read values that were given late.
+            has_deleted: Steps of chunks may have been deleted.
+        """
+        if self.read is not None:
+            return self.read(connection, seqs, has_labels, has_deleted)
+        rows = fetch(connection, self.statement(EVERYTHING), {BUFFER_ID: buffer_id, SEQS: seqs})
+        return self.with_late(connection, rows) if has_labels else rows
+
+    @cached_property
+    def _built(self) -> Callable[[Node, EligibilityKind], Any]:
+        return remembered(self._build)
+
+    def _build(self, node: Node, kind: EligibilityKind) -> Any:
+        return select(*self.columns).where(*_among(node, kind, *ROWS.at(_BUFFER_ID, _SEQS)))
+
+
+@remembered
+def matching_numbers(
+    node: Node, kind: EligibilityKind, is_key: IsKey | None, steps: StepLayout
+) -> Any:
+    """Return the select of `seq` of those steps among the parameter `seqs` that match.
+
+    The parameters are those of `RowSelection.statement`.
+
+    Args:
+        node: The condition.
+        kind: Which limits steps must meet.
+        is_key: Makes a further condition.
+        steps: How the steps are stored.
+    """
+    table, is_one = steps.at(_BUFFER_ID, _SEQS)
+    wanted = _among(node, kind, table, is_one)
+    if is_key is not None:
+        wanted.append(is_key(table))
+    return select(table.c.seq).where(*wanted)
+
+
+_BUFFER_ID = bindparam(BUFFER_ID, type_=Integer())
+_SEQS = bindparam(SEQS, type_=SeqList())
+
+
+def _among(node: Node, kind: EligibilityKind, table: Any, is_one: Any) -> list[Any]:
+    held = hold_by_parameters(kind, table, _BUFFER_ID, _SEQS)
+    return [compile_condition(node, table), is_one, *held]

@@ -38,17 +38,10 @@ from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
-from sqlbuffer.storage.rows.row_selection import (
-    BUFFER_ID,
-    SEQS,
-    IsKey,
-    RowSelection,
-    matching_numbers,
-)
-from sqlbuffer.storage.rows.stored_rows import PLACES
+from sqlbuffer.storage.rows.layouts import PLACES, ROWS, StepLayout
+from sqlbuffer.storage.rows.statements import BUFFER_ID, SEQS, IsKey, RowSelection, matching_numbers
 from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
-from sqlbuffer.storage.schema.parameters import SeqList
+from sqlbuffer.storage.schema.expressions import SeqList
 from sqlbuffer.weighted_sampling import Weights
 
 

@@ -41,7 +41,7 @@ from sqlbuffer.storage.chunks.slices import (
 )
 from sqlbuffer.storage.marks import LateValues, Marks, late_values
 from sqlbuffer.storage.rows.layouts import StepLayout
-from sqlbuffer.storage.rows.row_selection import IsKey
+from sqlbuffer.storage.rows.statements import IsKey
 
 
 @dataclass(frozen=True, eq=False)

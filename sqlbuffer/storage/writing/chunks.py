@@ -23,12 +23,11 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import clean_after_write, select_window
 from sqlbuffer.storage.buffers.writes import WriteOnce
-from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
-from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
+from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import UniqueViolation
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
     EpisodeKey,
     StepPlace,
@@ -42,7 +41,7 @@ from sqlbuffer.storage.episodes import (
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.schema.number_keys import is_numbered
-from sqlbuffer.storage.writing import postgresql, sqlite
+from sqlbuffer.storage.writing.inserts import after_chunks, reserve_steps
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def listed(values: Any) -> Any:
     return json.loads(values) if isinstance(values, str) else values
 
 
-held_ids = by_database(sqlite=chunks_sqlite.held_ids, postgresql=chunks_postgresql.held_ids)
+held_ids = by_database(sqlite=sqlite.held_ids, postgresql=postgresql.held_ids)
 
 # The id of a step without a given one: that of its chunk, and its place there.
 _MADE_ID = re.compile(r"(.{36})/(0|[1-9]\d{0,2})")
@@ -406,12 +405,8 @@ class StepOutcomes:
         return f"{chunk.episode_key}/{(chunk.t or 0) + place}"
 
 
-reserve_steps = by_database(sqlite=sqlite.reserve_steps, postgresql=postgresql.reserve_steps)
-insert_numbered = by_database(
-    sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
-)
-insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
-after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
+insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql.insert_chunks)
+insert_ids = by_database(sqlite=sqlite.insert_ids, postgresql=postgresql.insert_ids)
 
 _EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
 
