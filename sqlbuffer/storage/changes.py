@@ -152,8 +152,8 @@ def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str
     oldest, _, running = position.split(":")
     if running.startswith("?"):
         position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`
-    found = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
-    return found is not None and bool(found[0])
+    row = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
+    return row is not None and bool(row[0])
 
 
 Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
@@ -262,13 +262,15 @@ class Follower:
 
     @property
     def _is_own(self) -> ColumnElement[bool]:
-        own = followers.c
-        return (own.buffer_id == self._buffer.info.id) & (own.follower_id == self.id)
+        follower = followers.c
+        return (follower.buffer_id == self._buffer.info.id) & (follower.follower_id == self.id)
 
     @property
     def _live_until(self) -> ColumnElement[Any]:
         return in_seconds(literal(self._live_s))
 
     def _flag(self, connection: Connection, value: bool) -> None:
-        own = update(buffers).where(buffers.c.id == self._buffer.info.id)
-        connection.execute(own.where(buffers.c.has_followers != value).values(has_followers=value))
+        statement = update(buffers).where(buffers.c.id == self._buffer.info.id)
+        connection.execute(
+            statement.where(buffers.c.has_followers != value).values(has_followers=value)
+        )

@@ -30,7 +30,7 @@ from sqlbuffer.storage.sampling.form_reader import FormReader
 from sqlbuffer.storage.sampling.slice_table import SliceReading
 from sqlbuffer.storage.use_counts import (
     ClaimKind,
-    Found,
+    DrawnItems,
     LogEntry,
     SamplingSession,
     SamplingSessions,
@@ -88,10 +88,10 @@ class BatchDraws:
         """
         self.own_writes.catch_up()
         with self._source.candidates(node, columns, sampled=True) as candidates:
-            found = choose(candidates)
+            drawn = choose(candidates)
         self._find_eligible_low(candidates)
         self._expiry.run_if_due()
-        return found
+        return drawn
 
     def _find_eligible_low(self, candidates: Candidates) -> None:
         """Find the first row that may be sampled, if a draw found only few such rows."""
@@ -103,8 +103,8 @@ class BatchDraws:
             epoch = server_epoch(buffer.engine)
             settled = settled_seq(buffer.engine, buffer.watermark)
             with snapshot(buffer.engine, self._source.window_query) as connection:
-                for now in answer(connection):
-                    restrictions.look(connection, SampledWindow(*now), settled, epoch)
+                for row in answer(connection):
+                    restrictions.look(connection, SampledWindow(*row), settled, epoch)
 
     @contextmanager
     def session(self, sampler: RowStrategy | TaskStrategy, n: int) -> Iterator[SamplingSession]:
@@ -158,11 +158,13 @@ class BatchDraws:
         if n == 0 or not self._sessions.uses.is_on:
             return self.draw(node, partial(choose, n=n, is_first=True), columns)
 
-        def found(n: int, is_first: bool) -> Found[T]:
-            def chosen(candidates: Candidates) -> Found[T]:
+        def found(n: int, is_first: bool) -> DrawnItems[T]:
+            def chosen(candidates: Candidates) -> DrawnItems[T]:
                 content = choose(candidates, n, is_first)
                 units, probabilities = kind.units(content), kind.probabilities(content)
-                return Found(content, units, candidates.clock, candidates.window_low, probabilities)
+                return DrawnItems(
+                    content, units, candidates.clock, candidates.window_low, probabilities
+                )
 
             return self.draw(node, chosen, columns)
 
@@ -264,24 +266,24 @@ class BatchDraws:
         def choose(candidates: Candidates, n: int, is_first: bool) -> list[list[Row]]:
             # Each draw starts again: the sampler cannot leave out the tasks that it drew before.
             chosen, limits = sampler.choose_tasks(candidates, most), candidates.limits.of_steps
-            found = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
-            return [rows for rows in found.values() if rows]
+            rows_by_task = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
+            return [rows for rows in rows_by_task.values() if rows]
 
         with self.session(sampler, n) as session:
             tasks = self._counted(session, sampler, n, node, None, choose, TASKS, least)
             session.n_rows = sum(map(len, tasks))
         return tasks, session.batch_id
 
-    def logged_batch(self, batch: Batch, clock: int | None, what: str) -> Batch:
+    def logged_batch(self, batch: Batch, clock: int | None, sampler: str) -> Batch:
         """Return a batch that no sampler drew, with its number in the sample log if it is logged.
 
         Args:
             batch: The batch.
             clock: The buffer's clock when the batch was read.
-            what: Name in the log in place of a sampler.
+            sampler: Name in the log in place of a sampler.
         """
         seqs = batch.info["seq"].tolist()
-        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(what)))
+        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(sampler)))
 
     def return_batch(self, batch: Batch) -> None:
         """Undo the counts and the log entry of a batch that is not returned."""

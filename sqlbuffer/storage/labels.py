@@ -147,24 +147,26 @@ def in_force(history: Mapping[int, Label]) -> Label:
     return reduce(joined, (history[version] for version in sorted(history))) if history else Label()
 
 
-def labelled_extra(own: str | None, label: Label) -> str | None:
+def labelled_extra(extra: str | None, label: Label) -> str | None:
     """Return the JSON of a row's extra with the late keys merged in; None if its own is unchanged.
 
     The tag of a number that the column cannot hold, such as a reward of NaN, is removed if the
     number was given late.
 
     Args:
-        own: The row's own extra, as stored.
+        extra: The row's own extra, as stored.
         label: The merged label of the row.
     """
-    tree: dict[str, Any] = {} if own is None else orjson.loads(own)
+    tree: dict[str, Any] = {} if extra is None else orjson.loads(extra)
     tags = tree.pop(_REALS, None)
-    left = {name: tag for name, tag in (tags or {}).items() if getattr(label, name, None) is None}
-    if label.extra is None and left == (tags or {}):
+    tags_left = {
+        name: tag for name, tag in (tags or {}).items() if getattr(label, name, None) is None
+    }
+    if label.extra is None and tags_left == (tags or {}):
         return None
-    is_none = tree.pop(_NONE, own is None) and label.extra is None
+    is_none = tree.pop(_NONE, extra is None) and label.extra is None
     merged = {_NONE: True} if is_none else _merged(tree, label.extra or {})
-    return dumps({**merged, _REALS: left} if left or is_none else merged)
+    return dumps({**merged, _REALS: tags_left} if tags_left or is_none else merged)
 
 
 def _merged(tree: dict[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,8 +174,10 @@ def _merged(tree: dict[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
         return {**tree, **late}
     # A dict with keys that are not text is a list of pairs.
     pairs = [[tag_text(unescape_key(key)), value] for key, value in late.items()]
-    given = [key for key, _ in pairs]
-    return {_PAIRS: sorted([*(p for p in tree[_PAIRS] if p[0] not in given), *pairs], key=dumps)}
+    late_keys = [key for key, _ in pairs]
+    return {
+        _PAIRS: sorted([*(p for p in tree[_PAIRS] if p[0] not in late_keys), *pairs], key=dumps)
+    }
 
 
 class LabelColumns(NamedTuple):
@@ -259,14 +263,14 @@ class merged_fields(FunctionElement[Any]):
 
 @compiles(merged_fields, "postgresql")
 def _pg_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
-    own, late = processed(element, compiler, kw)
-    return f"coalesce({own} || {late}, {own}, {late})"
+    stored, late = processed(element, compiler, kw)
+    return f"coalesce({stored} || {late}, {stored}, {late})"
 
 
 @compiles(merged_fields, "sqlite")
 def _sqlite_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
-    own, late = processed(element, compiler, kw)
-    return f"coalesce(json_patch({own}, {late}), {own}, {late})"
+    stored, late = processed(element, compiler, kw)
+    return f"coalesce(json_patch({stored}, {late}), {stored}, {late})"
 
 
 def value_of(name: str, table: Any) -> ColumnElement[Any]:
@@ -346,7 +350,7 @@ def _sqlite_write_labels(
     buffer_id: int,
     version: int,
     seqs: Sequence[int],
-    given: LabelColumns,
+    label_columns: LabelColumns,
     merged: LabelColumns,
     is_new: bool,
     is_first: bool,
@@ -358,14 +362,14 @@ def _sqlite_write_labels(
         buffer_id: The buffer.
         version: The version.
         seqs: The rows, in ascending order.
-        given: Values of this version.
+        label_columns: Values of this version.
         merged: Values of all versions; `extra` is the row's own one with the late keys.
         is_new: No row has values of this version yet.
         is_first: No row has values of any version.
     """
     if seqs:
         n = len(seqs)
-        noted = zip([buffer_id] * n, [version] * n, seqs, *given, strict=True)
+        noted = zip([buffer_id] * n, [version] * n, seqs, *label_columns, strict=True)
         connection.exec_driver_sql(_SQLITE_NOTE_LABEL, list(noted))
         keys = [buffer_id << NUMBER_BITS | seq for seq in seqs]
         labels = zip(keys, [buffer_id] * n, seqs, *merged, strict=True)
@@ -428,7 +432,7 @@ def _postgresql_write_labels(
     buffer_id: int,
     version: int,
     seqs: Sequence[int],
-    given: LabelColumns,
+    label_columns: LabelColumns,
     merged: LabelColumns,
     is_new: bool,
     is_first: bool,
@@ -440,10 +444,10 @@ def _postgresql_write_labels(
     driver = driver_of(connection)
     if is_new:
         head = struct.pack(">hiiiq", 8, 4, buffer_id, 8, version)
-        _postgresql_copy(connection, "label_history (buffer_id, version", head, seqs, given)
+        _postgresql_copy(connection, "label_history (buffer_id, version", head, seqs, label_columns)
     else:
         driver.execute(
-            _POSTGRESQL_NOTE_LABELS, (buffer_id, version, *_postgresql_arrays(seqs, given))
+            _POSTGRESQL_NOTE_LABELS, (buffer_id, version, *_postgresql_arrays(seqs, label_columns))
         )
     if is_first:
         head = struct.pack(">hii", 7, 4, buffer_id)
@@ -610,15 +614,15 @@ def _finite(name: str, array: Any) -> list[float]:
     with np.errstate(over="ignore"):
         reals = array.astype(np.float64) + 0.0  # no -0.0
     _check_finite(name, reals)
-    found: list[float] = reals.tolist()
-    return found
+    numbers: list[float] = reals.tolist()
+    return numbers
 
 
 def _check_finite(name: str, reals: NDArray[Any]) -> None:
     wrong = np.flatnonzero(~np.isfinite(reals))
     if len(wrong):
-        at = f"{name}[{wrong[0]}]" if len(reals) > 1 else name
-        raise FieldError(f"{at}: expected a finite number, got {reals[wrong[0]]}")
+        place = f"{name}[{wrong[0]}]" if len(reals) > 1 else name
+        raise FieldError(f"{place}: expected a finite number, got {reals[wrong[0]]}")
 
 
 def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:
@@ -632,7 +636,7 @@ def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:
         )
     if len(extra) != n:
         raise FieldError(f"extra: expected {n} dicts or one, got {len(extra)}")
-    return [_tree(each, f"extra[{i}]") for i, each in enumerate(extra)]
+    return [_tree(tree, f"extra[{i}]") for i, tree in enumerate(extra)]
 
 
 def _tree(extra: Any, path: str) -> dict[str, Any]:
@@ -668,17 +672,17 @@ _given = label_history.c
 def _held(steps_at: StepsAt) -> Select[Any]:
     """Select the steps of some numbers that are there, with what labels change of them."""
     table, is_one = steps_at(_OF, _SEQS)
-    own = table.c
+    step = table.c
     # The payload is only read if needed: rows with tags are rare.
-    is_tagged = json_kind(own.extra, stored_path=("$reals",)).is_not(None)
+    is_tagged = json_kind(step.extra, stored_path=("$reals",)).is_not(None)
     with_extra = is_tagged | bindparam("with_extra", type_=buffers.c.has_labels.type)
     return select(
-        own.seq,
-        own.task_id,
-        own.episode_id,
-        own.reward_t,
-        case((with_extra, own.extra)).cast(Text),
-    ).where(is_one, unindexed(own.seq) > bindparam("low", type_=BigInteger()))
+        step.seq,
+        step.task_id,
+        step.episode_id,
+        step.reward_t,
+        case((with_extra, step.extra)).cast(Text),
+    ).where(is_one, unindexed(step.seq) > bindparam("low", type_=BigInteger()))
 
 
 _HISTORY = select(
@@ -797,20 +801,22 @@ class Labelling:
     def _holds_any(self, connection: Connection, seqs: Sequence[int], low: int) -> bool:
         """Return True if any of the rows exists."""
         for chunk in _chunks(seqs):
-            wanted = bindparam(None, chunk, SeqList())
-            table, is_one = self._steps_at(literal(self.buffer.info.id), wanted)
-            own = select(table.c.seq).where(is_one, unindexed(table.c.seq) > low).limit(1)
-            if connection.execute(own).first() is not None:
+            listed = bindparam(None, chunk, SeqList())
+            table, is_one = self._steps_at(literal(self.buffer.info.id), listed)
+            statement = select(table.c.seq).where(is_one, unindexed(table.c.seq) > low).limit(1)
+            if connection.execute(statement).first() is not None:
                 return True
         return False
 
     def _begin_labels(self, connection: Connection, window: BufferWindow) -> None:
-        own = buffers.c.id == self.buffer.info.id
+        is_buffer = buffers.c.id == self.buffer.info.id
         if not window.has_labels:
-            connection.execute(update(buffers).where(own).values(has_labels=True))
+            connection.execute(update(buffers).where(is_buffer).values(has_labels=True))
         elif window.evict_by != "row":
             # A process that evicts there holds this lock as well, and then episodes and labels.
-            connection.execute(select(buffers.c.id).where(own).with_for_update(key_share=True))
+            connection.execute(
+                select(buffers.c.id).where(is_buffer).with_for_update(key_share=True)
+            )
 
     def _highest_version(self, connection: Connection, seqs: Sequence[int]) -> int:
         """Return the highest version of the rows; below all versions if they have none."""
@@ -863,10 +869,10 @@ class Labelling:
             change = _change(reward, present.reward_t, label.reward_t)
             if change is not None:
                 changes.setdefault((task, episode or 0), []).append(change)
-        given = columns_of([said[seq] for seq in seqs])
+        columns = columns_of([said[seq] for seq in seqs])
         now = columns_of([merged[seq] for seq in seqs])._replace(extra=extras)
         is_first = is_new and not before
-        write_labels(connection, self.buffer.info.id, version, seqs, given, now, is_new, is_first)
+        write_labels(connection, self.buffer.info.id, version, seqs, columns, now, is_new, is_first)
         log_change(connection, self.buffer.info.id, "labelled", seqs, self.buffer.origin)
         return seqs
 
@@ -888,14 +894,14 @@ class Labelling:
     def _change_returns(
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
-        of_episodes = {episode: own for (_, episode), own in changes.items() if episode}
+        of_episodes = {episode: rewards for (_, episode), rewards in changes.items() if episode}
         # In the order in which writers end several episodes.
         ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
         rows = []
         for chunk in _chunks(sorted(of_episodes)):
             numbers = bindparam(None, chunk, SeqList())
-            found = ordered.where(is_number_of(episodes.c.id, numbers))
-            ids = connection.execute(found.with_for_update(key_share=True)).scalars()
+            of_buffer = ordered.where(is_number_of(episodes.c.id, numbers))
+            ids = connection.execute(of_buffer.with_for_update(key_share=True)).scalars()
             rows += [{"of_episode": id_, "change": math.fsum(of_episodes[id_])} for id_ in ids]
         if rows:
             connection.execute(_RETURN, rows)
@@ -923,15 +929,15 @@ def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
     return (seqs[start : start + ROWS_AT_ONCE] for start in range(0, len(seqs), ROWS_AT_ONCE))
 
 
-def _change(own: float | None, before: float | None, now: float | None) -> float | None:
+def _change(stored: float | None, before: float | None, now: float | None) -> float | None:
     """Return the change of a row's reward; None if it does not change, or if the row has none.
 
     Args:
-        own: The row's own reward.
+        stored: The row's own reward.
         before: The late reward before.
         now: The late reward now.
     """
-    held = own if before is None else before
+    held = stored if before is None else before
     if now is None or now == held:
         return None
     if held is None:

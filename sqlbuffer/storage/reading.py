@@ -102,8 +102,8 @@ class RowQueries:
                     return self._count_all(connection, window, settled)
                 named = None if buffer.info.has_chunks else statements.named(node)
                 if named is not None:
-                    given = self._naming(window.low, named[1])
-                    return int(connection.execute(_COUNT_NAMED[named[0]], given).scalar_one())
+                    parameters = self._naming(window.low, named[1])
+                    return int(connection.execute(_COUNT_NAMED[named[0]], parameters).scalar_one())
                 matching = resolve_labels(node, window.has_labels)
                 where = statements.in_window(self.buffer.info.id, window.low, matching, self._steps)
                 counted = select(func.count()).select_from(self._steps).where(where)
@@ -191,17 +191,17 @@ class RowQueries:
             matching = resolve_labels(node, window.has_labels)
             low = max(cursor, window.low)
             where = statements.in_window(self.buffer.info.id, low, matching, steps)
-            found, n_found = list[Row](), 0
+            page_rows, n_matching = list[Row](), 0
             for high in self._ends(node, low, end, limit):
                 page = select(steps.c.seq).where(where, seq <= high).order_by(*in_order)
-                found, n_found = payloads.matching(
+                page_rows, n_matching = payloads.matching(
                     connection, page.limit(limit), steps, has_labels=window.has_labels,
                     most_bytes=PAGE_BYTES,
                 )  # fmt: skip
-                if n_found == limit:
+                if n_matching == limit:
                     break
-            rows = payloads.complete(connection, found, PAGE_BYTES)
-            return rows, len(rows) == n_found < limit
+            rows = payloads.complete(connection, page_rows, PAGE_BYTES)
+            return rows, len(rows) == n_matching < limit
 
     def _ends(self, node: Node, low: int, end: int, limit: int) -> Iterator[int]:
         """Yield the upper ends of searches for the first rows behind a number, `end` last.
@@ -252,11 +252,11 @@ class RowQueries:
     ) -> dict[str, list[Row]]:
         """Return the rows of tasks, without tasks that have a row which the limits exclude."""
         payloads = payloads or self._source.whole_rows
-        found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
-        wanted = [task_id for task_id in found if is_storable_text(task_id)]
+        rows_by_task: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
+        storable_ids = [task_id for task_id in rows_by_task if is_storable_text(task_id)]
         window = self.buffer.window_in(connection)
-        for start in range(0, len(wanted), TASKS_AT_ONCE):
-            chosen = wanted[start : start + TASKS_AT_ONCE]
+        for start in range(0, len(storable_ids), TASKS_AT_ONCE):
+            chosen = storable_ids[start : start + TASKS_AT_ONCE]
             steps = self._steps
             where = statements.of_tasks(self.buffer.info.id, window.low, chosen, steps)
             rows, _ = payloads.matching(
@@ -267,10 +267,10 @@ class RowQueries:
                 excludes=limits.is_ineligible(steps) if limits else None,
             )
             for row in payloads.complete(connection, rows):
-                found[row[TASK_ID]].append(row)
-        for of_task in found.values():
+                rows_by_task[row[TASK_ID]].append(row)
+        for of_task in rows_by_task.values():
             of_task.sort(key=task_order)
-        return found
+        return rows_by_task
 
     def by_ids(
         self, ids: Sequence[str], node: Node, payloads: Payloads | None = None
@@ -295,13 +295,13 @@ class RowQueries:
             window = source.window_answered(answer(connection))
             if self.buffer.info.has_chunks or window.has_labels:
                 where = statements.in_window(self.buffer.info.id, window.low, node, steps)
-                found, _ = payloads.matching(
+                stored, _ = payloads.matching(
                     connection, select(steps.c.seq).where(where), steps,
                     has_labels=bool(window.has_labels),
                 )  # fmt: skip
             else:
-                found = fetch(connection, payloads.by_id, self._naming(window.low, ids))
-            rows = {row[ID]: row for row in payloads.complete(connection, found)}
+                stored = fetch(connection, payloads.by_id, self._naming(window.low, ids))
+            rows = {row[ID]: row for row in payloads.complete(connection, stored)}
             return {id_: rows[id_] for id_ in ids if id_ in rows}
 
     def _naming(self, low: int, values: Sequence[Any]) -> dict[str, Any]:
@@ -311,9 +311,9 @@ class RowQueries:
     def size_bytes(self) -> int:
         """Return the bytes of all stored payloads."""
         self.own_writes.store()
-        given = {"of_buffer": self.buffer.info.id}
-        found = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, given).scalar_one())
-        return int(found)
+        parameters = {"of_buffer": self.buffer.info.id}
+        n_bytes = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, parameters).scalar_one())
+        return int(n_bytes)
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""
@@ -332,8 +332,8 @@ class RowQueries:
             resolved = resolve_labels(node, window.has_labels)
             steps = self._steps
             where = statements.in_window(self.buffer.info.id, window.low, resolved, steps)
-            found = select(steps.c.seq).where(where)
-            return found.order_by(*statements.in_order(resolved, steps))
+            statement = select(steps.c.seq).where(where)
+            return statement.order_by(*statements.in_order(resolved, steps))
 
         return select_in
 

@@ -146,8 +146,8 @@ def sqlite_evict(connection: Connection, buffer_id: int) -> None:
             if capacity is not None and has_chunks:
                 sqlite_evict_chunks(connection, buffer_id, bound)
             elif capacity is not None:
-                left = _EVICT_NOT_LEASED if has_queue else _EVICT
-                driver.execute(left, {"id": buffer_id, "n": capacity, "held": bound})
+                deletion = _EVICT_NOT_LEASED if has_queue else _EVICT
+                driver.execute(deletion, {"id": buffer_id, "n": capacity, "held": bound})
             return
         if held is not None:
             return
@@ -163,8 +163,8 @@ def sqlite_evict(connection: Connection, buffer_id: int) -> None:
             )
         elif (rows_over or 0) > 0:
             oldest = _OLDEST_STEPS if has_chunks else _OLDEST_ROWS
-            found = connection.execute(oldest, {"id": buffer_id, "n": rows_over}).scalars()
-            sqlite_remove_rows(connection, buffer_id, list(found), evicted=True)
+            seqs = connection.execute(oldest, {"id": buffer_id, "n": rows_over}).scalars()
+            sqlite_remove_rows(connection, buffer_id, list(seqs), evicted=True)
         else:
             return
 
@@ -180,8 +180,8 @@ def _held(connection: Connection, buffer_id: int) -> int | None:
 
 def _oldest_task(connection: Connection, buffer_id: int) -> str | None:
     """Return the task whose last write is oldest; None if there is only one task."""
-    found = connection.execute(_OLDEST_TASKS, {"id": buffer_id}).scalars().all()
-    return found[0] if len(found) == 2 else None
+    task_ids = connection.execute(_OLDEST_TASKS, {"id": buffer_id}).scalars().all()
+    return task_ids[0] if len(task_ids) == 2 else None
 
 
 def _oldest_episode(connection: Connection, buffer_id: int) -> int | None:
@@ -296,8 +296,8 @@ def _forget_evicted(connection: Connection, buffer_id: int, low: int) -> None:
 
 
 def _set_has_quarantine(connection: Connection, buffer_id: int, value: bool) -> None:
-    other = update(buffers).where(buffers.c.id == buffer_id, buffers.c.has_quarantine != value)
-    connection.execute(other.values(has_quarantine=value))
+    statement = update(buffers).where(buffers.c.id == buffer_id, buffers.c.has_quarantine != value)
+    connection.execute(statement.values(has_quarantine=value))
 
 
 evict = by_database(sqlite=sqlite_evict, postgresql=_postgresql_evict)
@@ -325,18 +325,18 @@ def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
         dropped: Ids of buffers of that name that earlier attempts may have deleted.
     """
     with translated(url), writing(engine) as connection:
-        found = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
-        if dropped and (found is None or found not in dropped):
+        buffer_id = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
+        if dropped and (buffer_id is None or buffer_id not in dropped):
             return
-        if found is None:
+        if buffer_id is None:
             raise not_found(name, url)
-        connection.execute(delete(buffers).where(buffers.c.id == found))
-        remove_where(connection, found)
-        drop_chunks(connection, found)
+        connection.execute(delete(buffers).where(buffers.c.id == buffer_id))
+        remove_where(connection, buffer_id)
+        drop_chunks(connection, buffer_id)
         for table in metadata.tables.values():
             if "buffer_id" in table.c and table is not experiences:
-                connection.execute(delete(table).where(table.c.buffer_id == found))
-        dropped.append(found)
+                connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
+        dropped.append(buffer_id)
 
 
 _SUMMED = (
@@ -420,20 +420,20 @@ class Retention:
         if named is not None and not info.has_chunks and not window.has_labels:
             column, values = named
             if len(values) < ROWS_AT_ONCE:
-                given = {
+                parameters = {
                     "of_buffer": info.id, "named": values, "low": window.low, "high": window.high,
                 }  # fmt: skip
-                return sorted(connection.execute(_NAMED_ROWS[column], given).all())
+                return sorted(connection.execute(_NAMED_ROWS[column], parameters).all())
         if not statements.names_few_rows(node):
             return None
         steps = steps_of(info)
-        of = steps.c
-        rows = select(of.seq, of.task_id, of.episode_id, of.reward_t)
+        step = steps.c
+        rows = select(step.seq, step.task_id, step.episode_id, step.reward_t)
         rows = rows.where(self._matching(window, node))
         rows = with_labels(rows, steps) if window.has_labels else rows
         in_order = rows.order_by(*statements.in_order(node, steps)).limit(ROWS_AT_ONCE)
-        found = list(connection.execute(in_order).all())
-        return found if len(found) < ROWS_AT_ONCE else None
+        steps_in_order = list(connection.execute(in_order).all())
+        return steps_in_order if len(steps_in_order) < ROWS_AT_ONCE else None
 
     def _delete_numbers(self, connection: Connection, numbers: Sequence[int]) -> int:
         """Delete rows by their numbers; return how many there were."""
@@ -459,8 +459,8 @@ class Retention:
     ) -> dict[Rollout, tuple[int, float | None]]:
         """Return for each rollout how many rows match, and the sum of their rewards."""
         steps = steps_of(self.buffer.info) if steps is None else steps
-        of = steps.c
-        rows = select(of.task_id, of.episode_id, of.reward_t).where(matching)
+        step = steps.c
+        rows = select(step.task_id, step.episode_id, step.reward_t).where(matching)
         rows = with_labels(rows, steps) if window.has_labels else rows
         task_id, episode_id, reward = rows.subquery().c
         # Grouped by the column itself, SQLite would read all steps in the order of the index of
@@ -479,12 +479,12 @@ class Retention:
 
         def work(connection: Connection) -> int:
             if info.has_chunks:
-                found = remove_episodes(connection, info.id, keys) if keys else []
+                removed = remove_episodes(connection, info.id, keys) if keys else []
             else:
-                found = self._remove_rows_of(connection, keys)
-            if open_ := [id_ for id_, _, status in found if status == "open"]:
+                removed = self._remove_rows_of(connection, keys)
+            if open_ := [id_ for id_, _, status in removed if status == "open"]:
                 connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
-            return len(found)
+            return len(removed)
 
         return self._delete(work)
 
@@ -494,13 +494,13 @@ class Retention:
         """Delete the rows of episodes; see `remove_episodes`."""
         info, steps = self.buffer.info, steps_of(self.buffer.info)
         rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
-        found = [(id_, task, status) for id_, task, status in rows]
-        for id_, task, _ in found:
+        removed = [(id_, task, status) for id_, task, status in rows]
+        for id_, task, _ in removed:
             self.buffer.note_deletion(connection)
-            own = steps.c.episode_id == id_
-            remove_where(connection, info.id, own, steps=steps, origin=self.buffer.origin)
+            of_episode = steps.c.episode_id == id_
+            remove_where(connection, info.id, of_episode, steps=steps, origin=self.buffer.origin)
             forget_episode(connection, info.id, (task, id_))
-        return found
+        return removed
 
     def end_episodes(self, keys: Sequence[EpisodeKey], metas: Sequence[str | None]) -> int:
         """End open episodes whose steps are stored; return how many there were."""
@@ -592,10 +592,10 @@ class Retention:
                 low = self.buffer.window_in(connection).low
                 held = held_low(connection, self.buffer.info.id)
                 low = low if held is None else min(low, held)
-                left = experiences.c.seq <= low
+                leaving = experiences.c.seq <= low
                 if self.buffer.info.config.leases.enabled:
-                    left = left & not_leased(self.buffer.info.id, experiences)
-                remove_where(connection, self.buffer.info.id, left)
+                    leaving = leaving & not_leased(self.buffer.info.id, experiences)
+                remove_where(connection, self.buffer.info.id, leaving)
             self.buffer.window_in(connection)  # so that this process knows the new limits
 
         self.buffer.write(work)
@@ -655,17 +655,17 @@ class Expiry:
 
     def run(self) -> Removed:
         """Remove all such rows; return how many left."""
-        buffer, total, at = self._buffer, NONE, 0
+        buffer, total, position = self._buffer, NONE, 0
         if self._has_leases_that_use_up:
             total += Removed(0, retire(buffer, kept=True), 0)
         settled = buffer.settled()
         span = LEAST_SPAN
         while True:
-            step = partial(self._step, at, span, settled, buffer.write)
-            found = buffer.with_retries(step)
-            if found is None:
+            step = partial(self._step, position, span, settled, buffer.write)
+            progress = buffer.with_retries(step)
+            if progress is None:
                 return total
-            at, removed = found
+            position, removed = progress
             total += removed
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
@@ -699,44 +699,46 @@ class Expiry:
 
         settled = buffer.settled()
         with translated(buffer.url), snapshot(buffer.engine) as connection:
-            now = self._window(connection)
-        if (now.clock, now.session) != self._state:
-            self._at, self._state = 0, (now.clock, now.session)
+            window = self._window(connection)
+        if (window.clock, window.session) != self._state:
+            self._at, self._state = 0, (window.clock, window.session)
         span = LEAST_SPAN
         while True:
-            found = self._step(self._at, span, settled, remove)
-            self._at, removed = (0, NONE) if found is None else found
-            if found is None or time.monotonic() >= deadline:
+            progress = self._step(self._at, span, settled, remove)
+            self._at, removed = (0, NONE) if progress is None else progress
+            if progress is None or time.monotonic() >= deadline:
                 return
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
-    def _step(self, at: int, span: int, settled: int, write: Writing) -> tuple[int, Removed] | None:
+    def _step(
+        self, position: int, span: int, settled: int, write: Writing
+    ) -> tuple[int, Removed] | None:
         """Remove rows among the next numbers behind one.
 
         Return the number up to which that is done and the removed rows, or None at the upper end.
         """
         buffer = self._buffer
         with translated(buffer.url), snapshot(buffer.engine) as connection:
-            now = self._window(connection)
+            window = self._window(connection)
             if held_low(connection, buffer.info.id) is not None:
                 return None
-            start = max(at, now.low)
-            end = min(start + span, now.high)
-            if start >= now.high:
+            start = max(position, window.low)
+            end = min(start + span, window.high)
+            if start >= window.high:
                 return None
-            if not self._victims(connection, now, start, end):
+            if not self._victims(connection, window, start, end):
                 return end, NONE
 
         def work(connection: Connection) -> Leaving:
             buffer.lock(connection)
             # Checked again in the transaction that removes them: the clock may have gone back.
-            now = self._window(connection)
+            window = self._window(connection)
             if held_low(connection, buffer.info.id) is not None:
-                return now.high, NONE
-            victims = self._victims(connection, now, start, end)
+                return window.high, NONE
+            victims = self._victims(connection, window, start, end)
             removed = self._remove(connection, victims[:MOST_ROWS])
-            if removed.total and start <= now.low:
-                self._raise_low(connection, now, settled)
+            if removed.total and start <= window.low:
+                self._raise_low(connection, window, settled)
             return (start if len(victims) > MOST_ROWS else end), removed
 
         done, removed = write(work)
@@ -747,27 +749,27 @@ class Expiry:
         return self._source.sampled_window(connection)
 
     def _victims(
-        self, connection: Connection, now: SampledWindow, start: int, end: int
+        self, connection: Connection, window: SampledWindow, start: int, end: int
     ) -> list[_Row]:
         """Return the rows with start < seq <= end that must leave."""
-        limits = self._source.restrictions.limits(now).lasting
+        limits = self._source.restrictions.limits(window).lasting
         if not limits:
             return []
         info, steps = self._buffer.info, steps_of(self._buffer.info)
-        own, cause = steps.c, _cause(limits, steps)
+        step, cause = steps.c, _cause(limits, steps)
         may_leave: list[Any] = []
-        if now.has_quarantine:
-            may_leave.append(~is_in_quarantine(own.buffer_id, own.seq))
+        if window.has_quarantine:
+            may_leave.append(~is_in_quarantine(step.buffer_id, step.seq))
         if info.config.leases.enabled:
             may_leave.append(not_leased(info.id, steps))
         statement = (
-            select(own.seq, own.episode_id, own.t, own.task_id, cause)
-            .where(own.buffer_id == info.id, own.seq > start, own.seq <= end)
+            select(step.seq, step.episode_id, step.t, step.task_id, cause)
+            .where(step.buffer_id == info.id, step.seq > start, step.seq <= end)
             .where(cause.is_not(None), *may_leave)
             .order_by(*statements.in_order(EVERYTHING, steps))
         )
-        found = [_Row(*row) for row in connection.execute(statement)]
-        return self._that_leave(connection, now.low, limits, found)
+        rows = [_Row(*row) for row in connection.execute(statement)]
+        return self._that_leave(connection, window.low, limits, rows)
 
     def _that_leave(
         self, connection: Connection, low: int, limits: Eligibility, rows: Sequence[_Row]
@@ -792,8 +794,8 @@ class Expiry:
         number = self._buffer.info.id
         free: Any = steps_of(self._buffer.info).alias("free")
         has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
-        named = (tasks.c.buffer_id == number) & one_of(tasks.c.task_id, ids)
-        return set(connection.execute(select(tasks.c.task_id).where(named, has_none)).scalars())
+        is_named = (tasks.c.buffer_id == number) & one_of(tasks.c.task_id, ids)
+        return set(connection.execute(select(tasks.c.task_id).where(is_named, has_none)).scalars())
 
     def _ineligible_episodes(
         self, connection: Connection, low: int, limits: Eligibility, ids: set[int]
@@ -803,15 +805,18 @@ class Expiry:
             return set()
         number, states = self._buffer.info.id, statements.episode_states.c
         free: Any = steps_of(self._buffer.info).alias("free")
-        found = select(1).where(
+        eligible = select(1).where(
             free.c.buffer_id == number,
             free.c.episode_id == states.id,
             unindexed(free.c.seq) > low,
             limits.hold(free),
         )
-        named = is_one_of(states.id, bindparam(None, sorted(ids), IntegerList(), unique=True))
+        is_named = is_one_of(states.id, bindparam(None, sorted(ids), IntegerList(), unique=True))
         ended = select(states.id).where(
-            states.buffer_id == number, named, ~found.offset(0).exists(), states.status != "open"
+            states.buffer_id == number,
+            is_named,
+            ~eligible.offset(0).exists(),
+            states.status != "open",
         )
         return set(connection.execute(ended).scalars())
 
@@ -828,38 +833,38 @@ class Expiry:
             counts[cause] = remove_rows(connection, buffer.info.id, seqs, buffer.origin)
         added = {column.name: column + n for column, n in zip(_COUNTS, counts, strict=True) if n}
         if added:
-            own = update(buffers).where(buffers.c.id == buffer.info.id)
-            connection.execute(own.values(**added))
+            statement = update(buffers).where(buffers.c.id == buffer.info.id)
+            connection.execute(statement.values(**added))
         return Removed(*counts)
 
-    def _raise_low(self, connection: Connection, now: SampledWindow, settled: int) -> None:
+    def _raise_low(self, connection: Connection, window: SampledWindow, settled: int) -> None:
         """Raise the window's lower end to its first row, so that draws try no lower numbers.
 
         It stays below numbers where a row can still appear.
         """
         buffer, steps = self._buffer, steps_of(self._buffer.info)
-        own = steps.c
+        step = steps.c
         if buffer.info.config.retention.evict_by != "row":
             return
         first = connection.execute(
-            select(own.seq)
-            .where(own.buffer_id == buffer.info.id, own.seq > now.low)
+            select(step.seq)
+            .where(step.buffer_id == buffer.info.id, step.seq > window.low)
             .order_by(*statements.in_order(EVERYTHING, steps))
             .limit(1)
         ).scalar_one_or_none()
-        low = min(now.high if first is None else first - 1, settled)
+        low = min(window.high if first is None else first - 1, settled)
         later = update(buffers).where(buffers.c.id == buffer.info.id, buffers.c.low_seq < low)
         connection.execute(later.values(low_seq=low))
 
 
 def _cause(limits: Eligibility, steps: Any) -> ColumnElement[Any]:
     """Return the expression for the reason why a row may not be sampled; null if it may."""
-    own, causes = steps.c, []
+    step, causes = steps.c, []
     if limits.oldest_version is not None:
         oldest = bindparam(None, limits.oldest_version, BigInteger(), unique=True)
-        causes.append((own.model_version < oldest, EXPIRED))
+        causes.append((step.model_version < oldest, EXPIRED))
     if limits.max_use is not None:
         causes.append((is_used_up(steps, limits.max_use), USED_UP))
     if limits.session is not None:
-        causes.append((own.session_id != limits.session, OTHER_SESSION))
+        causes.append((step.session_id != limits.session, OTHER_SESSION))
     return case(*causes)

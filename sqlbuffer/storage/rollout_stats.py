@@ -161,15 +161,15 @@ class AddedSteps:
     def _add(
         self, key: tuple[str, int], n: int, total: float | None, first_seq: int, last_seq: int
     ) -> None:
-        found = self.rollouts.get(key)
-        if found is None:
+        sums = self.rollouts.get(key)
+        if sums is None:
             self.rollouts[key] = [n, total, first_seq, last_seq]
             return
-        found[0] += n
+        sums[0] += n
         if total is not None:
-            found[1] = total if found[1] is None else found[1] + total
-        found[2] = min(found[2], first_seq)
-        found[3] = max(found[3], last_seq)
+            sums[1] = total if sums[1] is None else sums[1] + total
+        sums[2] = min(sums[2], first_seq)
+        sums[3] = max(sums[3], last_seq)
 
 
 def within_range(value: float) -> float:
@@ -271,8 +271,8 @@ def change_returns(
 ) -> None:
     """Add the changes of rewards by annotations to the returns of rollouts."""
     rows = [
-        {**_of(buffer_id, rollout), "change": sum(map(within_range, own))}
-        for rollout, own in sorted(changes.items())
+        {**_of(buffer_id, rollout), "change": sum(map(within_range, changes_of_rollout))}
+        for rollout, changes_of_rollout in sorted(changes.items())
     ]
     if rows:
         connection.execute(_CHANGE, rows)
@@ -288,24 +288,24 @@ def remove_steps(
         buffer_id: The buffer.
         removed: For each rollout the number of steps, and the sum of their rewards.
     """
-    given = sorted(removed.items())
-    if given:
+    rollouts = sorted(removed.items())
+    if rollouts:
         with_rewards = [
             {**_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
-            for rollout, (n, total) in given
+            for rollout, (n, total) in rollouts
             if total is not None
         ]
         without = [
-            {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in given if total is None
+            {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in rollouts if total is None
         ]
         for statement, rows in ((_REMOVE_ALL, with_rewards), (_REMOVE, without)):
-            if len(rows) == len(given) == 1:
-                left = connection.execute(statement.returning(_own.length), rows[0]).scalars()
-                if min(left, default=0) > 0:
+            if len(rows) == len(rollouts) == 1:
+                lengths = connection.execute(statement.returning(_own.length), rows[0]).scalars()
+                if min(lengths, default=0) > 0:
                     return
             elif rows:
                 connection.execute(statement, rows)
-        connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in given])
+        connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in rollouts])
 
 
 def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> None:

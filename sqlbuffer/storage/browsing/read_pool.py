@@ -156,10 +156,10 @@ class ReadPool:
             limits = StatementLimits(limit, MAX_GROWTH_BYTES, SMALL_VALUES)
             with (
                 translated(self._url),
-                self._processes.answering(self._url, statement, limits) as found,
+                self._processes.answering(self._url, statement, limits) as stream,
             ):
-                names = found.columns
-                rows, is_cut = _limited(found.rows, max_rows, max_bytes)
+                names = stream.columns
+                rows, is_cut = _limited(stream.rows, max_rows, max_bytes)
         else:
             with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
                 driver = driver_of(connection)
@@ -188,21 +188,21 @@ def _fetched(
     while n_rows <= max_rows:
         if time.monotonic() > ends_at:
             raise time_passed(limit_s)
-        found = cursor.fetchmany(min(size, max_rows + 1 - n_rows))
-        if not found:
+        rows = cursor.fetchmany(min(size, max_rows + 1 - n_rows))
+        if not rows:
             return
-        yield from found
-        n_rows += len(found)
-        n_bytes += sum(map(_size_bytes, found))
+        yield from rows
+        n_rows += len(rows)
+        n_bytes += sum(map(_size_bytes, rows))
         size = max(1, min(1_000, _FETCH_BYTES * n_rows // n_bytes))
 
 
 def _limited(
-    found: Iterable[tuple[Any, ...]], max_rows: int, max_bytes: int
+    fetched: Iterable[tuple[Any, ...]], max_rows: int, max_bytes: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
     rows: list[tuple[Any, ...]] = []
     n_bytes = 0
-    for row in found:
+    for row in fetched:
         n_bytes += _size_bytes(row)
         if len(rows) == max_rows or n_bytes > max_bytes:
             return rows, True

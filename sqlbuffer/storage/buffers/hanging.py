@@ -117,5 +117,5 @@ def postgresql_hanging_writers(
     statistics.
     """
     parameters = {"id": buffer_id, "age_s": HANGING_S}
-    found = driver_of(connection).execute(_POSTGRESQL_WRITERS, parameters).fetchall()
-    return [(number, HangingWriter(*row)) for number, *row in found]
+    rows = driver_of(connection).execute(_POSTGRESQL_WRITERS, parameters).fetchall()
+    return [(number, HangingWriter(*row)) for number, *row in rows]

@@ -130,8 +130,8 @@ class LiveCount:
 
     def _counted(self, buffer_id: int, blocks: range) -> Select[int, int]:
         """Select (block, rows) of blocks, range by range: grouping takes three times as long."""
-        given = bindparam(None, list(blocks), SeqList(), unique=True)
-        block = numbers_in(given).table_valued(column("value", BigInteger)).c.value
+        numbers = bindparam(None, list(blocks), SeqList(), unique=True)
+        block = numbers_in(numbers).table_valued(column("value", BigInteger)).c.value
         return select(block, self._n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
 
 
@@ -141,16 +141,16 @@ def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
 
 def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
     """Select (block, rows) of the counted blocks from `start` up to `end`, exclusive."""
-    own = row_blocks.c
-    return select(own.block, own.n_rows).where(
-        own.buffer_id == buffer_id, own.block >= start, own.block < end
+    block = row_blocks.c
+    return select(block.block, block.n_rows).where(
+        block.buffer_id == buffer_id, block.block >= start, block.block < end
     )
 
 
 def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:
     """Return the number of rows with start <= seq < end."""
-    own = experiences.c
-    inside = (own.buffer_id == buffer_id, own.seq >= start, own.seq < end)
+    row = experiences.c
+    inside = (row.buffer_id == buffer_id, row.seq >= start, row.seq < end)
     return select(func.count()).select_from(experiences).where(*inside).scalar_subquery()
 
 
@@ -196,10 +196,10 @@ def count_full_blocks(connection: Connection, buffer_id: int, seqs: Sequence[int
     """Count the rows of the blocks that an insert of these numbers has filled."""
     if not seqs or seqs[0] // BLOCK >= (seqs[-1] + 1) // BLOCK:
         return
-    found = connection.exec_driver_sql(_NEXT_BLOCK, {"id": buffer_id}).one_or_none()
-    if found is None:
+    next_blocks = connection.exec_driver_sql(_NEXT_BLOCK, {"id": buffer_id}).one_or_none()
+    if next_blocks is None:
         return
-    next_block, cut_block = found
+    next_block, cut_block = next_blocks
     blocks = range(next_block, min((seqs[-1] + 1) // BLOCK, next_block + BLOCKS_AT_ONCE))
     connection.exec_driver_sql(_COUNT, {"id": buffer_id, "blocks": json.dumps([*blocks])})
     connection.exec_driver_sql(
@@ -257,8 +257,8 @@ def _postgresql_settled_seq(
         if is_free:
             known.note(last_value, frozenset())
         while known.settled < last_value:
-            found = driver_of(connection).execute(_WRITERS.format(known.buffer_id))
-            known.note(last_value, frozenset(name for (name,) in found))
+            writers = driver_of(connection).execute(_WRITERS.format(known.buffer_id))
+            known.note(last_value, frozenset(name for (name,) in writers))
             if known.settled >= last_value or time.monotonic() >= deadline:
                 break
             time.sleep(SETTLING_PAUSE_S)
@@ -406,8 +406,8 @@ def select_sampled_window(
     low: ColumnElement[int] = windows.c.low_seq
     if evict_by != "row":
         # Only the rows show where the oldest row is.
-        own = steps.c
-        oldest = select(func.min(own.seq) - 1).where(own.buffer_id == buffer_id, own.seq > low)
+        step = steps.c
+        oldest = select(func.min(step.seq) - 1).where(step.buffer_id == buffer_id, step.seq > low)
         low = func.coalesce(oldest.scalar_subquery(), low)
     others = (
         windows.c[name]
@@ -416,8 +416,8 @@ def select_sampled_window(
             "has_quarantine", "has_deleted",
         )
     )  # fmt: skip
-    own = windows.c.buffer_id == buffer_id
-    return select(low, *others, single.label("newest_single")).where(own)
+    is_window = windows.c.buffer_id == buffer_id
+    return select(low, *others, single.label("newest_single")).where(is_window)
 
 
 settled_seq = by_database(sqlite=_sqlite_settled_seq, postgresql=_postgresql_settled_seq)

@@ -118,11 +118,11 @@ class WriteOnce(Generic[T]):
             ConnectionLost: It is not known if the write was committed; run again.
             StorageUnreachableError: It can no longer be found out if the write was committed.
         """
-        own = joined_connection(engine)
-        if own is not None:  # the transaction around takes effect once
+        joined = joined_connection(engine)
+        if joined is not None:  # the transaction around takes effect once
             self.note = None
             with translated(self._url):
-                return work(own)
+                return work(joined)
         done: list[T] = []
         try:
             query = self._query(engine, notes)

@@ -97,8 +97,8 @@ def episode_ids(
     connection: Connection, buffer_id: int, names: Sequence[tuple[str, str]]
 ) -> list[int | None]:
     """Return the keys of episodes by their ids and tasks; None for an unknown episode."""
-    found = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
-    return [id_ for (id_,) in found]
+    rows = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
+    return [id_ for (id_,) in rows]
 
 
 def take_numbers(connection: Connection, buffer_id: int, high: int) -> None:

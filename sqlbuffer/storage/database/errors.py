@@ -177,8 +177,8 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
 def _refusal(error: BaseException | None, shown: str) -> StorageUnreachableError | None:
     """Return the error of a server that answers, but will refuse this user at every attempt."""
     for pattern, kind, remedy in _REFUSALS:
-        if found := pattern.search(str(error)):
-            reason = found[0].rpartition("FATAL:")[2].strip()
+        if match := pattern.search(str(error)):
+            reason = match[0].rpartition("FATAL:")[2].strip()
             return kind(f"cannot open {shown}: {reason}; {remedy}")
     return None
 
@@ -196,12 +196,12 @@ def too_large(error: psycopg.Error, ids: Sequence[str]) -> FieldError:
         error: Error of the server.
         ids: The ids of the rows that were sent, in their order.
     """
-    found = _COPIED.search(error.diag.context or "")
+    match = _COPIED.search(error.diag.context or "")
     reason = _too_large(str(error).strip().splitlines()[0])
-    if found is None or not 1 <= int(found[1]) <= len(ids):
+    if match is None or not 1 <= int(match[1]) <= len(ids):
         return FieldError(reason)
-    column = f"{found[2]}: " if found[2] else ""
-    return FieldError(f"row {ids[int(found[1]) - 1]!r}: {column}{reason}")
+    column = f"{match[2]}: " if match[2] else ""
+    return FieldError(f"row {ids[int(match[1]) - 1]!r}: {column}{reason}")
 
 
 def _too_large(reason: str) -> str:

@@ -98,15 +98,15 @@ def tokens(statement: str) -> list[Token]:
     Raises:
         StorageReadOnlyError: A name with escapes, which may be any name.
     """
-    found, at = [], 0
-    while at < len(statement):
-        match = _LEXED.match(statement, at)
+    words, position = [], 0
+    while position < len(statement):
+        match = _LEXED.match(statement, position)
         assert match is not None
         kind, text, end = match.lastgroup or "", match[0], match.end()
         if kind == "unicode":
             raise StorageReadOnlyError(
-                f"{text[:2]} at character {at + 1} may hide a name; this connection is read-only "
-                "and takes names and texts without escapes"
+                f"{text[:2]} at character {position + 1} may hide a name; this connection is "
+                "read-only and takes names and texts without escapes"
             )
         if kind == "comment":
             end = _after_comment(statement, end)
@@ -114,22 +114,22 @@ def tokens(statement: str) -> list[Token]:
             # A second part, on another line, has escapes too.
             if _CONTINUED.match(statement, end):
                 raise StorageReadOnlyError(
-                    f"the text at character {at + 1} continues after its end; this connection is "
-                    "read-only and takes each text in one piece"
+                    f"the text at character {position + 1} continues after its end; this "
+                    "connection is read-only and takes each text in one piece"
                 )
-            found.append(Token("string", text, at))
+            words.append(Token("string", text, position))
         elif kind == "dollar":
             end = statement.find(text, end)
             end = len(statement) if end < 0 else end + len(text)
-            found.append(Token("string", statement[at:end], at))
+            words.append(Token("string", statement[position:end], position))
         elif kind == "quoted":
-            found.append(Token(kind, text[1:-1].replace('""', '"'), at))
+            words.append(Token(kind, text[1:-1].replace('""', '"'), position))
         elif kind == "name":
-            found.append(Token(kind, re.sub("[A-Z]+", lambda m: m[0].lower(), text), at))
+            words.append(Token(kind, re.sub("[A-Z]+", lambda m: m[0].lower(), text), position))
         elif kind != "space":
-            found.append(Token(kind, text, at))
-        at = end
-    return found
+            words.append(Token(kind, text, position))
+        position = end
+    return words
 
 
 def is_show(words: Sequence[Token]) -> bool:
@@ -156,9 +156,9 @@ def explained(statement: str, words: Sequence[Token]) -> str | None:
     return statement[rest[0].start :] if rest else ""
 
 
-def _after_comment(statement: str, at: int) -> int:
+def _after_comment(statement: str, position: int) -> int:
     depth = 1
-    for match in re.compile(r"/\*|\*/").finditer(statement, at):
+    for match in re.compile(r"/\*|\*/").finditer(statement, position):
         depth += 1 if match[0] == "/*" else -1
         if depth == 0:
             return match.end()
@@ -243,7 +243,7 @@ def role_settings(driver: Any) -> str:
     has_set = driver.info.server_version >= 160_000
     # Roles belong to the server: in this database the role may have no rights. Names without a
     # schema mean the same to both roles.
-    found = (
+    row = (
         psycopg.Cursor(driver)
         .execute(
             """SELECT string_agg(pg_catalog.quote_ident(s), ', ')
@@ -255,7 +255,7 @@ def role_settings(driver: Any) -> str:
         )
         .fetchone()
     )
-    path = found[0] if found else None
+    path = row[0] if row else None
     # The lexer of `statement_tokens` knows this form of texts only.
     form = "SET LOCAL standard_conforming_strings = on"
     return f"{form}; SET LOCAL search_path = {path}; SET LOCAL ROLE {ANALYST}" if path else form
@@ -487,8 +487,8 @@ def query(url: Database, statement: str, parameters: _Parameters | None = None) 
         StorageUnreachableError: No such file, or no server.
         URLError: A database in memory.
     """
-    with stream(url, statement, parameters) as found:
-        return Answer(found.columns, list(found.rows))
+    with stream(url, statement, parameters) as rows:
+        return Answer(rows.columns, list(rows.rows))
 
 
 @contextmanager
@@ -501,8 +501,8 @@ def stream(
     """
     resolved = resolve_url(url)
     run = _stream_sqlite if resolved.get_backend_name() == "sqlite" else _stream_postgresql
-    with translated(resolved), run(resolved, statement, parameters) as found:
-        yield found
+    with translated(resolved), run(resolved, statement, parameters) as rows:
+        yield rows
 
 
 @contextmanager
@@ -523,14 +523,14 @@ def asked(url: Database, statement: str) -> Iterator[Stream]:
     """
     resolved = resolve_url(url)
     if resolved.get_backend_name() != "sqlite":
-        with stream(url, statement) as found:
-            yield found
+        with stream(url, statement) as rows:
+            yield rows
         return
     with translated(resolved):
         process = StatementProcess()
         try:
-            with process.answering(resolved, statement, StatementLimits()) as found:
-                yield found
+            with process.answering(resolved, statement, StatementLimits()) as rows:
+                yield rows
         finally:
             process.end()
 
@@ -643,10 +643,10 @@ def _check_file(record: ConnectionPoolEntry, path: Path) -> None:
 
 def _file_id(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _unlimit(driver: GuardedServerConnection | None) -> None:

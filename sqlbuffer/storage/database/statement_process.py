@@ -155,9 +155,9 @@ class StatementProcess:
             "growth_bytes": limits.growth_bytes,
             "limits": limits.of_values,
         }
-        found = self._ask(request, ends_at, limits)
+        answer = self._ask(request, ends_at, limits)
         try:
-            yield Stream(found["columns"], self._rows(ends_at, limits))
+            yield Stream(answer["columns"], self._rows(ends_at, limits))
         finally:
             if self.is_running:
                 self._send({"end": True})
@@ -165,11 +165,11 @@ class StatementProcess:
     def _rows(self, ends_at: float | None, limits: StatementLimits) -> Iterator[tuple[Any, ...]]:
         n, is_last = 1, False
         while not is_last:
-            found = self._ask({"fetch": n}, ends_at, limits)
-            yield from map(tuple, found["rows"])
+            answer = self._ask({"fetch": n}, ends_at, limits)
+            yield from map(tuple, answer["rows"])
             # Fewer at a time if they are large.
             n = max(1, min(_FETCH_ROWS, _FETCH_BYTES * n // self._n_read))
-            is_last = found["is_last"]
+            is_last = answer["is_last"]
 
     def _ask(self, request: Any, ends_at: float | None, limits: StatementLimits) -> dict[str, Any]:
         """Send a request and return its answer."""
@@ -204,14 +204,14 @@ class StatementProcess:
             if not poll.poll(None if left_s is None else left_s * 1_000):
                 raise TimeoutError
 
-        found = read_exactly(source, n, wait)
-        if len(found) < n:
+        read = read_exactly(source, n, wait)
+        if len(read) < n:
             status = self._process.wait()
             raise StorageError(
                 f"the process that ran the statement ended with status {status}; try again, or ask "
                 "for less"
             )
-        return found
+        return read
 
     def kill(self) -> None:
         """End the process, whatever it does; a thread that waits for it gets an error."""
@@ -262,8 +262,8 @@ class StatementProcesses:
         try:
             process = self._taken()
             try:
-                with process.answering(url, statement, limits) as found:
-                    yield found
+                with process.answering(url, statement, limits) as rows:
+                    yield rows
             finally:
                 self._give_back(process)
         finally:
@@ -296,8 +296,8 @@ class StatementProcesses:
             self._idle.pop().end()
 
 
-def _value(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found["bytes"]) if "bytes" in found else found
+def _value(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["bytes"]) if "bytes" in value else value
 
 
 def _error_of(

@@ -70,14 +70,14 @@ class FileMark(NamedTuple):
 def file_mark(path: Path) -> FileMark | None:
     """Return the mark of a database file; None if it cannot be read."""
     now, parts = time.time_ns(), []
-    for own in (path, path.with_name(path.name + "-wal")):
+    for file in (path, path.with_name(path.name + "-wal")):
         try:
-            found = os.stat(own)
+            status = os.stat(file)
         except FileNotFoundError:
             continue
         except OSError:
             return None
-        parts.append((found.st_ino, found.st_size, found.st_mtime_ns))
+        parts.append((status.st_ino, status.st_size, status.st_mtime_ns))
     newest = max((time_ns for _, _, time_ns in parts), default=now)
     return FileMark(tuple(parts), newest + COARSEST_NS < now)
 
@@ -178,8 +178,8 @@ class SelectedSteps:
         """Return the steps to take of a whole buffer."""
         node = resolve_labels(self._node, bool(now.has_labels))
         where = statements.in_window(self._buffer_id, now.low, node, self._table)
-        found = connection.execute(select(self._table.c.seq).where(where)).scalars().all()
-        matching = np.sort(np.array(found, np.int64))
+        seqs = connection.execute(select(self._table.c.seq).where(where)).scalars().all()
+        matching = np.sort(np.array(seqs, np.int64))
         new = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
         hits = _with_any(new, matching)
         episodes = _episodes(hits)
@@ -205,21 +205,21 @@ class SelectedSteps:
             held: Steps that the follower has.
         """
         database, buffer_id = self._database, self._buffer_id
-        new = _left(database.new_spans(connection, buffer_id, before, now), now)
-        firsts = {span.first_seq for span in new}
+        new_spans = _left(database.new_spans(connection, buffer_id, before, now), now)
+        firsts = {span.first_seq for span in new_spans}
         # Apart, because changed steps may be far from new ones.
-        matching = self._matching(connection, now, _seqs(new))
+        matching = self._matching(connection, now, _seqs(new_spans))
         matching |= self._matching(connection, now, changed)
         missed = [seq for seq in changed if seq in matching and not held.has_step(seq)]
-        other = database.step_spans(connection, buffer_id, missed) if missed else []
-        hits = _with_any([*new, *other], np.sort(np.array(list(matching), np.int64)))
+        other_spans = database.step_spans(connection, buffer_id, missed) if missed else []
+        hits = _with_any([*new_spans, *other_spans], np.sort(np.array(list(matching), np.int64)))
         episodes = _episodes(hits)
         unknown = [id_ for id_ in sorted(episodes) if not held.has_episode(id_)]
         if unknown:
-            other = [*other, *database.episode_spans(connection, buffer_id, unknown)]
+            other_spans = [*other_spans, *database.episode_spans(connection, buffer_id, unknown)]
         older = {
             span.first_seq: span
-            for span in _left(other, now)
+            for span in _left(other_spans, now)
             if span.first_seq not in firsts and not held.has_step(span.first_seq)
         }
         older_seqs = _seqs(older.values())
@@ -227,7 +227,7 @@ class SelectedSteps:
         hit = {span.first_seq for span in hits}
         kept = [
             span
-            for span in new
+            for span in new_spans
             if span.first_seq in hit
             or span.episode_id in episodes
             or (span.episode_id is not None and held.has_episode(span.episode_id))
@@ -237,7 +237,7 @@ class SelectedSteps:
             [span.first_seq for span in spans],
             _n_steps(spans),
             sorted(matching),
-            new,
+            new_spans,
             sorted(set(changed).difference(matching)),
             older_seqs,
         )
@@ -245,20 +245,20 @@ class SelectedSteps:
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
         """Return the given steps that match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
-        found = set[int]()
+        matching = set[int]()
         if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
             # A lookup of each step would read the values of its whole chunk again.
             first = max(listed[0], now.low + 1)
             seq = self._table.c.seq
             where = statements.matching(self._buffer_id, node, self._table) & (seq >= first)
-            found.update(connection.execute(select(seq).where(where)).scalars())
-            return found.intersection(listed)
+            matching.update(connection.execute(select(seq).where(where)).scalars())
+            return matching.intersection(listed)
         for i in range(0, len(listed), _AT_ONCE):
             wanted = bindparam(None, listed[i : i + _AT_ONCE], SeqList(), unique=True)
             table, is_one = self._steps.at(literal(self._buffer_id, Integer()), wanted)
             where = statements.matching(self._buffer_id, node, table) & is_one
-            found.update(connection.execute(select(table.c.seq).where(where)).scalars())
-        return {seq for seq in found if seq > now.low}
+            matching.update(connection.execute(select(table.c.seq).where(where)).scalars())
+        return {seq for seq in matching if seq > now.low}
 
 
 def _left(spans: Iterable[ChunkSpan], now: BufferState) -> list[ChunkSpan]:
@@ -370,8 +370,8 @@ class News:
 
     def _read_marks(self, runs: Sequence[tuple[int, int]], wanted: Wanted) -> None:
         """Read marks of the steps of runs of numbers, (first, n)."""
-        own = read_marks(self._connection, self._buffer_id, runs, wanted, has_chunks=True)
-        self.marks.add(own)
+        marks = read_marks(self._connection, self._buffer_id, runs, wanted, has_chunks=True)
+        self.marks.add(marks)
 
     def read_priorities(self, entries: Sequence[ChangeEntry], origin: str) -> None:
         """Read the priorities that were set.
@@ -394,8 +394,8 @@ class News:
             self._read_priorities_of(sorted(changed))
 
     def _read_priorities_of(self, steps: Sequence[int]) -> None:
-        found = _priorities_of(self._connection, self._buffer_id, steps)
-        seqs, values = zip(*found, strict=True) if found else ((), ())
+        priorities = _priorities_of(self._connection, self._buffer_id, steps)
+        seqs, values = zip(*priorities, strict=True) if priorities else ((), ())
         self.priorities = (
             np.concatenate([self.priorities[0], np.array(seqs, np.int64)]),
             np.concatenate([self.priorities[1], np.array(values, np.float64)]),
@@ -439,18 +439,18 @@ class News:
         connection, now = self._connection, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
-        own = selected.at_look(connection, self._before, now, self.labelled, kept)
-        self.selection = own
-        if own.older and self._reads_priorities:
-            self._read_priorities_of(own.older)
-        return own
+        selection = selected.at_look(connection, self._before, now, self.labelled, kept)
+        self.selection = selection
+        if selection.older and self._reads_priorities:
+            self._read_priorities_of(selection.older)
+        return selection
 
-    def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
+    def episodes(self, new_ids: Sequence[int]) -> list[EpisodeState]:
         """Return the current state of the given episodes, and of those that were open."""
-        wanted = sorted(self.open_episodes.union(new))
-        found = _read_episodes(self._connection, wanted) if wanted else []
-        self.open_episodes = {episode.id for episode in found if episode.status == "open"}
-        return found
+        episode_ids = sorted(self.open_episodes.union(new_ids))
+        states = _read_episodes(self._connection, episode_ids) if episode_ids else []
+        self.open_episodes = {episode.id for episode in states if episode.status == "open"}
+        return states
 
     def session_keys(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
         """Return (number, id) of sessions."""

@@ -126,9 +126,9 @@ def _sqlite_can_write(connection: Connection, url: URL) -> Sequence[Finding]:
                 )
             ]
     try:
-        with opened_file(path, timeout=0, isolation_level=None) as own:
-            own.execute("BEGIN IMMEDIATE")
-            own.execute("ROLLBACK")
+        with opened_file(path, timeout=0, isolation_level=None) as file:
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
         if "locked" not in str(error):
             raise
@@ -215,10 +215,10 @@ def _sqlite_lasting_readers(path: Path) -> list[str] | None:
         if look:
             time.sleep(LOOK_PAUSE_S)
         try:
-            found = _sqlite_read_locks(path)
+            locks = _sqlite_read_locks(path)
         except OSError:
             return None
-        lasting = found if lasting is None else lasting & found
+        lasting = locks if lasting is None else lasting & locks
     pids = sorted({pid for pid, _ in lasting or ()})
     return [f"process {pid}{_sqlite_name_of(pid)}" for pid in pids]
 
@@ -231,13 +231,13 @@ def _sqlite_read_locks(path: Path) -> set[tuple[int, int]]:
     """
     shm = os.stat(f"{path}-shm")
     place = f"{os.major(shm.st_dev):02x}:{os.minor(shm.st_dev):02x}:{shm.st_ino}"
-    found = set()
+    locks = set()
     for line in Path("/proc/locks").read_text().splitlines():
         match line.split():
             case [_, "POSIX", _, "READ", pid, where, start, _] if where == place:
                 if int(start) in READ_LOCKS and int(pid) != os.getpid():
-                    found.add((int(pid), int(start)))
-    return found
+                    locks.add((int(pid), int(start)))
+    return locks
 
 
 def _sqlite_name_of(pid: int) -> str:
@@ -253,23 +253,26 @@ def _sqlite_file_system(connection: Connection, url: URL) -> Sequence[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_network(path)
-    found = [Finding("file system", "OK", filesystem_of(path) or "not known on this machine")]
+    findings = [Finding("file system", "OK", filesystem_of(path) or "not known on this machine")]
     if caught:
         detail, _, remedy = str(caught[0].message).rpartition("; ")
-        found = [Finding("file system", "WARN", detail, remedy)]
+        findings = [Finding("file system", "WARN", detail, remedy)]
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
     if free < LITTLE_SPACE_BYTES or free < size // 10:
         detail = f"{shown_size(free)} free, the file has {shown_size(size)}"
-        return [*found, Finding("disk space", "WARN", detail, "free space or lower the capacity")]
-    return [*found, Finding("disk space", "OK", f"{shown_size(free)} free")]
+        return [
+            *findings,
+            Finding("disk space", "WARN", detail, "free space or lower the capacity"),
+        ]
+    return [*findings, Finding("disk space", "OK", f"{shown_size(free)} free")]
 
 
 def _sqlite_integrity(connection: Connection, url: URL) -> Sequence[Finding]:
-    found = [line for (line,) in fetch_all(connection, "PRAGMA quick_check(5)")]
-    if found == ["ok"]:
+    lines = [line for (line,) in fetch_all(connection, "PRAGMA quick_check(5)")]
+    if lines == ["ok"]:
         return [Finding("integrity", "OK", "quick_check found nothing")]
     remedy = "restore the last backup, or save what can be read with sqlite3's .recover"
-    return [Finding("integrity", "FAIL", "; ".join(found), remedy, StorageError)]
+    return [Finding("integrity", "FAIL", "; ".join(lines), remedy, StorageError)]
 
 
 _SQLITE_CHECKS = Checks(
@@ -363,12 +366,12 @@ def _postgresql_vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
         rights = "bool_and(has_table_privilege(t.oid, 'MAINTAIN'))"
         query = f"SELECT {rights} FROM unnest({_TABLES_OF_STEPS}::regclass[]) AS t(oid)"
         (may,) = fetch_one(connection, query)
-    found = [Finding("may VACUUM", "OK", f"role {role}")]
+    findings = [Finding("may VACUUM", "OK", f"role {role}")]
     if not may and not writes:
-        found = [Finding("may VACUUM", "OK", f"role {role} only reads; writers clean up")]
+        findings = [Finding("may VACUUM", "OK", f"role {role} only reads; writers clean up")]
     elif not may:
         grant = f'GRANT MAINTAIN ON experiences, chunks, chunk_data TO "{role}"'
-        found = [
+        findings = [
             Finding(
                 "may VACUUM",
                 "WARN",
@@ -380,8 +383,8 @@ def _postgresql_vacuum(connection: Connection, url: URL) -> Sequence[Finding]:
         ]
     for table in switched_off:
         remedy = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
-        found.append(Finding(f"autovacuum of {table}", "WARN", "switched off", remedy))
-    return found
+        findings.append(Finding(f"autovacuum of {table}", "WARN", "switched off", remedy))
+    return findings
 
 
 def _postgresql_citus(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -428,11 +431,11 @@ def _postgresql_dead_rows(connection: Connection, url: URL) -> Sequence[Finding]
     )
     cleaned = f"vacuumed {cleaned_at}" if cleaned_at else "never vacuumed"
     detail = f"{dead:,} dead and {live:,} live rows (estimates), {cleaned}"
-    found = Finding("dead rows", "OK", detail)
+    finding = Finding("dead rows", "OK", detail)
     if dead > max(MANY_DEAD_ROWS, live):
         remedy = "end old transactions (below), then VACUUM experiences, chunks, chunk_data"
-        found = Finding("dead rows", "WARN", detail, remedy)
-    return [found, Finding("size of the steps", "OK", shown_size(size))]
+        finding = Finding("dead rows", "WARN", detail, remedy)
+    return [finding, Finding("size of the steps", "OK", shown_size(size))]
 
 
 def _postgresql_old_transactions(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -452,18 +455,18 @@ def _postgresql_old_transactions(connection: Connection, url: URL) -> Sequence[F
     )
     scope = "" if sees_all else " (of this role's own; pg_read_all_stats sees all)"
     holds = "holds back the cleaning of evicted rows"
-    found = Finding("oldest transaction", "OK", f"none is open{scope}")
+    finding = Finding("oldest transaction", "OK", f"none is open{scope}")
     for age_s, pid, program, state in oldest:
         detail = f"{age_s:,.0f} s, process {pid} {program!r}, {state}{scope}"
-        found = Finding("oldest transaction", "OK", detail)
+        finding = Finding("oldest transaction", "OK", detail)
         if age_s > LONG_TRANSACTION_S:
             remedy = f"end it, or SELECT pg_terminate_backend({pid})"
-            found = Finding("oldest transaction", "WARN", f"{detail}: {holds}", remedy)
+            finding = Finding("oldest transaction", "WARN", f"{detail}: {holds}", remedy)
     if prepared is None or prepared <= LONG_TRANSACTION_S:
-        return [found]
+        return [finding]
     detail = f"one is {prepared:,.0f} s old and {holds}"
     remedy = "COMMIT PREPARED or ROLLBACK PREPARED it (SELECT * FROM pg_prepared_xacts)"
-    return [found, Finding("prepared transactions", "WARN", detail, remedy)]
+    return [finding, Finding("prepared transactions", "WARN", detail, remedy)]
 
 
 def _postgresql_hanging_writers(connection: Connection, url: URL) -> Sequence[Finding]:
@@ -695,18 +698,24 @@ def _objects(connection: Connection, url: URL) -> Sequence[Finding]:
 
 
 def _expected_objects(dialect: str) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
+    objects: set[tuple[str, str]] = set()
     for verb, kind, name in _CREATE.findall(migrate.sql(dialect)):
-        (found.add if verb == "CREATE" else found.discard)((kind.lower(), name))
-    return found
+        (objects.add if verb == "CREATE" else objects.discard)((kind.lower(), name))
+    return objects
 
 
 def _settings(connection: Connection, url: URL) -> Sequence[Finding]:
     """Compare the columns that SQL reads with the configurations."""
-    found = catalog.disagreements(connection)
-    wrong = [f"buffer {name!r}: {'; '.join(lines)}" for name, lines in found.items() if lines]
+    disagreements = catalog.disagreements(connection)
+    wrong = [
+        f"buffer {name!r}: {'; '.join(lines)}" for name, lines in disagreements.items() if lines
+    ]
     if not wrong:
-        return [Finding("settings", "OK", f"{len(found):,} configurations agree with the columns")]
+        return [
+            Finding(
+                "settings", "OK", f"{len(disagreements):,} configurations agree with the columns"
+            )
+        ]
     remedy = "set the columns back by SQL, or the limits with `sqlbuffer resize URL N`"
     return [Finding("settings", "WARN", ". ".join(wrong), remedy)]
 
@@ -751,12 +760,12 @@ def _copies(connection: Connection, url: URL) -> Sequence[Finding]:
 
 def _holds(connection: Connection, url: URL) -> Sequence[Finding]:
     """Name holds: their steps are not deleted before they are copied."""
-    own = holds.c
+    hold = holds.c
     rows = connection.execute(
-        select(buffers.c.name, own.low_seq, cast(own.live_until, Text))
-        .join_from(holds, buffers, own.buffer_id == buffers.c.id)
-        .where(own.live_until > in_seconds(literal(0.0)))
-        .order_by(buffers.c.name, own.low_seq)
+        select(buffers.c.name, hold.low_seq, cast(hold.live_until, Text))
+        .join_from(holds, buffers, hold.buffer_id == buffers.c.id)
+        .where(hold.live_until > in_seconds(literal(0.0)))
+        .order_by(buffers.c.name, hold.low_seq)
     )
     return [
         Finding(

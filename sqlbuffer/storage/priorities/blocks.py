@@ -184,8 +184,8 @@ class Blocks(NamedTuple):
 
     def changed(self, kept: Kept, changes: Changes) -> Kept:
         """Return the new values of blocks, which must be among the changed ones."""
-        at = np.searchsorted(changes.block, kept.block)
-        _, difference, max_new, max_old, min_new, min_old = (part[at] for part in changes)
+        places = np.searchsorted(changes.block, kept.block)
+        _, difference, max_new, max_old, min_new, min_old = (part[places] for part in changes)
         max_is_upper_bound = kept.max_is_upper_bound | (max_old >= kept.max_priority)
         min_is_lower_bound = kept.min_is_lower_bound | (min_old <= kept.min_priority)
         return Kept(

@@ -97,13 +97,13 @@ def _sqlite_update_priorities(
     driver = driver_of(connection)
     listed = json.dumps(list(seqs))
     asked = driver.execute(_SQLITE_HELD, {"id": of.buffer_id, "seqs": listed})
-    found = [row for row in asked if row[2] is not None]
-    if not found:
+    stored = [row for row in asked if row[2] is not None]
+    if not stored:
         _sqlite_check_there(connection, of.buffer_id)
         return 0
-    given = dict(zip(seqs, priorities, strict=True))
-    held, places, old = zip(*found, strict=True)
-    new = [given[seq] for seq in held]
+    priority_of = dict(zip(seqs, priorities, strict=True))
+    held, places, old = zip(*stored, strict=True)
+    new = [priority_of[seq] for seq in held]
     rows = list(zip(held, places, new, strict=True))
     driver.executemany(_SQLITE_UPDATE, [(p, place) for _, place, p in rows if place is not None])
     driver.executemany(
@@ -116,23 +116,25 @@ def _sqlite_update_priorities(
 
 
 def _sqlite_check_there(connection: Connection, buffer_id: int) -> None:
-    found = connection.exec_driver_sql("SELECT 1 FROM buffers WHERE id = ?", (buffer_id,))
-    if found.first() is None:
+    rows = connection.exec_driver_sql("SELECT 1 FROM buffers WHERE id = ?", (buffer_id,))
+    if rows.first() is None:
         raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
 
 
-def _sqlite_change_blocks(driver: sqlite3.Connection, of: Blocks, changes: Changes) -> None:
+def _sqlite_change_blocks(driver: sqlite3.Connection, of_buffer: Blocks, changes: Changes) -> None:
     listed = json.dumps(changes.block.tolist())
-    found = driver.execute(_SQLITE_BLOCKS, {"id": of.buffer_id, "blocks": listed}).fetchall()
-    if not found:
+    stored = driver.execute(
+        _SQLITE_BLOCKS, {"id": of_buffer.buffer_id, "blocks": listed}
+    ).fetchall()
+    if not stored:
         return
-    kept = of.changed(Kept.of(found), changes)
+    kept = of_buffer.changed(Kept.of(stored), changes)
     columns = [column.tolist() for column in (*kept[1:], kept.block)]
     columns[2] = [None if least == np.inf else least for least in columns[2]]
-    rows = [(*row, of.buffer_id) for row in zip(*columns, strict=True)]
+    rows = [(*row, of_buffer.buffer_id) for row in zip(*columns, strict=True)]
     driver.executemany(_SQLITE_CHANGE, rows)
-    for block in kept.block[of.are_lost(kept)].tolist():
-        driver.execute(_SQLITE_FORGET, (of.buffer_id, block))
+    for block in kept.block[of_buffer.are_lost(kept)].tolist():
+        driver.execute(_SQLITE_FORGET, (of_buffer.buffer_id, block))
 
 
 def _sqlite_summarize(
@@ -142,14 +144,14 @@ def _sqlite_summarize(
 
     Rows of priorities that have left the window are deleted.
     """
-    found = connection.exec_driver_sql(
+    state = connection.exec_driver_sql(
         "SELECT w.low_seq, b.clean_seq FROM v_windows w JOIN buffers b ON b.id = w.buffer_id "
         "WHERE b.id = ?",
         (of.buffer_id,),
     ).one_or_none()
-    if found is None:
+    if state is None:
         return 0
-    low, clean_seq = found
+    low, clean_seq = state
     held = held_low(connection, of.buffer_id)
     _sqlite_clean(connection, of, low if held is None else min(low, held), clean_seq)
     size = of.size
@@ -159,9 +161,7 @@ def _sqlite_summarize(
         if max(block * size, 1) > low and (block + 1) * size <= settled + 1
     ]
     if summaries:
-        connection.exec_driver_sql(
-            _SQLITE_SUMMARIZE, [(of.buffer_id, *found) for found in summaries]
-        )
+        connection.exec_driver_sql(_SQLITE_SUMMARIZE, [(of.buffer_id, *row) for row in summaries])
     return len(summaries)
 
 
@@ -187,8 +187,8 @@ def _sqlite_priorities(connection: Connection, of: Blocks, block: int) -> NDArra
     """Return the priorities of the rows of a block."""
     first, last = block * of.size, (block + 1) * of.size - 1
     values = {"id": of.buffer_id, "first": first, "last": last}
-    found = connection.exec_driver_sql(_SQLITE_OF_BLOCK, values).scalars()
-    return np.fromiter(found, np.float64)
+    rows = connection.exec_driver_sql(_SQLITE_OF_BLOCK, values).scalars()
+    return np.fromiter(rows, np.float64)
 
 
 _POSTGRESQL_UPDATE = (
@@ -296,9 +296,13 @@ class PriorityKeeping:
     def _update_priorities(
         self, seqs: Sequence[int], priorities: Sequence[float], origin: str
     ) -> int:
-        own, engine = joined_connection(self.buffer.engine), self.buffer.engine
+        joined, engine = joined_connection(self.buffer.engine), self.buffer.engine
         # No write that must take effect once: the same priorities may be set again.
-        begun = writing(engine, self.buffer.options.durability) if own is None else nullcontext(own)
+        begun = (
+            writing(engine, self.buffer.options.durability)
+            if joined is None
+            else nullcontext(joined)
+        )
         with translated(self.buffer.url), begun as connection:
             return update_priorities(connection, self.blocks, seqs, priorities, origin)
 
@@ -387,8 +391,8 @@ def weightless_sums(
     blocks = Blocks(info.id, size, info.config.priorities.alpha)
     update_priorities(connection, blocks, seqs, [0.0] * len(seqs), origin)
     leaving = Counter(seq // size for seq in seqs)
-    found = connection.execute(_SUMS, {"buffer": info.id, "blocks": sorted(leaving)}).mappings()
-    return [{**row, "n_rows": row["n_rows"] - leaving[row["block"]]} for row in found]
+    sums = connection.execute(_SUMS, {"buffer": info.id, "blocks": sorted(leaving)}).mappings()
+    return [{**row, "n_rows": row["n_rows"] - leaving[row["block"]]} for row in sums]
 
 
 def add_sums(connection: Connection, sums: Sums, n_removed: int, n_given: int) -> None:

@@ -137,8 +137,8 @@ def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     """Return a column of the row, or the late value in its place."""
     if field.is_labelled:
         return labels.value_of(column, table)
-    own: ColumnElement[Any] = table.c[column]
-    return own
+    stored: ColumnElement[Any] = table.c[column]
+    return stored
 
 
 def _is_view(table: Table) -> bool:
@@ -284,9 +284,9 @@ def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
         return _contains(column, part, leaf.negated)
     if field.kind != "json":
         return false()
-    found = _has_element(field, part, column)
+    has_element = _has_element(field, part, column)
     is_list = json_kind(column, field.path) == "array"
-    parts = [and_(is_list, found.is_not(true())) if leaf.negated else found]
+    parts = [and_(is_list, has_element.is_not(true())) if leaf.negated else has_element]
     if isinstance(part, str):
         has_key = json_has_key(column, field.path, literal(escape_key(part), KEY))
         hex_position = position_of(json_hex_text(column, field.path), literal(hex_text(part), KEY))

@@ -148,12 +148,12 @@ def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
 ) -> list[tuple[Any, ...]]:
     """Return rows as keys; see `slice_reading.read_keys`."""
-    given = {
+    parameters = {
         "id": buffer_id, "within": reach.final_within, "stride": reach.stride,
         "seqs": _list(connection, seqs),
     }  # fmt: skip
     keys = []
-    for row in _run(connection, _KEYS, given):
+    for row in _run(connection, _KEYS, parameters):
         one, (task, agent, step), episode = _slice(row), row[9:12], row[12:]
         versions = row[7:9] if has_versions else ()
         of_row = one.seq, task, agent, step
@@ -173,12 +173,12 @@ def read_ranges(
     has_versions: bool,
 ) -> list[tuple[Any, ...]]:
     """Return the rows of ranges of episodes as slices; see `slice_reading.read_ranges`."""
-    given: dict[str, Any] = {"id": buffer_id, "ranges": json.dumps(ranges)}
+    parameters: dict[str, Any] = {"id": buffer_id, "ranges": json.dumps(ranges)}
     if connection.dialect.name == "postgresql":
         names = ("episodes", "firsts", "lasts")
-        given |= dict(zip(names, map(number_array, zip(*ranges, strict=True)), strict=True))
-        del given["ranges"]
-    rows = _run(connection, _RANGES, given)
+        parameters |= dict(zip(names, map(number_array, zip(*ranges, strict=True)), strict=True))
+        del parameters["ranges"]
+    rows = _run(connection, _RANGES, parameters)
     return [(*_slice(row), *(row[7:9] if has_versions else ())) for row in rows]
 
 
@@ -198,9 +198,9 @@ def _list(connection: Connection, seqs: Sequence[int]) -> str:
 
 
 def _run(
-    connection: Connection, texts: dict[str, str], given: dict[str, Any]
+    connection: Connection, texts: dict[str, str], parameters: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    return fetch(connection, texts[connection.dialect.name], given)
+    return fetch(connection, texts[connection.dialect.name], parameters)
 
 
 _Column = Sequence[Any]
@@ -278,12 +278,12 @@ def read_rows(
         return []
     parts = Parts(has_fields, not columns.isdisjoint(_PAYLOADS), "arrays" in columns)
     runs_at = runs_of(seqs, _GAP)
-    found = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
-    runs = _Runs._make(zip(*found, strict=True) if found else [()] * len(_Runs._fields))
+    slices = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
+    runs = _Runs._make(zip(*slices, strict=True) if slices else [()] * len(_Runs._fields))
     rows = list(zip(*_columns(runs, columns, parts), strict=True))
-    own = frozenset(seqs)
-    if sum(n for _, n in runs_at) > len(own):
-        rows = [row for row in rows if row[0] in own]
+    wanted_seqs = frozenset(seqs)
+    if sum(n for _, n in runs_at) > len(wanted_seqs):
+        rows = [row for row in rows if row[0] in wanted_seqs]
     if any(wanted):
         marks = read_marks(connection, buffer_id, runs_of(seqs), wanted, has_chunks=True)
         rows = with_marks(rows, marks, columns)
@@ -336,22 +336,22 @@ def _or_none(reals: NDArray[np.float64]) -> _Column:
 
 def _given_ids(runs: _Runs, seqs: Sequence[int]) -> dict[int, str]:
     """Return the ids that users gave, by position among the steps."""
-    given: dict[int, str] = {}
+    ids: dict[int, str] = {}
     for text in runs.ids:
         if text is not None:
-            given |= {int(seq): id_ for seq, id_ in orjson.loads(text).items()}
-    return {i: given[seq] for i, seq in enumerate(seqs) if seq in given} if given else {}
+            ids |= {int(seq): id_ for seq, id_ in orjson.loads(text).items()}
+    return {i: ids[seq] for i, seq in enumerate(seqs) if seq in ids} if ids else {}
 
 
 def _payloads_of(runs: _Runs, trees: Sequence[Any], columns: frozenset[str]) -> dict[str, _Column]:
     """Return the JSON of steps as texts, and the bytes to which it refers."""
     arrays: list[Any] = []
-    for own, n in zip(runs.payload_arrays, runs.n, strict=True):
-        if own is None or n == 1:
-            arrays += [own] * n
+    for raw, n in zip(runs.payload_arrays, runs.n, strict=True):
+        if raw is None or n == 1:
+            arrays += [raw] * n
         else:
             ranges = (tree and tree.get("arrays") for tree in trees[len(arrays) : len(arrays) + n])
-            arrays += [at and own[at[0] : at[0] + at[1]] for at in ranges]
+            arrays += [at and raw[at[0] : at[0] + at[1]] for at in ranges]
     made: dict[str, _Column] = {"arrays": arrays}
     for name in columns.intersection(_PAYLOADS):
         values = [tree.get(name) if tree else None for tree in trees]

@@ -125,11 +125,11 @@ def _sqlite_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[in
     connection.exec_driver_sql(
         "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
     )
-    found = connection.exec_driver_sql(
+    held = connection.exec_driver_sql(
         f"SELECT seq FROM experiences WHERE {_SQLITE_AMONG}",
         (buffer_id, json.dumps(list(seqs))),
     )
-    return set(found.scalars())
+    return set(held.scalars())
 
 
 def _sqlite_insert_parts(
@@ -186,15 +186,15 @@ def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
     """Yield a piece in chunks, or nothing if it is missing; the rest of its value is not read."""
     table, column, condition, key = _place_of(piece)
     statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
-    found = driver.execute(statement, (buffer_id, *key)).fetchone()
-    if found is None:
+    row = driver.execute(statement, (buffer_id, *key)).fetchone()
+    if row is None:
         return
-    with driver.blobopen(table, column, found[0], readonly=True) as blob:
-        left = min(piece.size, max(0, len(blob) - piece.start))
+    with driver.blobopen(table, column, row[0], readonly=True) as blob:
+        n_left = min(piece.size, max(0, len(blob) - piece.start))
         blob.seek(min(piece.start, len(blob)))
-        while left > 0:
-            raw: bytes = blob.read(min(left, _CHUNK_BYTES))
-            left -= len(raw)
+        while n_left > 0:
+            raw: bytes = blob.read(min(n_left, _CHUNK_BYTES))
+            n_left -= len(raw)
             yield raw
 
 
@@ -300,10 +300,10 @@ def _postgresql_read_pieces(
     values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
     with driver_of(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
         for n, row in enumerate(copy):
-            found = memoryview(row)[len(HEADER) if n == 0 else 0 :]
-            if len(found) >= _POSTGRESQL_PIECE_HEAD.size:
-                _, _, index, _ = _POSTGRESQL_PIECE_HEAD.unpack_from(found)
-                yield index, found[_POSTGRESQL_PIECE_HEAD.size :]
+            view = memoryview(row)[len(HEADER) if n == 0 else 0 :]
+            if len(view) >= _POSTGRESQL_PIECE_HEAD.size:
+                _, _, index, _ = _POSTGRESQL_PIECE_HEAD.unpack_from(view)
+                yield index, view[_POSTGRESQL_PIECE_HEAD.size :]
 
 
 # A smaller block is read whole: a statement for each of its parts would cost more.
@@ -392,20 +392,20 @@ class StepParts:
         """Return the bytes of (start, size) ranges of each block, in their order."""
         pieces: list[Piece] = []
         of_blocks: list[tuple[int, int]] = []  # block, start in the block
-        for i, (block, own) in enumerate(zip(blocks, ranges, strict=True)):
+        for i, (block, ranges_of_block) in enumerate(zip(blocks, ranges, strict=True)):
             if block.small is None:
-                for start, end in _runs(own):
+                for start, end in _runs(ranges_of_block):
                     pieces.append(Piece(block.first_seq, RECORDS, block.start + start, end - start))
                     of_blocks.append((i, start))
         runs: list[dict[int, bytes]] = [{} for _ in blocks]
         if pieces:
-            found = read_pieces(connection, buffer_id, pieces)
-            for n, parts in groupby(found, itemgetter(0)):
+            read = read_pieces(connection, buffer_id, pieces)
+            for n, parts in groupby(read, itemgetter(0)):
                 i, start = of_blocks[n]
                 runs[i][start] = b"".join(raw for _, raw in parts)
         return [
-            [_part(block, own, start, size) for start, size in wanted]
-            for block, own, wanted in zip(blocks, runs, ranges, strict=True)
+            [_part(block, runs_of_block, start, size) for start, size in wanted]
+            for block, runs_of_block, wanted in zip(blocks, runs, ranges, strict=True)
         ]
 
 
@@ -571,7 +571,7 @@ class Payloads:
         self,
         buffer_id: int,
         layout: Layout,
-        wanted: SelectedFields | None = None,
+        selected: SelectedFields | None = None,
         only: frozenset[str] | None = None,
         *,
         steps: StepLayout = ROWS,
@@ -580,19 +580,21 @@ class Payloads:
         self._buffer_id, self._layout = buffer_id, layout
         self._read, self._may_replace = steps.read_rows, may_replace
         self._step_parts: StepParts | None = None
-        is_part = wanted is not None and 0 < len(wanted.typed) < len(layout.specs)
+        is_part = selected is not None and 0 < len(selected.typed) < len(layout.specs)
         if is_part and self._read and not may_replace and layout.compression is None:
-            self._step_parts = StepParts(layout, wanted.typed if wanted else ())
-        self._wanted, self._only = wanted, only
-        has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
+            self._step_parts = StepParts(layout, selected.typed if selected else ())
+        self._selected, self._only = selected, only
+        has_fields = (
+            bool(layout.specs) and only is None and (selected is None or bool(selected.typed))
+        )
         self._has_fields = has_fields and self._step_parts is None
         self._names = frozenset(self._wanted_names())
         # Of whole payloads small arrays are read at once, also those that others refer to: each
         # statement for a part takes longer.
         self._takes_whole = (
-            wanted is not None
+            selected is not None
             and not self._read
-            and all(wanted.is_whole(name) for name in wanted.fields)
+            and all(selected.is_whole(name) for name in selected.fields)
         )
         self.columns = (
             statements.ROW_COLUMNS[0],
@@ -608,7 +610,7 @@ class Payloads:
     def _column(self, column: Any) -> ColumnElement[Any]:
         if column.name in self._names:
             return cast("ColumnElement[Any]", column)
-        wanted = set() if self._wanted is None else self._wanted.fields.keys() & set(PAYLOADS)
+        wanted = set() if self._selected is None else self._selected.fields.keys() & set(PAYLOADS)
         if column.name == "arrays" and self._takes_whole and wanted:
             small = case((func.length(column) <= SMALL_BYTES, column))
             return small.label(column.name)
@@ -620,11 +622,11 @@ class Payloads:
         names = {*Record._fields} - {"fields"}
         if self._only is not None:
             names &= self._only
-        if self._wanted is None:
+        if self._selected is None:
             return names
         # `extra` also has numbers that their columns cannot hold.
-        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
-        if not self._read or not self._wanted.fields.keys() & set(PAYLOADS):
+        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._selected.fields.keys()
+        if not self._read or not self._selected.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
         return names - unwanted
 
@@ -694,18 +696,18 @@ class Payloads:
         if most is not None:
             largest = self._layout.size_bytes or 1
             steps_at_once = max(1, min(_FIRST_STEPS, most // largest))
-        found: list[Row] = []
+        stored: list[Row] = []
         n_read, n_bytes = 0, 0
         while n_read < len(seqs) and (most is None or n_bytes < most):
             some = seqs[n_read : n_read + steps_at_once]
             more = self.reading.read(connection, some, has_labels, False)
-            found += more
+            stored += more
             n_read += len(some)
             n_bytes += sum(map(n_bytes_of, more))
             if most is not None:  # the next ones are expected to be as large
                 fits = (most - n_bytes) * n_read // max(n_bytes, 1)
                 steps_at_once = max(1, min(_MORE_STEPS * steps_at_once, fits))
-        return found, len(seqs)
+        return stored, len(seqs)
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them.
@@ -740,15 +742,15 @@ class Payloads:
         if self._step_parts is not None:
             rows = self._with_typed(connection, self._step_parts, rows)
         plans = self._plans(rows, most_bytes)
-        found = []
+        completed = []
         for row, plan in zip(self._filled(connection, plans), plans, strict=True):
             if row is None:
                 raise FieldError(
                     f"{shown_row(0, [plan.row[0]])} lacks a part of its payload; delete it, or "
                     f"restore it from a backup"
                 )
-            found.append(row)
-        return found
+            completed.append(row)
+        return completed
 
     def held(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
         """Return rows as in `complete`, without those that left since they were read."""
@@ -776,23 +778,23 @@ class Payloads:
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""
-        if self._wanted is None:
+        if self._selected is None:
             return not any(map(is_in_parts, rows))
-        wanted = self._wanted
-        return self._takes_whole and all(_is_ready(row, wanted) for row in rows)
+        selected = self._selected
+        return self._takes_whole and all(_is_ready(row, selected) for row in rows)
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
         plans: list[ReadPlan] = []
         total = 0
         for row in rows:
-            if self._wanted is None:
+            if self._selected is None:
                 plan = _whole(row)
-            elif self._takes_whole and _is_ready(row, self._wanted):
+            elif self._takes_whole and _is_ready(row, self._selected):
                 plan, total = ReadPlan(row), total + len(row[_ARRAYS] or b"")
             elif self._read:
-                plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
+                plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._selected))))
             else:
-                plan = _plan_of_parts(row, self._wanted)
+                plan = _plan_of_parts(row, self._selected)
             total += plan.size
             if plans and most_bytes is not None and total > most_bytes:
                 break
@@ -811,8 +813,8 @@ class Payloads:
         )
         for group in _groups(targets):
             pieces = [piece for _, piece, _, _ in group]
-            found = read_pieces(connection, self._buffer_id, pieces)
-            for n, chunks in groupby(found, itemgetter(0)):
+            read = read_pieces(connection, self._buffer_id, pieces)
+            for n, chunks in groupby(read, itemgetter(0)):
                 i, piece, skipped, target = group[n]
                 missing[i] -= self._fill(target, piece, skipped, (raw for _, raw in chunks))
         return [
@@ -867,10 +869,10 @@ def _whole(row: Row) -> ReadPlan:
     return ReadPlan(row) if size is None else ReadPlan(row, [PieceRun(0, size, 0)], size)
 
 
-def _is_ready(row: Row, wanted: SelectedFields) -> bool:
+def _is_ready(row: Row, selected: SelectedFields) -> bool:
     """Return True if a row that was read has all that is wanted, which are whole fields."""
     extra, arrays, size = _EXTRA_ARRAYS_SIZE(row)
-    if extra is not None and ("extra" not in wanted.fields or '"$reals"' in extra):
+    if extra is not None and ("extra" not in selected.fields or '"$reals"' in extra):
         return False
     if size is not None:
         return False
@@ -879,11 +881,11 @@ def _is_ready(row: Row, wanted: SelectedFields) -> bool:
     )
 
 
-def _plan_of_parts(row: Row, wanted: SelectedFields) -> ReadPlan:
+def _plan_of_parts(row: Row, selected: SelectedFields) -> ReadPlan:
     """Return the plan of a row with the wanted part of its JSON, which refers to the read bytes."""
-    trees = _wanted_trees(row, wanted)
-    found = [each for tree in trees.values() for each in references(tree) if each[-1]]
-    runs, size = _laid_out(found)
+    trees = _wanted_trees(row, selected)
+    refs = [reference for tree in trees.values() for reference in references(tree) if reference[-1]]
+    runs, size = _laid_out(refs)
     texts = _texts(trees)
     return ReadPlan(with_values(row, texts if size else {**texts, _SIZE: None}), runs, size)
 
@@ -893,7 +895,7 @@ def _texts(trees: Mapping[str, Any]) -> dict[int, Any]:
     return {PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()}
 
 
-def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
+def _wanted_trees(row: Row, selected: SelectedFields) -> dict[str, Any]:
     """Return the wanted part of a row's JSON."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
@@ -901,21 +903,21 @@ def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
         if text is not None:
             tree = loads(text)
             trees[name] = (
-                _wanted_extra(tree, wanted)
+                _wanted_extra(tree, selected)
                 if name == "extra"
-                else pruned(tree, wanted.fields.get(name, {}))
+                else pruned(tree, selected.fields.get(name, {}))
             )
     return trees
 
 
-def _wanted_extra(tree: dict[str, Any], wanted: SelectedFields) -> Any:
-    kept = {"execute_time", *wanted.fields}
+def _wanted_extra(tree: dict[str, Any], selected: SelectedFields) -> Any:
+    kept = {"execute_time", *selected.fields}
     reals = {name: real for name, real in tree.pop("$reals", {}).items() if name in kept}
     is_none = tree.pop("$none", False)
-    found = MISSING if is_none else pruned(tree, wanted.fields.get("extra", {}))
+    part = MISSING if is_none else pruned(tree, selected.fields.get("extra", {}))
     if not reals:
-        return found
-    rest: Any = {"$none": True} if found is MISSING else found
+        return part
+    rest: Any = {"$none": True} if part is MISSING else part
     return {**rest, "$reals": reals}
 
 
@@ -926,7 +928,7 @@ def _laid_out(references: Sequence[list[Any]]) -> tuple[list[PieceRun], int]:
     """
     runs: list[PieceRun] = []
     size = 0
-    for reference in sorted(references, key=lambda each: int(each[-2])):
+    for reference in sorted(references, key=lambda ref: int(ref[-2])):
         start, n = reference[-2:]
         if not runs or start > runs[-1].end + NEAR_BYTES:
             size += (start - size) % ALIGNMENT

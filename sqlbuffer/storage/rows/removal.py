@@ -29,9 +29,9 @@ class SeqRuns:
         found: The runs, in order.
     """
 
-    def __init__(self, found: Sequence[Any] = ()) -> None:
-        self._firsts = [first for first, _ in found]
-        self._lasts = [last for _, last in found]
+    def __init__(self, runs: Sequence[Any] = ()) -> None:
+        self._firsts = [first for first, _ in runs]
+        self._lasts = [last for _, last in runs]
 
     def __contains__(self, seq: int) -> bool:
         place = bisect_right(self._firsts, seq) - 1
@@ -72,7 +72,7 @@ def stacked(arrays: Sequence[Any]) -> Any:
         if array.shape[1:] == shape
         else np.pad(
             array,
-            [(0, 0), *((0, n - own) for n, own in zip(shape, array.shape[1:], strict=True))],
+            [(0, 0), *((0, n - size) for n, size in zip(shape, array.shape[1:], strict=True))],
         )
         for array in arrays
     ]
@@ -123,9 +123,9 @@ def sqlite_remove_rows(
     """
     if not seqs:
         return 0
-    found = connection.exec_driver_sql(_BEGIN_DELETING, (buffer_id,)).one_or_none()
+    row = connection.exec_driver_sql(_BEGIN_DELETING, (buffer_id,)).one_or_none()
     # A buffer that is being dropped has no row any more.
-    has_chunks, has_followers, low = (False, False, 0) if found is None else found
+    has_chunks, has_followers, low = (False, False, 0) if row is None else row
     if has_chunks:
         n_removed = remove_steps(connection, buffer_id, seqs)
     else:
@@ -135,7 +135,7 @@ def sqlite_remove_rows(
             (buffer_id, json.dumps(list(seqs))),
         ).rowcount
     connection.exec_driver_sql(_END_DELETING, (buffer_id,))
-    if found is not None and (has_followers or not evicted):
+    if row is not None and (has_followers or not evicted):
         inside = [seq for seq in seqs if seq > low]
         log_change(connection, buffer_id, "deleted", inside, origin)
     return n_removed
@@ -166,11 +166,11 @@ def _sqlite_remove_episodes(
     )
     remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?"
     forget = "DELETE FROM rollout_stats WHERE buffer_id = ? AND task_id = ? AND episode_id = ?"
-    found = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
-    for id_, task, _ in found:
+    removed = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
+    for id_, task, _ in removed:
         driver.execute(remove, (buffer_id, id_))
         driver.execute(forget, (buffer_id, task, id_))
-    return found
+    return removed
 
 
 def _postgresql_remove_episodes(
@@ -180,9 +180,9 @@ def _postgresql_remove_episodes(
 
     Return the number, the task and the status of each episode.
     """
-    given = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
-    found = driver_of(connection).execute(_REMOVE_EPISODES, given).fetchall()
-    return [(id_, task, status) for id_, task, status, _ in found]
+    parameters = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
+    removed = driver_of(connection).execute(_REMOVE_EPISODES, parameters).fetchall()
+    return [(id_, task, status) for id_, task, status, _ in removed]
 
 
 remove_rows = by_database(sqlite=sqlite_remove_rows, postgresql=_postgresql_remove_rows)
@@ -235,8 +235,8 @@ def _whole_chunks(connection: Connection, buffer_id: int, seqs: list[int]) -> li
     A chunk that is deleted in two parts is noted step by step, which takes space on a disk that may
     be full.
     """
-    given = {"of_buffer": buffer_id, "seq": seqs[-1]}
-    first = connection.execute(_LAST_CHUNK, given).scalar()
+    parameters = {"of_buffer": buffer_id, "seq": seqs[-1]}
+    first = connection.execute(_LAST_CHUNK, parameters).scalar()
     return seqs[: bisect_left(seqs, first)] if first is not None and first > seqs[0] else seqs
 
 

@@ -54,8 +54,8 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
     def statement(*args: P.args, **kwargs: P.kwargs) -> T:
         nodes = [getattr(value, "node", value) for value in args]
         has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
-        found: T = (make if has_condition else kept)(*args, **kwargs)
-        return found
+        result: T = (make if has_condition else kept)(*args, **kwargs)
+        return result
 
     return statement
 
@@ -70,16 +70,16 @@ episode_states = table(
 
 
 def _column(name: str, steps: Any) -> ColumnElement[Any]:
-    of = steps.c
+    step = steps.c
     if name == "episode_key":
-        return select(episodes.c.key).where(episodes.c.id == of.episode_id).scalar_subquery()
+        return select(episodes.c.key).where(episodes.c.id == step.episode_id).scalar_subquery()
     if name == "session_key":
-        return select(sessions.c.key).where(sessions.c.id == of.session_id).scalar_subquery()
-    if name not in of:  # bytes of steps in chunks
+        return select(sessions.c.key).where(sessions.c.id == step.session_id).scalar_subquery()
+    if name not in step:  # bytes of steps in chunks
         return null()
-    own: ColumnElement[Any] = of[name]
+    stored: ColumnElement[Any] = step[name]
     # As text, with any JSON loader of the driver.
-    return cast(own, Text) if name in _JSON_COLUMNS else own
+    return cast(stored, Text) if name in _JSON_COLUMNS else stored
 
 
 def row_columns(steps: Any) -> tuple[ColumnElement[Any], ...]:
@@ -178,13 +178,13 @@ def runs(where: ColumnElement[bool], steps: Any) -> Select[Any]:
     """Select the first and last key of each run of consecutive keys, in order."""
     seq = steps.c.seq
     before_run = (seq - func.row_number().over(order_by=seq)).label("before_run")
-    found = select(seq, before_run).where(where).subquery("found").c
-    first = func.min(found.seq)
-    return select(first, func.max(found.seq)).group_by(found.before_run).order_by(first)
+    run = select(seq, before_run).where(where).subquery("found").c
+    first = func.min(run.seq)
+    return select(first, func.max(run.seq)).group_by(run.before_run).order_by(first)
 
 
 def first_rows_of_tasks(
-    buffer_id: int, low: int, node: Node, given: Any, among: ColumnElement[bool], steps: Any
+    buffer_id: int, low: int, node: Node, rows: Any, among: ColumnElement[bool], steps: Any
 ) -> Select[Any]:
     """Select (seq, task_id) of the given rows that are the first matching row of their task.
 
@@ -192,7 +192,7 @@ def first_rows_of_tasks(
         buffer_id: The buffer.
         low: Lower end of the window.
         node: The condition.
-        given: Table of the given rows.
+        rows: Table of the given rows.
         among: Condition for a row of that table.
         steps: Table of all steps.
     """
@@ -201,15 +201,15 @@ def first_rows_of_tasks(
         select(1)
         .where(
             matching(buffer_id, node, earlier),
-            earlier.c.task_id == given.c.task_id,
+            earlier.c.task_id == rows.c.task_id,
             unindexed(earlier.c.seq) > low,
-            unindexed(earlier.c.seq) < given.c.seq,
+            unindexed(earlier.c.seq) < rows.c.seq,
         )
         # Without the offset PostgreSQL would make an anti-join over all rows of the buffer.
         .offset(0)
         .exists()
     )
-    return select(given.c.seq, given.c.task_id).where(among, is_first)
+    return select(rows.c.seq, rows.c.task_id).where(among, is_first)
 
 
 def has_no_row(
@@ -224,11 +224,11 @@ def has_no_row(
         rows: An alias of the table of steps.
         which: Condition on the alias.
     """
-    own = rows.c
-    found = select(1).where(
-        own.buffer_id == buffer_id, own.task_id == task_id, unindexed(own.seq) > low, which
+    row = rows.c
+    match = select(1).where(
+        row.buffer_id == buffer_id, row.task_id == task_id, unindexed(row.seq) > low, which
     )
-    return ~found.offset(0).exists()
+    return ~match.offset(0).exists()
 
 
 def matching_tasks(where: ColumnElement[bool], steps: Any) -> Select[Any]:

@@ -118,11 +118,13 @@ class EligibleLow:
             return
         known = max(low, self.of(limits, epoch))
         seq: Any = steps.c.seq
-        own = (steps.c.buffer_id == buffer_id) & (seq > known) & (seq <= end) & limits.hold(steps)
+        is_eligible = (
+            (steps.c.buffer_id == buffer_id) & (seq > known) & (seq <= end) & limits.hold(steps)
+        )
         in_order = statements.in_order(EVERYTHING, steps)
-        first = select(seq).where(own).order_by(*in_order).limit(1)
-        found = connection.execute(first).scalar_one_or_none()
-        eligible_low = end if found is None else found - 1
+        first = select(seq).where(is_eligible).order_by(*in_order).limit(1)
+        first_seq = connection.execute(first).scalar_one_or_none()
+        eligible_low = end if first_seq is None else first_seq - 1
         with self._mutex:
             is_new = not self._holds(limits, epoch)
             gain = max(eligible_low - known, 0)
@@ -173,15 +175,15 @@ class Restrictions:
             or info.config.sampling.track_samples
         )
 
-    def are_any(self, now: SampledWindow) -> bool:
+    def are_any(self, window: SampledWindow) -> bool:
         """Return True if there is any restriction."""
-        self.has_quarantine = bool(now.has_quarantine)
+        self.has_quarantine = bool(window.has_quarantine)
         return self._are_any or self.has_quarantine
 
     def candidates(
         self,
         connection: Connection,
-        now: SampledWindow,
+        window: SampledWindow,
         epoch: int,
         node: Node,
         columns: RowSelection | SliceReading,
@@ -191,73 +193,73 @@ class Restrictions:
         Raises:
             InsufficientDataError: The buffer has too few rows.
         """
-        self._check_size(connection, now, epoch)
-        limits = self.limits(now)
+        self._check_size(connection, window, epoch)
+        limits = self.limits(window)
         eligible_low = self.eligible_low.of(limits, epoch)
-        found = Candidates(
-            connection, self._info.id, now.low, now.high, node, columns, limits, eligible_low,
+        candidates = Candidates(
+            connection, self._info.id, window.low, window.high, node, columns, limits, eligible_low,
             layout_of(self._info),
         )  # fmt: skip
-        found.clock = now.clock
-        return found
+        candidates.clock = window.clock
+        return candidates
 
     def look(
-        self, connection: Connection, now: SampledWindow, settled: int | None, epoch: int
+        self, connection: Connection, window: SampledWindow, settled: int | None, epoch: int
     ) -> None:
         """Find the first row that may be sampled.
 
         Args:
             connection: Connection to read from.
-            now: The window.
+            window: The window.
             settled: Number up to which no row can appear any more; None for the newest.
             epoch: Epoch of the server when this was known.
         """
-        end = now.high if settled is None else min(settled, now.high)
-        limits, steps = self.limits(now), steps_of(self._info)
-        self.eligible_low.look(connection, self._info.id, steps, now.low, end, limits, epoch)
+        end = window.high if settled is None else min(settled, window.high)
+        limits, steps = self.limits(window), steps_of(self._info)
+        self.eligible_low.look(connection, self._info.id, steps, window.low, end, limits, epoch)
 
-    def limits(self, now: SampledWindow) -> Eligibility:
+    def limits(self, window: SampledWindow) -> Eligibility:
         """Return the current limits."""
         return Eligibility(
             self._info.config.sampling.max_use,
-            oldest_version(now.clock, self._info.config.sampling.max_staleness),
-            now.session if self._info.config.sampling.current_session_only else None,
-            bool(now.has_quarantine),
+            oldest_version(window.clock, self._info.config.sampling.max_staleness),
+            window.session if self._info.config.sampling.current_session_only else None,
+            bool(window.has_quarantine),
         )
 
-    def for_leases(self, connection: Connection, now: SampledWindow, epoch: int) -> Eligibility:
+    def for_leases(self, connection: Connection, window: SampledWindow, epoch: int) -> Eligibility:
         """Return the limits that exclude rows from leases: the queue itself counts uses.
 
         Raises:
             InsufficientDataError: The buffer has too few rows.
         """
-        self._check_size(connection, now, epoch)
-        return self.limits_of_leases(now)
+        self._check_size(connection, window, epoch)
+        return self.limits_of_leases(window)
 
-    def limits_of_leases(self, now: SampledWindow) -> Eligibility:
+    def limits_of_leases(self, window: SampledWindow) -> Eligibility:
         """Return the limits of `for_leases`, without a check of the number of rows."""
-        return replace(self.limits(now), max_use=None)
+        return replace(self.limits(window), max_use=None)
 
-    def _check_size(self, connection: Connection, now: SampledWindow, epoch: int) -> None:
+    def _check_size(self, connection: Connection, window: SampledWindow, epoch: int) -> None:
         """Raise an error if there are too few rows; rows are counted again after deletions only."""
-        needed, state = self._info.config.sampling.min_size, (now.deletions, epoch)
-        if not needed or (now.span >= needed and self._large_enough == state):
+        needed, state = self._info.config.sampling.min_size, (window.deletions, epoch)
+        if not needed or (window.span >= needed and self._large_enough == state):
             return
-        n_rows = now.live_rows
+        n_rows = window.live_rows
         if self._info.config.retention.evict_by == "row":
-            n_rows = self._count(connection, now, needed)
+            n_rows = self._count(connection, window, needed)
         if n_rows < needed:
             why = "" if n_rows else why_empty(connection, self._info.id)
             raise InsufficientDataError(below_min_size(self._info.name, n_rows, needed, why))
         if self._info.config.retention.evict_by == "row":
             self._large_enough = state
 
-    def _count(self, connection: Connection, now: SampledWindow, needed: int) -> int:
+    def _count(self, connection: Connection, window: SampledWindow, needed: int) -> int:
         """Return the number of rows, or at least `needed`."""
         # The newest rows are mostly enough; without statistics PostgreSQL would sort all for a
         # limit.
         n_rows = 0
-        for low in (max(now.low, now.high - 2 * needed - FEW_HOLES), now.low):
+        for low in (max(window.low, window.high - 2 * needed - FEW_HOLES), window.low):
             steps = steps_of(self._info)
             where = statements.in_window(self._info.id, low, EVERYTHING, steps)
             counted = select(func.count()).select_from(steps).where(where)
@@ -313,33 +315,36 @@ class CandidateSource:
             translated(buffer.url),
             snapshot(buffer.engine, query) as connection,
         ):
-            now = self.window_answered(answer(connection))
-            node = resolve_labels(node, bool(now.has_labels))
-            if not (sampled and self.restrictions.are_any(now)):
-                found = Candidates(
-                    connection, buffer.info.id, now.low, now.high, node, columns,
+            window = self.window_answered(answer(connection))
+            node = resolve_labels(node, bool(window.has_labels))
+            if not (sampled and self.restrictions.are_any(window)):
+                candidates = Candidates(
+                    connection, buffer.info.id, window.low, window.high, node, columns,
                     steps=layout_of(buffer.info),
                 )  # fmt: skip
             else:
-                found = self.restrictions.candidates(
-                    connection, now, server_epoch(buffer.engine), node, columns
+                candidates = self.restrictions.candidates(
+                    connection, window, server_epoch(buffer.engine), node, columns
                 )
-            found.has_labels = bool(now.has_labels)
-            found.newest_single, found.has_deleted = now.newest_single, bool(now.has_deleted)
-            found.may_replace = buffer.info.layout is not None
+            candidates.has_labels = bool(window.has_labels)
+            candidates.newest_single, candidates.has_deleted = (
+                window.newest_single,
+                bool(window.has_deleted),
+            )
+            candidates.may_replace = buffer.info.layout is not None
             if self._priorities_of is not None:
-                found.priorities = self._priorities_of(found)
-            yield found
+                candidates.priorities = self._priorities_of(candidates)
+            yield candidates
 
     def payloads(
-        self, wanted: SelectedFields | None = None, only: frozenset[str] | None = None
+        self, selected: SelectedFields | None = None, only: frozenset[str] | None = None
     ) -> Payloads:
         """Return the reader of rows, whole or in part."""
         info = self.buffer.info
         # Only layouts of compat replace steps.
         may_replace = info.layout is not None
         return Payloads(
-            info.id, self.buffer.layout, wanted, only, steps=layout_of(info),
+            info.id, self.buffer.layout, selected, only, steps=layout_of(info),
             may_replace=may_replace,
         )  # fmt: skip
 
@@ -352,15 +357,15 @@ class CandidateSource:
     def _window_with_single(self) -> str:
         return self.buffer.text_of(self._select_window(finds_single=True))
 
-    def window_answered(self, found: Sequence[Any]) -> SampledWindow:
+    def window_answered(self, rows: Sequence[Any]) -> SampledWindow:
         """Return the window that a select of it found.
 
         Raises:
             BufferNotFoundError: The buffer was dropped.
         """
-        if not found:
+        if not rows:
             raise self.buffer.dropped()
-        return SampledWindow(*found[0])
+        return SampledWindow(*rows[0])
 
     def sampled_window(self, connection: Connection) -> SampledWindow:
         """Return the window of the rows that may be sampled now, in a transaction."""

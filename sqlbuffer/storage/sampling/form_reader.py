@@ -98,8 +98,8 @@ class EpisodePopulation(Candidates):
         """True if `pick` costs less than `probe`, because few of the numbers are keys."""
         if self.span <= FEW_KEYS_SPAN:
             return True
-        given = {BUFFER_ID: self.buffer_id, LOW: self.window_low}
-        ((first, last, n),) = fetch(self.connection, _newest_ends(), given)
+        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low}
+        ((first, last, n),) = fetch(self.connection, _newest_ends(), parameters)
         return bool(n > 1 and last - first > LONG_EPISODE * (n - 1))
 
     @property
@@ -118,15 +118,15 @@ class EpisodePopulation(Candidates):
 
     @property
     def _keys(self) -> Any:
-        own = (literal(n, BigInteger()) for n in (self.buffer_id, self.window_low, self.low))
-        return _EpisodeKeys(self._partial, self.node, self.limits, self.steps, *own).table
+        bounds = (literal(n, BigInteger()) for n in (self.buffer_id, self.window_low, self.low))
+        return _EpisodeKeys(self._partial, self.node, self.limits, self.steps, *bounds).table
 
     def keys(self) -> NDArray[np.int64]:
         """Return the key of each episode in ascending order; reads all keys."""
         self.has_read_keys = True
         keys = self._keys
-        found = self.connection.execute(select(keys.c.key).order_by(keys.c.key)).scalars()
-        return np.fromiter(found, np.int64)
+        keys_in_order = self.connection.execute(select(keys.c.key).order_by(keys.c.key)).scalars()
+        return np.fromiter(keys_in_order, np.int64)
 
     def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
         """Return n keys, uniform over all; None if there may be fewer different ones.
@@ -139,11 +139,11 @@ class EpisodePopulation(Candidates):
         numbers = (rng.random(n if replace else _overdrawn(n)) * 2.0**FRACTION_BITS).astype(
             np.int64
         )
-        found = self._pick(_ranked, n, {NUMBERS: numbers.tolist()})
-        if not found:
+        ranked = self._pick(_ranked, n, {NUMBERS: numbers.tolist()})
+        if not ranked:
             return []
-        (_, total), *_ = found.values()
-        key_of = {rank: key for key, (rank, _) in found.items()}
+        (_, total), *_ = ranked.values()
+        key_of = {rank: key for key, (rank, _) in ranked.items()}
         ranks = (numbers * total >> FRACTION_BITS).tolist()
         keys = [key_of[rank] for rank in ranks if rank in key_of]
         if replace:
@@ -155,9 +155,9 @@ class EpisodePopulation(Candidates):
         """Return up to n keys in uniform random order; reads all keys."""
         n = checked_count(n, "n")
         rng = np.random.default_rng()
-        found = self.pick(rng, n, replace=False)
-        if found is not None:
-            return found
+        picked = self.pick(rng, n, replace=False)
+        if picked is not None:
+            return picked
         keys = self.keys()
         chosen: list[int] = rng.choice(keys, min(n, keys.size), replace=False).tolist()
         return chosen
@@ -174,8 +174,8 @@ class EpisodePopulation(Candidates):
         """Return up to `limit` keys, oldest first, after the first `offset`; reads all keys."""
         offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
         keys = self.keys()[::-1] if checked_flag(newest, "newest") else self.keys()
-        found: list[int] = keys[offset : offset + limit].tolist()
-        return found
+        page: list[int] = keys[offset : offset + limit].tolist()
+        return page
 
     def _pick(
         self,
@@ -246,19 +246,19 @@ class _EpisodeKeys:
             # The offset keeps SQLite from searching for a step again at each use of the key.
             left = keys.offset(0).subquery("left")
             keys = select(left.c.key).where(left.c.key.is_not(None))
-        found = keys.subquery("keys")
+        table = keys.subquery("keys")
         if self._node == EVERYTHING and not self._limits:
-            return found
-        return self._matching_keys(found)
+            return table
+        return self._matching_keys(table)
 
     def _eligible(self) -> list[Any]:
-        own = episodes.c
+        episode = episodes.c
         # Bounded on both sides: otherwise PostgreSQL without statistics expects a third of the
         # table. The last step may have been deleted, so it cannot be a bound.
-        has_steps = (own.last_seq > self._low) & (own.last_seq < MOST_SEQ)
+        has_steps = (episode.last_seq > self._low) & (episode.last_seq < MOST_SEQ)
         if self._partial:
-            return [own.status != "aborted", has_steps | own.last_seq.is_(None)]
-        return [own.status == "complete", has_steps, own.first_seq > self._eligible_low]
+            return [episode.status != "aborted", has_steps | episode.last_seq.is_(None)]
+        return [episode.status == "complete", has_steps, episode.first_seq > self._eligible_low]
 
     def _matching_keys(self, keys: Any) -> Any:
         """Return the keys whose row matches; each is looked up separately.
@@ -300,19 +300,19 @@ _OWN = (
 
 def _ranked(keys: Any, n: int) -> Select[Any]:
     """Select (key, rank, n) of the keys whose ranks come first in the given numbers."""
-    given = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
+    numbers = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
         column("value", BigInteger()), column("place", BigInteger())
     )
     # A window function would take four times as long. The offsets keep the order and the list.
     in_order = select(keys.c.key).order_by(keys.c.key).offset(0).scalar_subquery()
     seqs = select(seqs_of(in_order).label("seqs")).offset(0).subquery("in_order").c.seqs
     listed = select(seqs, n_seqs(seqs).label("n")).cte("listed")
-    rank = (given.c.value * listed.c.n).op(">>")(literal(FRACTION_BITS, Integer()))
+    rank = (numbers.c.value * listed.c.n).op(">>")(literal(FRACTION_BITS, Integer()))
     first_met = (
         select(rank.label("rank"))
-        .join_from(given, listed, listed.c.n > 0)
+        .join_from(numbers, listed, listed.c.n > 0)
         .group_by(rank)
-        .order_by(func.min(given.c.place))
+        .order_by(func.min(numbers.c.place))
         .limit(n)
         .subquery("first_met")
     )
@@ -336,14 +336,14 @@ def _unranked(keys: Any) -> Select[Any]:
 @remembered
 def _newest_ends() -> Any:
     """Select the first and the last end of a few episodes, and the number of these."""
-    own = episodes.c
+    episode = episodes.c
     newest = (
-        select(own.last_seq)
+        select(episode.last_seq)
         .where(
-            own.buffer_id == bindparam(BUFFER_ID, type_=Integer()),
-            own.last_seq > bindparam(LOW, type_=BigInteger()),
+            episode.buffer_id == bindparam(BUFFER_ID, type_=Integer()),
+            episode.last_seq > bindparam(LOW, type_=BigInteger()),
         )
-        .order_by(own.last_seq.desc())
+        .order_by(episode.last_seq.desc())
         .limit(FEW_EPISODES)
         .subquery("newest")
         .c.last_seq

@@ -213,16 +213,18 @@ class SliceTable:
         counts, first_t = slices.n, slices.t
         self._starts = np.cumsum(counts) - counts
         numbers = self.episodes.numbers
-        of = [numbers.get(id_, NONE) for id_ in slices.episode_id]
+        numbers_of_runs = [numbers.get(id_, NONE) for id_ in slices.episode_id]
         places = np.arange(counts.sum())
         self.seq = np.repeat(slices.seq - self._starts, counts) + places
         links = np.zeros(len(places), LINK)
-        links["episode"] = np.repeat(np.array(of, np.int32), counts)
+        links["episode"] = np.repeat(np.array(numbers_of_runs, np.int32), counts)
         links["t"] = np.repeat(first_t - self._starts, counts) + places
-        if NONE in of:
+        if NONE in numbers_of_runs:
             links["t"][links["episode"] == NONE] = NONE
         links["next"], links["prev"] = places + 1, places - 1
-        next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
+        next_of, prev_of = _neighbours(
+            np.array(numbers_of_runs, np.int64), first_t, counts, self._starts
+        )
         links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
         return links
 
@@ -270,8 +272,8 @@ class SliceTable:
             runs = np.array(sorted(marks.excluded), np.int64)
             # Of the runs that begin up to a step, the end of the one that reaches furthest.
             ends = np.maximum.accumulate(runs.sum(axis=1))
-            at = np.searchsorted(runs[:, 0], self.seq, side="right") - 1
-            is_barred |= (at >= 0) & (self.seq < ends[at])
+            run_of = np.searchsorted(runs[:, 0], self.seq, side="right") - 1
+            is_barred |= (run_of >= 0) & (self.seq < ends[run_of])
         links["flags"][is_barred] |= np.uint8(BARRED)
         return bool(is_barred.any())
 
@@ -328,13 +330,13 @@ class SliceTable:
         self, steps: Integers, names: Sequence[str], built_in: Sequence[str] = ()
     ) -> Arrays:
         """Return fields of steps; see `StepTable.fields_of`."""
-        at = self.at(steps)
-        return at.fields(names) | at.built_in(built_in)
+        rows = self.at(steps)
+        return rows.fields(names) | rows.built_in(built_in)
 
     def episodes_of(self, steps: Integers) -> Integers:
         """Return the number of the episode of steps; see `StepTable.episodes_of`."""
-        of: Integers = self._links["episode"][steps]
-        return of
+        episodes: Integers = self._links["episode"][steps]
+        return episodes
 
     def info_of(self, steps: Integers, with_place: bool) -> Callable[[], Arrays]:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
@@ -419,9 +421,9 @@ class StepsInSlices:
         arrays = self._stored(names)
         for name in self._table.late.keys() & arrays.keys():
             slots, values = self._table.late[name]
-            at = np.searchsorted(slots, self._index).clip(max=len(slots) - 1)
-            is_late = slots[at] == self._index
-            arrays[name][is_late] = values[at][is_late]
+            places = np.searchsorted(slots, self._index).clip(max=len(slots) - 1)
+            is_late = slots[places] == self._index
+            arrays[name][is_late] = values[places][is_late]
         return arrays
 
     def _stored(self, names: Sequence[str]) -> Arrays:
@@ -500,8 +502,8 @@ def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]
         return numbers, np.full(wanted.shape, NONE)
     order = np.argsort(numbers)
     ordered = numbers[order]
-    at = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
-    return order, np.where(ordered[at] == wanted, at, NONE)
+    places = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
+    return order, np.where(ordered[places] == wanted, places, NONE)
 
 
 def _neighbours(
@@ -529,10 +531,10 @@ def _neighbours(
 
     def slot_of(t: Integers) -> Integers:
         codes = of * width + t
-        at = np.searchsorted(firsts, codes, side="right") - 1
-        is_there = (of != NONE) & (t >= 0) & (at >= 0)
-        at = np.maximum(at, 0)
-        run = order[furthest[at]]
+        run_before = np.searchsorted(firsts, codes, side="right") - 1
+        is_there = (of != NONE) & (t >= 0) & (run_before >= 0)
+        run_before = np.maximum(run_before, 0)
+        run = order[furthest[run_before]]
         is_there &= (of[run] == of) & (first_t[run] <= t) & (t <= last_t[run])
         return np.where(is_there, starts[run] + t - first_t[run], NONE)
 

@@ -77,15 +77,15 @@ class SeqList(TypeDecorator[Any]):
         return f"{{{numbers}}}" if dialect.name == "postgresql" else f"[{numbers}]"
 
 
-def listed(found: Any) -> Sequence[Any]:
+def listed(value: Any) -> Sequence[Any]:
     """Return a list from the database (JSON on SQLite); empty for None."""
-    if not isinstance(found, str):
-        return found or ()
+    if not isinstance(value, str):
+        return value or ()
     values: Sequence[Any]
     try:
-        values = orjson.loads(found)
+        values = orjson.loads(value)
     except orjson.JSONDecodeError:  # +-9e999, which stands for infinities
-        values = json.loads(found)
+        values = json.loads(value)
     return values
 
 
@@ -216,8 +216,8 @@ def one_of(column: Any, values: Any) -> ColumnElement[bool]:
     """
     is_listed = is_one_of(column, values)
     among = getattr(column.type, "among", None)
-    found: ColumnElement[bool] = is_listed
-    return found if among is None else among(column, is_listed, values)
+    condition: ColumnElement[bool] = is_listed
+    return condition if among is None else among(column, is_listed, values)
 
 
 class is_number_of(is_one_of):

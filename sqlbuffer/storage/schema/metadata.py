@@ -99,9 +99,9 @@ def index_transactions(table: Table) -> None:
 
     On SQLite the index is empty: otherwise it would cost a page for each row.
     """
-    own = table.c
+    column = table.c
     name = f"ix_{table.name}_buffer_id_xid"
-    Index(name, own.buffer_id, own.xid, sqlite_where=own.xid.is_not(None))
+    Index(name, column.buffer_id, column.xid, sqlite_where=column.xid.is_not(None))
 
 
 def json_parameter(name: str) -> Any:
@@ -209,8 +209,8 @@ def delete_range(
     connection: Connection, table: Table, buffer_id: int, above: int, up_to: int
 ) -> None:
     """Delete the rows of an overlay between two numbers, which eviction left behind."""
-    own = table.c
-    gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= up_to)
+    row = table.c
+    gone = (row.buffer_id == buffer_id) & (row.seq > above) & (row.seq <= up_to)
     connection.execute(delete(table).where(gone))
 
 

@@ -77,11 +77,11 @@ def _sqlite_reserve_steps(
 
     Steps without a given priority get the default. The largest given priority is stored.
     """
-    given = {"n": n, "given": largest, "id": buffer_id}
-    found = driver_of(connection).execute(_SQLITE_RESERVE, given).fetchone()
-    if found is None:
+    parameters = {"n": n, "given": largest, "id": buffer_id}
+    row = driver_of(connection).execute(_SQLITE_RESERVE, parameters).fetchone()
+    if row is None:
         raise _no_buffer(buffer_id)
-    end, priority = found
+    end, priority = row
     _check_numbers(end)
     return end - n, priority
 
@@ -113,37 +113,37 @@ def _sqlite_reserve_seqs(
     ).scalar_one_or_none()
     if low is None:
         raise _no_buffer(buffer_id)
-    found = connection.exec_driver_sql(
+    rows = connection.exec_driver_sql(
         "SELECT id, seq FROM experiences WHERE buffer_id = ? AND id IN (SELECT value FROM "
         "json_each(?))",
         (buffer_id, json.dumps(list(ids))),
     ).all()
-    _free_ids(connection, buffer_id, [seq for _, seq in found if seq <= low])
-    held = {id_ for id_, seq in found if seq > low}
+    _free_ids(connection, buffer_id, [seq for _, seq in rows if seq <= low])
+    held = {id_ for id_, seq in rows if seq > low}
     n = len(ids) - len(held)
-    given = [
+    given_priorities = [
         priority
         for id_, priority in zip(ids, priorities or (), strict=False)
         if priority is not None and id_ not in held
     ]
     end, priority = connection.exec_driver_sql(
-        _SQLITE_RESERVE, {"n": n, "given": max(given, default=None), "id": buffer_id}
+        _SQLITE_RESERVE, {"n": n, "given": max(given_priorities, default=None), "id": buffer_id}
     ).one()
     _check_numbers(end)
     return ReservedSeqs(held, range(end - n, end), priority)
 
 
-def _free_ids(connection: Connection, buffer_id: int, left: Sequence[int]) -> None:
+def _free_ids(connection: Connection, buffer_id: int, left_seqs: Sequence[int]) -> None:
     """Make the ids of rows that have left the window free: held rows lose their ids."""
-    if not left:
+    if not left_seqs:
         return
     held = held_low(connection, buffer_id)
     bound = MOST_NUMBERS if held is None else held
-    remove_rows(connection, buffer_id, [seq for seq in left if seq <= bound])
+    remove_rows(connection, buffer_id, [seq for seq in left_seqs if seq <= bound])
     connection.exec_driver_sql(
         f"UPDATE experiences SET id = NULL WHERE key IN "
         f"(SELECT (:id << {NUMBER_BITS}) + value FROM json_each(:seqs))",
-        {"id": buffer_id, "seqs": json.dumps([seq for seq in left if seq > bound])},
+        {"id": buffer_id, "seqs": json.dumps([seq for seq in left_seqs if seq > bound])},
     )
 
 
@@ -175,21 +175,21 @@ def _sqlite_insert_records(
     There is no savepoint: inside one each row's trigger reads the journal in memory from its start.
     10,000 rows in a full buffer then take six times as long.
     """
-    given = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
+    fields = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
     columns: dict[str, Sequence[Any]] = {
         "key": [buffer_id << NUMBER_BITS | seq for seq in seqs],
         "buffer_id": [buffer_id] * len(seqs),
         "seq": seqs,
         "episode_id": episode_ids,
         "session_id": session_ids,
-        **{name: values for name, values in given.items() if not name.endswith("_key")},
-        "initial_priority": [priority if p is None else p for p in given["initial_priority"]],
+        **{name: values for name, values in fields.items() if not name.endswith("_key")},
+        "initial_priority": [priority if p is None else p for p in fields["initial_priority"]],
     }
-    n_bytes = sum(len(value) for name in _PAYLOADS for value in given[name] if value is not None)
+    n_bytes = sum(len(value) for name in _PAYLOADS for value in fields[name] if value is not None)
     insert_columns(connection, "experiences", columns, n_bytes)
     sqlite_evict(connection, buffer_id)
     count_full_blocks(connection, buffer_id, seqs)
-    added = AddedSteps.of_rows(given["task_id"], episode_ids, given["reward_t"], seqs)
+    added = AddedSteps.of_rows(fields["task_id"], episode_ids, fields["reward_t"], seqs)
     sqlite_add_steps(connection, buffer_id, added)
 
 
@@ -302,13 +302,19 @@ def copied_rows(
 ) -> bytes:
     """Return the body of a COPY."""
     values = list(zip(*records, strict=True))
-    given = values[_PRIORITY]
+    priorities = values[_PRIORITY]
     columns = [
         fields_of(seqs, bigint_field),
         fields_of(episode_ids, bigint_field),
         fields_of(session_ids, integer_field),
         *(fields_of(values[i], encode) for i, encode in _FIELDS),
-        fields_of([priority if own is None else own for own in given], double_field),
+        fields_of(
+            [
+                priority if given_priority is None else given_priority
+                for given_priority in priorities
+            ],
+            double_field,
+        ),
     ]
     return rows_of(len(records), _ROW_HEAD.pack(len(columns) + 1, 4, buffer_id), columns)
 

@@ -96,8 +96,8 @@ def insert_batch(
             return _compared_whole(connection, buffer, payloads, batch, held_length)
     rows_of = partial(_rows_of_ids, connection, buffer_id, payloads)
     numbers: dict[str, int] = {}
-    given = [record.initial_priority for record in of_ids.values()]
-    priorities = given if given.count(None) < len(given) else None
+    given_priorities = [record.initial_priority for record in of_ids.values()]
+    priorities = given_priorities if given_priorities.count(None) < len(given_priorities) else None
     reserved = reserve_seqs(
         connection, buffer_id, list(of_ids), priorities, None if once is None else once.note
     )
@@ -105,35 +105,35 @@ def insert_batch(
     # Read before the insert, which may evict them.
     stored = rows_of(held)
     while True:
-        new = [record for record in of_ids.values() if record.id not in held]
-        seqs = reserved.seqs[: len(new)]
-        numbers = {record.id: seq for record, seq in zip(new, seqs, strict=True)}
-        if not new:
+        new_records = [record for record in of_ids.values() if record.id not in held]
+        seqs = reserved.seqs[: len(new_records)]
+        numbers = {record.id: seq for record, seq in zip(new_records, seqs, strict=True)}
+        if not new_records:
             break
         try:
             insert_records(
                 connection,
                 buffer_id,
                 seqs,
-                without_parts(new),
-                episode_ids(connection, buffer_id, new, batch.metas),
-                session_ids(connection, buffer_id, new),
+                without_parts(new_records),
+                episode_ids(connection, buffer_id, new_records, batch.metas),
+                session_ids(connection, buffer_id, new_records),
                 reserved.priority,
                 guarded=guarded,
             )
-            payloads.insert(connection, zip(seqs, new, strict=True))
+            payloads.insert(connection, zip(seqs, new_records, strict=True))
             break
         except ProgramLimitExceeded as error:
-            raise too_large(error, [record.id for record in new]) from error
+            raise too_large(error, [record.id for record in new_records]) from error
         except UniqueViolation:
             # Another writer has committed some of the ids since. The numbers stay reserved for this
             # one.
-            found = rows_of({record.id for record in new}) if guarded else {}
-            if not found:
+            late_rows = rows_of({record.id for record in new_records}) if guarded else {}
+            if not late_rows:
                 raise
             numbers = {}
-            stored |= found
-            held |= found.keys()
+            stored |= late_rows
+            held |= late_rows.keys()
     known = {**_seqs(stored), **numbers}
     if batch.endings:
         _end_episodes(connection, buffer, batch, known)
@@ -235,8 +235,8 @@ def _rows_of_ids(
         return {}
     where = (experiences.c.buffer_id == buffer_id) & one_of(experiences.c.id, ids)
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
-    found = payloads.held(connection, rows)
-    return {row[_ID]: row for row in found}
+    stored = payloads.held(connection, rows)
+    return {row[_ID]: row for row in stored}
 
 
 def _rows_of_episode(
@@ -251,8 +251,8 @@ def _rows_of_episode(
         & (unindexed(experiences.c.seq) > low)
     )
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
-    found = payloads.held(connection, rows)
-    return {row[_T]: row for row in found}
+    stored = payloads.held(connection, rows)
+    return {row[_T]: row for row in stored}
 
 
 T = TypeVar("T")
