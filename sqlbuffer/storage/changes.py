@@ -148,7 +148,6 @@ def _postgresql_log_position(connection: Connection) -> str:
 
 
 def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
-    """Return True if an entry was trimmed that is not part of a position."""
     oldest, _, running = position.split(":")
     if running.startswith("?"):
         position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`

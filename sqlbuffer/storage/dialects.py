@@ -111,9 +111,6 @@ def _sqlite_hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connection]
     """Begin a transaction for writes that can be left out.
 
     It waits `wait_s` for other writers.
-
-    Raises:
-        StorageBusyError: Another writer is active.
     """
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True)}
@@ -243,7 +240,6 @@ def _postgresql_writing(
 def _postgresql_claiming(
     engine: Engine, durability: str | None, query: str
 ) -> Iterator[Connection]:
-    """Begin a transaction that claims rows of a queue; see `Begin.query`."""
     with _postgresql_writing(engine, durability, f"{_POSTGRESQL_IN_ORDER}; {query}") as connection:
         yield connection
 
@@ -260,10 +256,6 @@ def _postgresql_hurried(engine: Engine, wait_s: float = 0.0) -> Iterator[Connect
 
 @contextmanager
 def _postgresql_at_once(engine: Engine) -> Iterator[Connection]:
-    """Return a connection on which each statement is a transaction of its own.
-
-    The statements only read, and few rows; see `transactions.AT_ONCE`.
-    """
     with reading(engine, AT_ONCE) as connection:
         if not driver_of(connection).autocommit:  # an engine of the user's
             connection.execution_options(isolation_level="AUTOCOMMIT")

@@ -22,7 +22,6 @@ from sqlbuffer.storage.reading import RowQueries
 from sqlbuffer.storage.retention import Expiry
 from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.rows.removal import one_of, part_of, stacked
 from sqlbuffer.storage.rows.statements import RowSelection
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, TaskStrategy
@@ -142,18 +141,9 @@ class BatchDraws:
         kind: ClaimKind[T],
         least: int,
     ) -> T:
-        """Return the chosen items, with their uses counted and logged.
+        """Return the chosen items, their uses counted and logged; fewer than `least` do not count.
 
-        Args:
-            session: Session of the draw.
-            sampler: Sampler that draws the items.
-            n: Number of items.
-            node: Condition that rows must match.
-            columns: Columns to read.
-            choose: Function called with the candidates, the number of missing items (`n`), and True
-                for the first draw (`is_first`).
-            kind: Functions that join several draws.
-            least: Smallest number of items that is counted and logged.
+        `choose` is called with the candidates, the number of missing items `n`, and `is_first`.
         """
         if n == 0 or not self._sessions.uses.is_on:
             return self.draw(node, partial(choose, n=n, is_first=True), columns)
@@ -336,10 +326,51 @@ def _probabilities(columns: Mapping[str, NDArray[Any] | None]) -> Sequence[float
     return None if probabilities is None else probabilities.tolist()
 
 
+def rows_at(batch: Batch, index: Sequence[int]) -> Batch:
+    """Return the rows of a batch at some places."""
+    if len(index) == batch.n_rows and list(index) == list(range(batch.n_rows)):
+        return batch
+    places = np.asarray(index, np.int64)
+    return Batch(_arrays_at(batch, places), _arrays_at(batch.info, places))
+
+
+def _arrays_at(arrays: Any, places: NDArray[np.int64]) -> dict[str, Any]:
+    return {name: None if array is None else array[places] for name, array in arrays.items()}
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches, one after the other."""
+    first = batches[0]
+    return Batch(
+        {name: stacked([batch[name] for batch in batches]) for name in first},
+        {name: stacked([batch.info[name] for batch in batches]) for name in first.info},
+    )
+
+
+def stacked(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined along the first axis; None if one is None.
+
+    Arrays that are shorter in other dimensions are padded with zeros.
+    """
+    if any(array is None for array in arrays):
+        return None
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
+    padded = [
+        array
+        if array.shape[1:] == shape
+        else np.pad(
+            array,
+            [(0, 0), *((0, n - size) for n, size in zip(shape, array.shape[1:], strict=True))],
+        )
+        for array in arrays
+    ]
+    return np.concatenate(padded)
+
+
 BATCHES: ClaimKind[Batch] = ClaimKind(
     units=lambda batch: [(seq,) for seq in batch.info["seq"].tolist()],
-    take=part_of,
-    join=one_of,
+    take=rows_at,
+    join=joined,
     probabilities=_probabilities,
 )
 ROWS = ClaimKind(

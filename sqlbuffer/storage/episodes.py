@@ -116,11 +116,7 @@ WHERE episodes.id = g.id AND episodes.next_t = g.t RETURNING episodes.id
 def _sqlite_free_episode(
     connection: Connection, buffer_id: int, key: str, task_id: str
 ) -> tuple[str, int | None] | None:
-    """Make the id of an ended episode free if all its steps have left.
-
-    Returns:
-        The status and length of an episode that keeps its id; None if the id is free.
-    """
+    """Free the id of an ended episode without steps; else return its status and length."""
     episode = connection.exec_driver_sql(
         "SELECT id, status, length FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?",
         (buffer_id, key, task_id),
@@ -140,12 +136,7 @@ def _sqlite_free_episode(
 
 
 def _sqlite_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Append steps to episodes; return the episodes for which these were the next steps.
-
-    Args:
-        connection: The transaction.
-        spans: For each episode the place of the first of these steps, and the one after the last.
-    """
+    """Append steps, {episode: (first place, end)}; return the episodes for which they were next."""
     spans_json = json.dumps([(id_, *span) for id_, span in spans.items()])
     return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (spans_json,)).scalars())
 
@@ -160,11 +151,6 @@ WHERE e.id = g.id AND e.next_t = g.t RETURNING e.id
 def _postgresql_free_episode(
     connection: Connection, buffer_id: int, key: str, task_id: str
 ) -> tuple[str, int | None] | None:
-    """Make the id of an ended episode free if all its steps have left.
-
-    Returns:
-        The status and length of an episode that keeps its id; None if the id is free.
-    """
     statement = "SELECT status, length FROM sqlbuffer_free_episode_v1(%s::integer, %s, %s)"
     values = (buffer_id, key, task_id)
     ((status, length),) = driver_of(connection).execute(statement, values)
@@ -172,12 +158,6 @@ def _postgresql_free_episode(
 
 
 def _postgresql_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Append steps to episodes; return the episodes for which these were the next steps.
-
-    Args:
-        connection: The transaction.
-        spans: For each episode the place of the first of these steps, and the one after the last.
-    """
     firsts, ends = zip(*spans.values(), strict=True)
     values = number_array(spans), number_array(firsts), number_array(ends)
     return {id_ for (id_,) in driver_of(connection).execute(_POSTGRESQL_ADVANCE, values)}

@@ -410,7 +410,7 @@ _POSTGRESQL_LABEL = (
 def _postgresql_locked_labels(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> list[tuple[Any, ...]]:
-    """Return the labels of rows; see `sqlite.locked_labels`.
+    """Return the labels of rows; see `_sqlite_locked_labels`.
 
     Until the transaction ends, the rows stay, and no other transaction labels them: two of them
     would give a row the same version. A deletion waits, since it does not see labels that are not
@@ -437,7 +437,7 @@ def _postgresql_write_labels(
     is_new: bool,
     is_first: bool,
 ) -> None:
-    """Store the labels of one version, and the current values; see `sqlite.write_labels`."""
+    """Store the labels of one version, and the current values; see `_sqlite_write_labels`."""
     if not seqs:
         return
     # COPY takes half of the time of an INSERT that looks for the rows.
@@ -504,11 +504,15 @@ class Given:
             FieldError: A value is not one finite number, `extra` is not a dict of JSON values, or a
                 field cannot be annotated.
         """
-        reals = {name: _one(name, value) for name, value in self.reals.items() if value is not None}
+        reals = {
+            name: _checked_number(name, value)
+            for name, value in self.reals.items()
+            if value is not None
+        }
         fields = {}
         for name, value in self.fields.items():
             if _is_list(name, value):
-                raise _takes_one(name, np.shape(value))
+                raise _not_one_number(name, np.shape(value))
             fields[name] = self._field(name, [value])[0]
         extra = None if self.extra is None else _tree(self.extra, "extra")
         return Label(**reals, extra=extra, fields=fields or None)
@@ -519,7 +523,7 @@ class Given:
         Raises:
             FieldError: As in `label`, or another shape.
         """
-        columns = [_each(name, self.reals.get(name), n) for name in _REAL_LABELS]
+        columns = [_checked_numbers(name, self.reals.get(name), n) for name in _REAL_LABELS]
         rows = zip(*columns, _extras(self.extra, n), self._fields(n), strict=True)
         return [Label(*row) for row in rows]
 
@@ -578,24 +582,24 @@ def checked_version(version: Any) -> int | None:
 
 def checked_reward(value: Any, name: str) -> float | None:
     """Return a reward; None if none is given."""
-    return None if value is None else _one(name, value)
+    return None if value is None else _checked_number(name, value)
 
 
-def _one(name: str, value: Any) -> float:
+def _checked_number(name: str, value: Any) -> float:
     array = as_array(value, name)
     if array.ndim:
-        raise _takes_one(name, array.shape)
+        raise _not_one_number(name, array.shape)
     return _finite(name, array.reshape(1))[0]
 
 
-def _takes_one(name: str, shape: tuple[int, ...]) -> FieldError:
+def _not_one_number(name: str, shape: tuple[int, ...]) -> FieldError:
     return FieldError(
         f"{name}: a condition, or a set of rows, takes one number for all, got shape "
         f"{shape}; give a list of their seq to label each with its own"
     )
 
 
-def _each(name: str, value: Any, n: int) -> Sequence[float | None]:
+def _checked_numbers(name: str, value: Any, n: int) -> Sequence[float | None]:
     if value is None:
         return [None] * n
     array = as_array(value, name)
@@ -778,19 +782,19 @@ class Labelling:
         self._begin_labels(connection, window)
         # All rows, in ascending order, before reading values that other transactions may change.
         before: dict[int, tuple[Label, str | None]] = {}
-        for chunk in _chunks(seqs):
+        for chunk in _portions(seqs):
             labels = locked_labels(connection, self.buffer.info.id, chunk)
             for seq, reward, advantage, value, extra, fields in labels:
                 tree = None if fields is None else orjson.loads(fields)
                 before[seq] = Label(reward, advantage, value, None, tree), extra
         highest, version = self._highest_version(connection, seqs), annotation.version
         if version is None:
-            version = _after(highest)
+            version = _next_version(highest)
         is_new = version > highest
         changes: dict[Rollout, list[float]] = {}
         written: list[int] = []
         own_labels, of_all = annotation.label_of(), annotation.labels
-        for chunk in _chunks(seqs):
+        for chunk in _portions(seqs):
             said: dict[int, Any] = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
             merged = _joined(before, said) if is_new else None
             written += self._write_chunk(connection, low, version, said, before, merged, changes)
@@ -800,7 +804,7 @@ class Labelling:
 
     def _holds_any(self, connection: Connection, seqs: Sequence[int], low: int) -> bool:
         """Return True if any of the rows exists."""
-        for chunk in _chunks(seqs):
+        for chunk in _portions(seqs):
             listed = bindparam(None, chunk, SeqList())
             table, is_one = self._steps_at(literal(self.buffer.info.id), listed)
             statement = select(table.c.seq).where(is_one, unindexed(table.c.seq) > low).limit(1)
@@ -822,7 +826,7 @@ class Labelling:
         """Return the highest version of the rows; below all versions if they have none."""
         versions = [
             connection.execute(_HIGHEST, {"of_buffer": self.buffer.info.id, "seqs": chunk}).scalar()
-            for chunk in _chunks(seqs)
+            for chunk in _portions(seqs)
         ]
         return max((version for version in versions if version is not None), default=_NO_VERSION)
 
@@ -898,7 +902,7 @@ class Labelling:
         # In the order in which writers end several episodes.
         ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
         rows = []
-        for chunk in _chunks(sorted(of_episodes)):
+        for chunk in _portions(sorted(of_episodes)):
             numbers = bindparam(None, chunk, SeqList())
             of_buffer = ordered.where(is_number_of(episodes.c.id, numbers))
             ids = connection.execute(of_buffer.with_for_update(key_share=True)).scalars()
@@ -916,7 +920,7 @@ def _joined(
     return {seq: joined(before.get(seq, _UNLABELLED)[0], label) for seq, label in said.items()}
 
 
-def _after(highest: int) -> int:
+def _next_version(highest: int) -> int:
     if highest == INT64_MAX:
         raise FieldError(
             f"a row already has the highest version, {INT64_MAX}; pass that version "
@@ -925,18 +929,12 @@ def _after(highest: int) -> int:
     return 1 if highest == _NO_VERSION else highest + 1
 
 
-def _chunks(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
+def _portions(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
     return (seqs[start : start + ROWS_AT_ONCE] for start in range(0, len(seqs), ROWS_AT_ONCE))
 
 
 def _change(stored: float | None, before: float | None, now: float | None) -> float | None:
-    """Return the change of a row's reward; None if it does not change, or if the row has none.
-
-    Args:
-        stored: The row's own reward.
-        before: The late reward before.
-        now: The late reward now.
-    """
+    """Return the change of a row's reward; None if it does not change, or if the row has none."""
     held = stored if before is None else before
     if now is None or now == held:
         return None

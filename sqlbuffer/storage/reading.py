@@ -1,6 +1,7 @@
 """Count rows, and read them in insert order, by task or by condition; also from a standby."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,6 @@ from sqlbuffer.storage.migrations.required_features import check_first_opening
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import TASK_ID, Row, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.rows.removal import SeqRuns
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.expressions import explain
 
@@ -66,6 +66,22 @@ _SIZE_BYTES = select(
     )
     + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
 )
+
+
+class SeqRuns:
+    """Numbers, as the first and last of each run: few runs for millions of rows.
+
+    Args:
+        found: The runs, in order.
+    """
+
+    def __init__(self, runs: Sequence[Any] = ()) -> None:
+        self._firsts = [first for first, _ in runs]
+        self._lasts = [last for _, last in runs]
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_right(self._firsts, seq) - 1
+        return place >= 0 and seq <= self._lasts[place]
 
 
 class RowQueries:

@@ -234,16 +234,7 @@ def _put_in_quarantine(
     reason: str | None,
     origin: str,
 ) -> int:
-    """Put rows into quarantine; return how many were not in it.
-
-    Args:
-        connection: Transaction that holds the row of the buffer.
-        info: The buffer.
-        low: Lower end of its window.
-        rows: Condition or numbers of the rows.
-        reason: Reason, stored with each row.
-        origin: The opener that does it; see `OpenBuffer.origin`.
-    """
+    """Put rows into quarantine; return how many were not in it."""
     buffer_id = info.id
     _forget_evicted(connection, buffer_id, low)
     steps, matches = _matching_steps(info, low, rows)
@@ -316,14 +307,7 @@ def drop_buffer(url: Database, name: str, retry_s: float = 0.0) -> None:
 
 
 def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
-    """Delete a buffer.
-
-    Args:
-        engine: The engine.
-        url: Its resolved URL.
-        name: The buffer.
-        dropped: Ids of buffers of that name that earlier attempts may have deleted.
-    """
+    """Delete a buffer; `dropped` has the ids that earlier attempts may have deleted."""
     with translated(url), writing(engine) as connection:
         buffer_id = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
         if dropped and (buffer_id is None or buffer_id not in dropped):
@@ -661,7 +645,7 @@ class Expiry:
         settled = buffer.settled()
         span = LEAST_SPAN
         while True:
-            step = partial(self._step, position, span, settled, buffer.write)
+            step = partial(self._remove_next, position, span, settled, buffer.write)
             progress = buffer.with_retries(step)
             if progress is None:
                 return total
@@ -681,11 +665,11 @@ class Expiry:
         # The call that started this is done; errors of this step do not matter.
         with suppress(SQLBufferError):
             try:
-                self._some(now + AT_ONCE_S)
+                self._continue_search(now + AT_ONCE_S)
             except StorageReadOnlyError:
                 self._is_on = False
 
-    def _some(self, deadline: float) -> None:
+    def _continue_search(self, deadline: float) -> None:
         """Continue from the end of the last search, up to the deadline.
 
         The search starts again at the lower end after the upper one, or when more rows may have
@@ -704,13 +688,13 @@ class Expiry:
             self._at, self._state = 0, (window.clock, window.session)
         span = LEAST_SPAN
         while True:
-            progress = self._step(self._at, span, settled, remove)
+            progress = self._remove_next(self._at, span, settled, remove)
             self._at, removed = (0, NONE) if progress is None else progress
             if progress is None or time.monotonic() >= deadline:
                 return
             span = LEAST_SPAN if removed.total else min(2 * span, MOST_SPAN)
 
-    def _step(
+    def _remove_next(
         self, position: int, span: int, settled: int, write: Writing
     ) -> tuple[int, Removed] | None:
         """Remove rows among the next numbers behind one.

@@ -271,7 +271,7 @@ def change_returns(
 ) -> None:
     """Add the changes of rewards by annotations to the returns of rollouts."""
     rows = [
-        {**_of(buffer_id, rollout), "change": sum(map(within_range, changes_of_rollout))}
+        {**_key_of(buffer_id, rollout), "change": sum(map(within_range, changes_of_rollout))}
         for rollout, changes_of_rollout in sorted(changes.items())
     ]
     if rows:
@@ -291,12 +291,14 @@ def remove_steps(
     rollouts = sorted(removed.items())
     if rollouts:
         with_rewards = [
-            {**_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
+            {**_key_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
             for rollout, (n, total) in rollouts
             if total is not None
         ]
         without = [
-            {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in rollouts if total is None
+            {**_key_of(buffer_id, rollout), "n": n}
+            for rollout, (n, total) in rollouts
+            if total is None
         ]
         for statement, rows in ((_REMOVE_ALL, with_rewards), (_REMOVE, without)):
             if len(rows) == len(rollouts) == 1:
@@ -305,12 +307,12 @@ def remove_steps(
                     return
             elif rows:
                 connection.execute(statement, rows)
-        connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in rollouts])
+        connection.execute(_LEAVE, [_key_of(buffer_id, rollout) for rollout, _ in rollouts])
 
 
 def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> None:
     """Delete the rollout of an episode that a user deletes."""
-    connection.execute(_FORGET, _of(buffer_id, rollout))
+    connection.execute(_FORGET, _key_of(buffer_id, rollout))
 
 
 def forget(connection: Connection, buffer_id: int) -> None:
@@ -326,6 +328,6 @@ def add_up(connection: Connection, buffer_id: int) -> None:
     connection.execute(_ADD_UP, {"id": buffer_id})
 
 
-def _of(buffer_id: int, rollout: Rollout) -> dict[str, int | str]:
+def _key_of(buffer_id: int, rollout: Rollout) -> dict[str, int | str]:
     task_id, episode_id = rollout
     return {"of_buffer": buffer_id, "of_task": task_id, "of_episode": episode_id}

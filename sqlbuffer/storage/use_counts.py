@@ -113,14 +113,7 @@ def _sqlite_uses_of(connection: Connection, buffer_id: int, seqs: Sequence[int])
 def _postgresql_claim_uses(
     connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
 ) -> set[int]:
-    """Count a use of each of different rows that has fewer than `max_use`; return these rows.
-
-    Args:
-        connection: The transaction.
-        buffer_id: The buffer.
-        seqs: The rows, in ascending order.
-        max_use: The limit.
-    """
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows."""
     # Mostly all rows are counted, and then the server sends no list.
     statement = (
         "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
@@ -136,7 +129,6 @@ def _postgresql_claim_uses(
 
 
 def _postgresql_return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
-    """Undo a use of each of different rows."""
     # Locked in ascending order, as by claims.
     statement = (
         "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
@@ -150,7 +142,6 @@ def _postgresql_return_uses(connection: Connection, buffer_id: int, seqs: Sequen
 def _postgresql_add_uses(
     connection: Connection, buffer_id: int, counts: Mapping[int, int]
 ) -> dict[int, int]:
-    """Add uses to rows, {seq: uses}; return the current uses of each row."""
     statement = (
         "INSERT INTO uses (buffer_id, seq, n_uses) SELECT %s::integer, s, n "
         "FROM unnest(%s::bigint[], %s::integer[]) AS g(s, n) ORDER BY s "
@@ -164,7 +155,6 @@ def _postgresql_add_uses(
 def _postgresql_uses_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> dict[int, int]:
-    """Return the uses of the given rows that have any."""
     statement = (
         "SELECT u.seq, u.n_uses FROM unnest(%s::bigint[]) AS g(seq) CROSS JOIN LATERAL "
         "(SELECT * FROM uses u WHERE u.buffer_id = %s AND u.seq = g.seq OFFSET 0) u"
@@ -656,11 +646,7 @@ def _claim(
     kind: ClaimKind[T],
     note: LogEntry,
 ) -> tuple[int, int | None]:
-    """Count the uses of items and keep those below the limit; log the batch if it is complete.
-
-    Returns:
-        The number of items that may be used, and the number of the batch.
-    """
+    """Count the uses of items below the limit; return how many, and the number of the batch."""
     units = [drawn.units[i] for i in index]
 
     def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:

@@ -318,7 +318,7 @@ def group_page(
         rows = rows_in_order(connection, keys, columns, after, descends, limit + 1)
     last = rows[limit - 1] if rows[limit:] else None
     return GroupPage(
-        _listed(connection, buffer_id, rows[:limit]),
+        _listed_groups(connection, buffer_id, rows[:limit]),
         None if last is None else [last._mapping[name], last.task_id],
     )
 
@@ -326,13 +326,15 @@ def group_page(
 def group_of(connection: Connection, buffer_id: int, task_id: str) -> ListedGroup | None:
     """Return the group of a task; None if it has no episodes."""
     keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.task_id == task_id)
-    groups = _listed(connection, buffer_id, connection.execute(keys).all())
+    groups = _listed_groups(connection, buffer_id, connection.execute(keys).all())
     return groups[0] if groups else None
 
 
-def _listed(connection: Connection, buffer_id: int, rows: Sequence[Any]) -> list[ListedGroup]:
+def _listed_groups(
+    connection: Connection, buffer_id: int, rows: Sequence[Any]
+) -> list[ListedGroup]:
     """Return groups, with the changes that concurrent writers have not applied yet."""
-    now = _added_up(connection, buffer_id, [row.task_id for row in rows])
+    now = _recomputed_groups(connection, buffer_id, [row.task_id for row in rows])
     return [now.get(row.task_id) or _group(*row[1:-1]) for row in rows]
 
 
@@ -349,7 +351,7 @@ def _group(
     return ListedGroup(task_id, n_rollouts, n_returns, mean, std, least, greatest)
 
 
-def _added_up(
+def _recomputed_groups(
     connection: Connection, buffer_id: int, tasks: Sequence[str]
 ) -> dict[str, ListedGroup]:
     """Return the groups that have unapplied changes, computed from their rollouts."""

@@ -339,8 +339,8 @@ def _steps_before(
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
         # In one statement: time passes between two.
         query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
-        found = connection.execute(query) if listed else ()
-        steps.append({first: (int(last), float(at)) for first, last, at in found})
+        rows = connection.execute(query) if listed else ()
+        steps.append({first: (int(last), float(at)) for first, last, at in rows})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 

@@ -359,7 +359,7 @@ def _by_column(
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
     rows = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
     after = [rows[limit - 1]._mapping[name], rows[limit - 1].first_seq] if rows[limit:] else None
-    return RolloutPage(_listed(connection, buffer_id, rows[:limit]), after, None)
+    return RolloutPage(_listed_rollouts(connection, buffer_id, rows[:limit]), after, None)
 
 
 def _by_spread(
@@ -392,7 +392,7 @@ def _by_spread(
     if rollouts[limit:]:
         last = rollouts[limit - 1]
         after = [spread[last.task_id], last.task_id, last._mapping["return"], last.first_seq]
-    return RolloutPage(_listed(connection, buffer_id, rollouts[:limit]), after, None)
+    return RolloutPage(_listed_rollouts(connection, buffer_id, rollouts[:limit]), after, None)
 
 
 def _best_of_task(
@@ -435,7 +435,7 @@ def _among_newest(
     if query.after is not None:
         after = _rank(query.after, descends)
         order = [place for place in order if (place[0] < after if descends else place[0] > after)]
-    page = _listed(connection, info.id, [row for *_, row in order[:limit]])
+    page = _listed_rollouts(connection, info.id, [row for *_, row in order[:limit]])
     return RolloutPage(page, order[limit - 1][1] if order[limit:] else None, looked_at)
 
 
@@ -447,13 +447,13 @@ def _keys_of(connection: Connection, buffer_id: int, name: str, rows: list[Any])
     elif name in _own:
         values = [row._mapping[name] for row in rows]
     else:
-        of_episodes = _of_episodes(rows).add_columns(_NAMES[name])
+        of_episodes = _select_episodes(rows).add_columns(_NAMES[name])
         held: dict[int, Any] = dict(connection.execute(of_episodes).all())
         values = [held.get(row.episode_id) for row in rows]
-    return [[_placed(value), row.first_seq] for value, row in zip(values, rows, strict=True)]
+    return [[_comparable(value), row.first_seq] for value, row in zip(values, rows, strict=True)]
 
 
-def _placed(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return a value of a column as it is compared here and in an address: a time is text."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="microseconds")
@@ -489,7 +489,7 @@ def _with_names(
     conditions = [_NAMES[name] == value for name, value in equal.items() if value is not None]
     if not conditions:
         return rows
-    held = set(connection.execute(_of_episodes(rows).where(*conditions)).scalars())
+    held = set(connection.execute(_select_episodes(rows).where(*conditions)).scalars())
     return [row for row in rows if row.episode_id in held]
 
 
@@ -528,12 +528,14 @@ def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[st
     return dict(connection.execute(statement).all())
 
 
-def _listed(connection: Connection, buffer_id: int, rows: Sequence[Any]) -> list[ListedRollout]:
+def _listed_rollouts(
+    connection: Connection, buffer_id: int, rows: Sequence[Any]
+) -> list[ListedRollout]:
     """Return rollouts with their values from other tables."""
     if not rows:
         return []
     spread = _spreads(connection, buffer_id, {row.task_id for row in rows})
-    names = _of_episodes(rows).add_columns(*_NAMES.values())
+    names = _select_episodes(rows).add_columns(*_NAMES.values())
     names_of = {number: rest for number, *rest in connection.execute(names)}
     whole = _without_episode(connection, buffer_id, {r.task_id for r in rows if not r.episode_id})
     low = connection.execute(select(_low_of(buffer_id))).scalar_one() or 0
@@ -553,7 +555,7 @@ def _listed(connection: Connection, buffer_id: int, rows: Sequence[Any]) -> list
     return listed
 
 
-def _of_episodes(rows: Sequence[Any]) -> Select[Any]:
+def _select_episodes(rows: Sequence[Any]) -> Select[Any]:
     """Return a select of the numbers of the rollouts that are episodes, to add columns to."""
     numbers = bindparam(None, [row.episode_id for row in rows if row.episode_id], SeqList())
     return select(episodes.c.id).where(is_number_of(episodes.c.id, numbers))

@@ -96,7 +96,7 @@ def key_page(
     if not is_storable_text(f"{rollout.task_id}{rollout.agent_id}"):
         return KeyPage([], False)
     low = buffer.window_in(connection).low
-    find = _of_chunks if buffer.info.has_chunks else _of_rows
+    find = _keys_of_chunks if buffer.info.has_chunks else _keys_of_rows
     edge = before if backwards else after
     steps = find(connection, buffer, low, rollout, edge, backwards, limit + 1)
     ordered = sorted(steps, reverse=backwards)[: limit + 1]
@@ -104,7 +104,7 @@ def key_page(
     return KeyPage(keys[::-1] if backwards else keys, len(ordered) > limit)
 
 
-def _of_rows(
+def _keys_of_rows(
     connection: Connection,
     buffer: OpenBuffer,
     low: int,
@@ -113,20 +113,20 @@ def _of_rows(
     backwards: bool,
     limit: int,
 ) -> Iterable[StepKey]:
-    own = experiences.c
+    step = experiences.c
     within, position = _episode_rows(connection, buffer, rollout)
     if within is not None:
-        statements = [select(position, own.seq).where(within)]
+        statements = [select(position, step.seq).where(within)]
     else:
-        position = own.step
-        of_task = (own.buffer_id == buffer.info.id) & (own.task_id == rollout.task_id)
-        of_task = of_task & own.episode_id.is_(None) & (unindexed(own.seq) > low)
+        position = step.step
+        of_task = (step.buffer_id == buffer.info.id) & (step.task_id == rollout.task_id)
+        of_task = of_task & step.episode_id.is_(None) & (unindexed(step.seq) > low)
         statements = [
-            select(position, own.seq).where(of_task, is_agents)
+            select(position, step.seq).where(of_task, is_agents)
             for is_agents in _agents(connection, buffer, rollout, experiences)
         ]
     pages = (
-        _ordered(statement, position, own.seq, edge, backwards, limit) for statement in statements
+        _ordered(statement, position, step.seq, edge, backwards, limit) for statement in statements
     )
     return [StepKey(*row) for page in pages for row in connection.execute(page)]
 
@@ -154,7 +154,7 @@ def _ordered(
     return statement.order_by(*order).limit(limit)
 
 
-def _of_chunks(
+def _keys_of_chunks(
     connection: Connection,
     buffer: OpenBuffer,
     low: int,
@@ -169,7 +169,7 @@ def _of_chunks(
         keys_of_agent: list[StepKey] = []
         most: int | None = None
         for head in heads:
-            if most is not None and _begin(head, is_placed) > most:
+            if most is not None and _first_position(head, is_placed) > most:
                 break
             if len(keys_of_agent) >= limit and is_placed:
                 break
@@ -225,7 +225,7 @@ def _heads(
         yield connection.execute(statement)
 
 
-def _begin(head: Any, is_placed: bool) -> int:
+def _first_position(head: Any, is_placed: bool) -> int:
     """Return the first position of a chunk."""
     _, _, t, step, _ = head
     first: int = t if is_placed and t is not None else step
@@ -235,7 +235,7 @@ def _begin(head: Any, is_placed: bool) -> int:
 def _steps_of(head: Any, *, is_placed: bool) -> list[StepKey]:
     """Return the steps of a chunk."""
     first_seq, n_steps, _, _, steps = head
-    first = _begin(head, is_placed)
+    first = _first_position(head, is_placed)
     positions: Sequence[int] = range(first, first + n_steps)
     if steps is not None and not is_placed:
         positions = listed(steps)
@@ -436,13 +436,15 @@ def notes_of(
 ) -> dict[int, StepNotes]:
     """Return the stored facts about steps, by their numbers; each is looked up by a key."""
     notes_by_seq: dict[int, StepNotes] = defaultdict(StepNotes)
-    for seq, n_uses in _at(connection, buffer, seqs, uses, uses.c.n_uses):
+    for seq, n_uses in _overlay_rows(connection, buffer, seqs, uses, uses.c.n_uses):
         notes_by_seq[seq].n_uses = n_uses
     if buffer.info.config.priorities.enabled:
-        for seq, priority in _at(connection, buffer, seqs, priorities, priorities.c.priority):
+        for seq, priority in _overlay_rows(
+            connection, buffer, seqs, priorities, priorities.c.priority
+        ):
             notes_by_seq[seq].priority = priority
     entry = quarantine.c
-    for seq, reason, since in _at(
+    for seq, reason, since in _overlay_rows(
         connection, buffer, seqs, quarantine, entry.reason, entry.quarantined_at
     ):
         notes_by_seq[seq].quarantine = (reason, since)
@@ -455,12 +457,12 @@ def notes_of(
         history_entry.fields,
         history_entry.labelled_at,
     )
-    for seq, *version in _at(
+    for seq, *version in _overlay_rows(
         connection, buffer, seqs, label_history, history_entry.version, *values
     ):
         notes_by_seq[seq].labels.append(LabelVersion(*version))
     for notes in notes_by_seq.values():
-        notes.labels.sort(key=lambda each: each.version)
+        notes.labels.sort(key=lambda noted: noted.version)
     return notes_by_seq
 
 
@@ -519,7 +521,7 @@ def _sqlite_rows_at(element: _rows_at, compiler: Any, **kw: Any) -> str:
         CROSS JOIN {element.table} x ON x.buffer_id = {buffer_id} AND x.seq = k.value)"""
 
 
-def _at(
+def _overlay_rows(
     connection: Connection, buffer: OpenBuffer, seqs: Sequence[int], table: Any, *columns: Any
 ) -> Any:
     """Return (seq, *columns) of the rows of an overlay for some numbers."""
@@ -629,7 +631,7 @@ class _StepReader:
             return self._payloads.held(self._connection, stored), {}
         except _WRONG as error:
             if len(stored) == 1:
-                return [], {stored[0][0]: _said(error)}
+                return [], {stored[0][0]: _error_text(error)}
         rows, troubles = list[Any](), dict[int, str]()
         for row in stored:
             whole, trouble = self._completed([row])
@@ -642,8 +644,8 @@ class _StepReader:
         try:
             return BrowsedStep(key, self._decoder.row(row), None, priority)
         except _WRONG as error:
-            return BrowsedStep(key, None, _said(error), priority)
+            return BrowsedStep(key, None, _error_text(error), priority)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

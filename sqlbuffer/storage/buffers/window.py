@@ -118,7 +118,7 @@ class LiveCount:
         if start < end:
             # Blocks above `end_whole` too: the process that counted them knew that they were
             # complete.
-            known.update(connection.execute(_stored(buffer_id, start, end)).all())
+            known.update(connection.execute(_select_counted(buffer_id, start, end)).all())
             start = _first_unknown(known, start, end)
         for block in [block for block in known if block >= start]:
             del known[block]
@@ -139,7 +139,7 @@ def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
     return next((block for block in range(start, end) if block not in known), end)
 
 
-def _stored(buffer_id: int, start: int, end: int) -> Select[int, int]:
+def _select_counted(buffer_id: int, start: int, end: int) -> Select[int, int]:
     """Select (block, rows) of the counted blocks from `start` up to `end`, exclusive."""
     block = row_blocks.c
     return select(block.block, block.n_rows).where(
@@ -237,16 +237,11 @@ def _postgresql_settled_seq(
     that hold the lock when it is read afterwards. Reading in the other order would miss a writer
     that starts between the two reads. A caller that reads rows by the result opens its snapshot
     afterwards.
-
-    Args:
-        engine: The engine.
-        watermark: Known state of the buffer, updated by this call.
-        wait_s: Seconds to wait for the current writers, so that all existing rows are settled.
     """
     deadline = time.monotonic() + wait_s
     known = watermark
     with known.mutex, at_once(engine) as connection:
-        last_value, is_free = _look(connection, known.buffer_id)
+        last_value, is_free = _last_number(connection, known.buffer_id)
         known.begin(server_epoch(engine))
         if is_free is None:
             return known.on_standby.look(driver_of(connection), known.buffer_id)
@@ -265,7 +260,7 @@ def _postgresql_settled_seq(
         return known.settled
 
 
-def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
+def _last_number(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
     """Return the last number of a buffer, and True if no writer held its lock after that.
 
     The second value is None on a standby.
@@ -281,14 +276,7 @@ def _look(connection: Connection, buffer_id: int) -> tuple[int, bool | None]:
 def _postgresql_clean_after_write(
     engine: Engine, n_rows: int, n_bytes: int = 0, inserted_into: Watermark | None = None
 ) -> None:
-    """Clean up after eviction, and count full blocks of rows, from time to time.
-
-    Args:
-        engine: The engine.
-        n_rows: Number of rows that were written.
-        n_bytes: Size of their parts in bytes.
-        inserted_into: Watermark of the buffer that rows were inserted into.
-    """
+    """Clean up after eviction, and count full blocks of rows, from time to time."""
     cleaner = cleaner_for(engine)
     if inserted_into is not None:
         count = partial(_count_full_blocks, engine, inserted_into)

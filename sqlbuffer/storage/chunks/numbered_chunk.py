@@ -131,10 +131,10 @@ def _have_true(column: Sequence[Values | None]) -> list[bool]:
 
 
 def _no_ends(chunk: PackedChunk) -> bytes | None:
-    return b"" if _says(chunk.terminated) or _says(chunk.truncated) else None
+    return b"" if _has_flags(chunk.terminated) or _has_flags(chunk.truncated) else None
 
 
-def _says(flags: Values | None) -> bool:
+def _has_flags(flags: Values | None) -> bool:
     return isinstance(flags, np.ndarray) or any(flag is not None for flag in flags or ())
 
 

@@ -335,7 +335,7 @@ class StepColumns:
     def _integers(self, name: str) -> Integers:
         return np.array(self._of[name], np.int64)[self.run_of]
 
-    def _own(self, name: str) -> list[tuple[slice, Sequence[Any]]]:
+    def _lists_of_runs(self, name: str) -> list[tuple[slice, Sequence[Any]]]:
         """Return for each run with a list where its steps are, and their values."""
         columns = zip(self._of[name], self._places, self._n_of, strict=True)
         lists = []
@@ -362,7 +362,7 @@ class StepColumns:
     def steps(self) -> Integers:
         """Return the step number of each step."""
         steps = self._integers("step") + self.place
-        for span, values in self._own("steps"):
+        for span, values in self._lists_of_runs("steps"):
             steps[span] = values
         return steps
 
@@ -376,13 +376,13 @@ class StepColumns:
         first, last = (np.array(self._of[name], np.float64) for name in ("first_time", "last_time"))
         runs, sizes = self.run_of, self._integers("n_steps")
         times: Reals = execute_times(first[runs], last[runs], sizes, self.place)
-        for span, values in self._own("times"):
+        for span, values in self._lists_of_runs("times"):
             times[span] = np.array(values, np.float64)
         return times
 
     def reals(self, name: str) -> Reals | None:
         """Return a number of each step, NaN for none; None if no run has any."""
-        lists = self._own(name)
+        lists = self._lists_of_runs(name)
         if not lists:
             return None
         reals = np.full(len(self), np.nan)
@@ -397,7 +397,7 @@ class StepColumns:
     def flags(self, name: str) -> tuple[Flags, Flags]:
         """Return a flag of each step, and where it is missing."""
         flags, is_missing = np.zeros(len(self), bool), np.ones(len(self), bool)
-        for span, values in self._own(name):
+        for span, values in self._lists_of_runs(name):
             # An empty list means False at every step.
             flags[span] = [value is True for value in values] if values else False
             is_missing[span] = [value is None for value in values] if values else False
@@ -406,6 +406,6 @@ class StepColumns:
     def payloads(self) -> list[Any]:
         """Return the JSON of each step as a tree, None for none; see `step_payloads`."""
         trees: list[Any] = [None] * len(self)
-        for span, values in self._own("payloads"):
+        for span, values in self._lists_of_runs("payloads"):
             trees[span] = values
         return trees

@@ -354,7 +354,7 @@ def read_runs(
     runs: Sequence[tuple[int, int]],
     parts: Parts,
 ) -> list[tuple[Any, ...]]:
-    """Return slices with all values of the steps of runs of numbers, for `rows.step_rows`.
+    """Return slices with all values of the steps of runs of numbers, for `read_rows` of layouts.
 
     Args:
         connection: The transaction.

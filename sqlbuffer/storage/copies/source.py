@@ -63,7 +63,9 @@ STANDBY_PAUSE_S = 0.1
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
 )  # fmt: skip
-_FLAGS = sorted({table.flag for own in (ROWS, CHUNKS) for table in step_tables(own) if table.flag})
+_FLAGS = sorted(
+    {table.flag for layout in (ROWS, CHUNKS) for table in step_tables(layout) if table.flag}
+)
 
 T = TypeVar("T")
 _COUNT = text(

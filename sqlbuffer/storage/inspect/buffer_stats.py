@@ -89,7 +89,7 @@ def first_step(buffer_id: Any, seq: Any) -> tuple[Any, Any]:
     of_row = (row.buffer_id == buffer_id, row.seq >= seq), (row.seq,)
     near = step.first_seq > seq - MOST_STEPS
     of_chunk = (step.buffer_id == buffer_id, near, step.seq >= seq), (step.first_seq, step.seq)
-    return _either((row.seq, of_row), (step.seq, of_chunk)), _either(
+    return _first_of_either((row.seq, of_row), (step.seq, of_chunk)), _first_of_either(
         (age_s(row.inserted_at), of_row), (age_s(step.inserted_at), of_chunk)
     )
 
@@ -100,10 +100,10 @@ def newest_step_age(buffer_id: Any, low: Any) -> Any:
     of_row = (row.buffer_id == buffer_id, row.seq > low), (row.seq.desc(),)
     is_held = chunk.first_seq + chunk.n_steps - 1 > low
     of_chunk = (chunk.buffer_id == buffer_id, is_held), (chunk.first_seq.desc(),)
-    return _either((age_s(row.inserted_at), of_row), (age_s(chunk.inserted_at), of_chunk))
+    return _first_of_either((age_s(row.inserted_at), of_row), (age_s(chunk.inserted_at), of_chunk))
 
 
-def _either(*choices: tuple[Any, tuple[Any, Any]]) -> Any:
+def _first_of_either(*choices: tuple[Any, tuple[Any, Any]]) -> Any:
     """Return the first value of rows or of chunks: a buffer has one of them."""
     return func.coalesce(
         *(
@@ -143,7 +143,7 @@ class EvictionCount:
         above = 0
         if end < about.high_seq:
             start = max(end, about.low_seq) + 1
-            above = _stored(connection, about.buffer_id, start, int(about.high_seq) + 1)
+            above = _n_steps_between(connection, about.buffer_id, start, int(about.high_seq) + 1)
         self.most = max(self.most, end - (rows - above) - n_others)
         return self.most
 
@@ -190,7 +190,7 @@ def left_otherwise(about: Any) -> tuple[int, int, int, int]:
     return (about.n_expired, about.n_used_up, about.n_other_session, about.n_partial)
 
 
-def _stored(connection: Connection, buffer_id: int, start: int, end: int) -> int:
+def _n_steps_between(connection: Connection, buffer_id: int, start: int, end: int) -> int:
     """Return the number of steps with start <= seq < end."""
     row = experiences.c
     inside = (row.buffer_id == buffer_id, row.seq >= start, row.seq < end)
@@ -266,7 +266,7 @@ def look(
             and no distributions.
         most_episodes: Maximum number of episodes that are counted, of all buffers together.
     """
-    about = connection.execute(_about(list(held))).all()
+    about = connection.execute(_select_buffers(list(held))).all()
     ids = [buffer.buffer_id for buffer in about]
     spans_s = {row.buffer_id: min(window_s, max(row.age_s, SHORTEST_S)) for row in about}
     totals = _totals(connection, ids)
@@ -328,11 +328,11 @@ def _stats(
     )
 
 
-def _among(column_: Any, ids: Sequence[int]) -> Any:
+def _is_listed(column_: Any, ids: Sequence[int]) -> Any:
     return is_one_of(column_, bindparam(None, list(ids), IntegerList(), unique=True))
 
 
-def _about(ids: Sequence[int]) -> Any:
+def _select_buffers(ids: Sequence[int]) -> Any:
     window, buffer = windows.c, buffers.c
     oldest_seq, oldest_age = first_step(window.buffer_id, window.low_seq + 1)
     newest_age = newest_step_age(window.buffer_id, window.low_seq)
@@ -361,7 +361,7 @@ def _about(ids: Sequence[int]) -> Any:
             newest_age.label("newest_age_s"),
         )
         .join_from(windows, buffers, buffer.id == window.buffer_id)
-        .where(_among(buffer.id, ids))
+        .where(_is_listed(buffer.id, ids))
         .order_by(buffer.name)
     )
 
@@ -376,7 +376,7 @@ def _totals(connection: Connection, ids: Sequence[int]) -> dict[int, tuple[int, 
     sums = (func.sum(flow_row.n_sampled), func.sum(flow_row.n_batches))
     totals = connection.execute(
         select(flow_row.buffer_id, *sums)
-        .where(_among(flow_row.buffer_id, ids))
+        .where(_is_listed(flow_row.buffer_id, ids))
         .group_by(flow_row.buffer_id)
     )
     return {number: (int(sampled), int(batches)) for number, sampled, batches in totals}
@@ -458,7 +458,7 @@ def _sample_rates(
     statement = (
         select(table.buffer_id, table.bucket, func.sum(table.n_sampled))
         .where(
-            _among(table.buffer_id, list(start)),
+            _is_listed(table.buffer_id, list(start)),
             table.bucket >= int(min(start.values()) // flow.BUCKET_S),
         )
         .group_by(table.buffer_id, table.bucket)
@@ -487,7 +487,7 @@ def _episodes(connection: Connection, ids: Sequence[int], in_all: int) -> dict[i
     )
     counted = select(func.count()).select_from(held).scalar_subquery()
     counts = connection.execute(
-        select(window.buffer_id, counted).where(_among(window.buffer_id, ids))
+        select(window.buffer_id, counted).where(_is_listed(window.buffer_id, ids))
     )
     return {number: int(n) for number, n in counts}
 
@@ -539,7 +539,7 @@ def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, lis
         if buffer.has_chunks:
             listed = bindparam("seqs", seqs.pop(buffer.buffer_id).tolist(), SeqList())
             step = steps_at(literal(buffer.buffer_id), listed).c
-            columns = _of_step(step.buffer_id, step.seq)
+            columns = _overlay_values(step.buffer_id, step.seq)
             rows[buffer.buffer_id] = list(
                 connection.execute(select(step.model_version, step.initial_priority, *columns))
             )
@@ -549,24 +549,27 @@ def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, lis
         [number * _NUMBERS + seqs_of_buffer for number, seqs_of_buffer in seqs.items()]
     )
     _, number, seq = _rows_of(keys)
-    columns = [_of(experiences, "seq", number, seq).label("found")]
+    columns = [_value_at(experiences, "seq", number, seq).label("found")]
     columns += [
-        _of(experiences, name, number, seq) for name in ("model_version", "initial_priority")
+        _value_at(experiences, name, number, seq) for name in ("model_version", "initial_priority")
     ]
-    columns += _of_step(number, seq)
+    columns += _overlay_values(number, seq)
     for row in connection.execute(select(cast(number, BigInteger).label(_ID), *columns)):
         if row.found is not None:
             rows[row.buffer_id].append(row)
     return rows
 
 
-def _of_step(number: Any, seq: Any) -> list[Any]:
+def _overlay_values(number: Any, seq: Any) -> list[Any]:
     """Return the values of a step in the overlays."""
-    columns = [_of(priorities, "priority", number, seq), _of(uses, "n_uses", number, seq)]
-    return [*columns, _of(queue_items, "n_uses", number, seq).label("n_claimed")]
+    columns = [
+        _value_at(priorities, "priority", number, seq),
+        _value_at(uses, "n_uses", number, seq),
+    ]
+    return [*columns, _value_at(queue_items, "n_uses", number, seq).label("n_claimed")]
 
 
-def _of(table: Any, name: str, number: Any, seq: Any) -> Any:
+def _value_at(table: Any, name: str, number: Any, seq: Any) -> Any:
     """Look up a column row by row: without statistics a join would read the whole table."""
     is_row = (table.c.buffer_id == number) & (table.c.seq == seq)
     return select(table.c[name]).where(is_row).scalar_subquery().label(name)

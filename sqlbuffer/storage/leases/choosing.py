@@ -169,26 +169,28 @@ in_buffer: Any = queue_items.c.buffer_id == bindparam(BUFFER, type_=Integer())
 in_seqs: Any = in_buffer & is_number_of(queue_items.c.seq, bindparam(SEQS, type_=SeqList()))
 
 
-def _bounds(seq: Any) -> Any:
+def _is_in_window(seq: Any) -> Any:
     low, high = (bindparam(name, type_=BigInteger()) for name in (LOW, HIGH))
     return (seq > low) & (seq <= high)
 
 
 # Rows of the queue that are in the window, also used up ones that have not left yet.
-in_window = in_buffer & _bounds(queue_items.c.seq)
+in_window = in_buffer & _is_in_window(queue_items.c.seq)
 
 
-def _held(seq: Any) -> Any:
-    return in_buffer & _bounds(seq) & ~queue_items.c.used_up
+def _is_held(seq: Any) -> Any:
+    return in_buffer & _is_in_window(seq) & ~queue_items.c.used_up
 
 
 # Rows of the queue that the buffer holds. If an index other than that of their numbers must find
 # them, the bounds must not attract either planner.
-held = _held(queue_items.c.seq)
-held_unindexed = _held(unindexed(queue_items.c.seq))
+held = _is_held(queue_items.c.seq)
+held_unindexed = _is_held(unindexed(queue_items.c.seq))
 # The same by key, written so that the index of freshness does not match.
 held_by_key = (
-    in_buffer & _bounds(unindexed(queue_items.c.seq)) & (cast(queue_items.c.used_up, Integer) == 0)
+    in_buffer
+    & _is_in_window(unindexed(queue_items.c.seq))
+    & (cast(queue_items.c.used_up, Integer) == 0)
 )
 # Rows of a consumer that died are free when its lease has run out.
 is_free: Any = or_(queue_items.c.leased_until.is_(None), is_past(queue_items.c.leased_until))

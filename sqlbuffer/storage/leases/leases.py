@@ -743,9 +743,9 @@ def missing(leases: LeaseKeeping, request: ClaimRequest, timeout_s: float) -> st
         if not rows:
             lack = f"the buffer {why_empty(connection, info.id)}"
         elif request.group_by is None:
-            lack = _of_rows(rows, info.config.sampling)
+            lack = _described_rows(rows, info.config.sampling)
         else:
-            lack = _of_groups(connection, scope, request, rows, info.config.sampling)
+            lack = _described_groups(connection, scope, request, rows, info.config.sampling)
     asked = "rows" if request.group_by is None else f"groups by {request.group_by}"
     return (
         f"buffer {info.name!r}: asked for {request.n} {asked}, and within {timeout_s:g} s there "
@@ -780,7 +780,7 @@ def _rows_by_state(
     return {name: int(n) for name, n in connection.execute(counted, scope.parameters())}
 
 
-def _of_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
+def _described_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
     words = {
         "leased": "leased by others",
         "unmatched": "that do not match the condition",
@@ -799,7 +799,7 @@ def _limit_words(settings: SamplingConfig) -> dict[str, str]:
     }
 
 
-def _of_groups(
+def _described_groups(
     connection: Connection,
     scope: Scope,
     request: ClaimRequest,
@@ -821,16 +821,17 @@ def _of_groups(
     parts = [f"{len(groups_by_state['free'])} groups may be claimed"]
     for state, text in words.items():
         if groups_of_state := groups_by_state[state]:
-            parts.append(
-                f"{len(groups_of_state)} {text}{_sizes(connection, groups_of_state, is_episode)}"
-            )
+            sizes = _described_sizes(connection, groups_of_state, is_episode)
+            parts.append(f"{len(groups_of_state)} {text}{sizes}")
     if len(parts) == 1:
         of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
         parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]
     return ", ".join(parts)
 
 
-def _sizes(connection: Connection, groups_of_state: Sequence[Any], is_episode: bool) -> str:
+def _described_sizes(
+    connection: Connection, groups_of_state: Sequence[Any], is_episode: bool
+) -> str:
     """Return the first groups with their numbers of rollouts."""
     shown: dict[Any, int] = {group.key: group.size for group in groups_of_state[:SHOWN]}
     names: dict[Any, str] = {}

@@ -207,7 +207,6 @@ def _postgresql_update_priorities(
     priorities: Sequence[float],
     origin: str | None = None,
 ) -> int:
-    """Set the priorities of the rows that the buffer holds, and log them; return how many."""
     values = (of.buffer_id, number_array(seqs), real_array(priorities), origin)
     ((n_updated,),) = driver_of(connection).execute(_POSTGRESQL_UPDATE, values)
     return int(n_updated)
@@ -216,10 +215,6 @@ def _postgresql_update_priorities(
 def _postgresql_summarize(
     connection: Connection, of: Blocks, blocks: Sequence[int], settled: int
 ) -> int:
-    """Add up the blocks in the window that can get no more rows; return how many were added up.
-
-    Rows of priorities that have left the window are deleted.
-    """
     driver = driver_of(connection)
     driver.execute(f"SET LOCAL lock_timeout = '{SUMMARIZE_TIMEOUT_S}s'")
     values = (of.buffer_id, list(blocks), settled, of.n_cleaned)

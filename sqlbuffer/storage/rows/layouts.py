@@ -81,9 +81,9 @@ def with_marks(rows: list[Row], marks: Marks, columns: Set[str]) -> list[Row]:
             if name in columns
         } | {_BLOCK: block, _BLOCK_PLACE: 0}
     for seq, *values in marks.labels:
-        changed.setdefault(seq, {}).update(_given(_LATE, values, {*columns, "fields"}))
+        changed.setdefault(seq, {}).update(_given_values(_LATE, values, {*columns, "fields"}))
     for seq, extra in marks.extras:
-        changed.setdefault(seq, {}).update(_given(("extra",), (extra,), columns))
+        changed.setdefault(seq, {}).update(_given_values(("extra",), (extra,), columns))
     return [
         with_values(row, changed[row[0]]) if row[0] in changed else row
         for row in rows
@@ -91,7 +91,7 @@ def with_marks(rows: list[Row], marks: Marks, columns: Set[str]) -> list[Row]:
     ]
 
 
-def _given(names: Sequence[str], values: Sequence[Any], columns: Set[str]) -> dict[int, Any]:
+def _given_values(names: Sequence[str], values: Sequence[Any], columns: Set[str]) -> dict[int, Any]:
     return {
         PLACES[name]: value
         for name, value in zip(names, values, strict=True)
@@ -147,7 +147,7 @@ CROSS JOIN LATERAL (SELECT * FROM experiences r WHERE r.buffer_id = %(id)s::inte
 def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
 ) -> list[tuple[Any, ...]]:
-    """Return rows as keys; see `slice_reading.read_keys`."""
+    """Return rows as keys; see `slice_table.read_keys`."""
     parameters = {
         "id": buffer_id, "within": reach.final_within, "stride": reach.stride,
         "seqs": _list(connection, seqs),
@@ -172,7 +172,7 @@ def read_ranges(
     reach: Reach,
     has_versions: bool,
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of ranges of episodes as slices; see `slice_reading.read_ranges`."""
+    """Return the rows of ranges of episodes as slices; see `slice_table.read_ranges`."""
     parameters: dict[str, Any] = {"id": buffer_id, "ranges": json.dumps(ranges)}
     if connection.dialect.name == "postgresql":
         names = ("episodes", "firsts", "lasts")

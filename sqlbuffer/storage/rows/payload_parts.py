@@ -255,10 +255,6 @@ FROM (
 def _postgresql_read_blocks(
     connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
 ) -> Sequence[tuple[int, int, int, bytes | None]]:
-    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
-
-    Their bytes are not compressed. A block with more than `small_bytes` is None.
-    """
     values = {"id": buffer_id, "seqs": list(seqs), "small": small_bytes}
     with driver_of(connection).cursor(binary=True) as cursor:
         blocks: list[tuple[int, int, int, bytes | None]] = cursor.execute(
@@ -268,7 +264,6 @@ def _postgresql_read_blocks(
 
 
 def _postgresql_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
-    """Note that the buffer has rows with parts; return the rows that it holds."""
     statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
     ((held,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
     return set(held)
@@ -277,7 +272,6 @@ def _postgresql_keep_parts(connection: Connection, buffer_id: int, seqs: Sequenc
 def _postgresql_insert_parts(
     connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
 ) -> None:
-    """Write parts (seq, number, bytes) one after the other."""
     with driver_of(connection).cursor() as cursor, cursor.copy(_POSTGRESQL_COPY_PARTS) as copy:
         copy.write(HEADER)
         for seq, number, part in parts:
@@ -289,10 +283,6 @@ def _postgresql_insert_parts(
 def _postgresql_read_pieces(
     connection: Connection, buffer_id: int, pieces: Sequence[Piece]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
-
-    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
-    """
     seqs, parts, starts, sizes = zip(*pieces, strict=True)
     statement = {None: _POSTGRESQL_ARRAYS, RECORDS: _POSTGRESQL_RECORDS}.get(
         parts[0], _POSTGRESQL_PARTS

@@ -1,16 +1,13 @@
 """Delete many rows in statements of a limited size."""
 
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import Batch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.changes import log_change
@@ -20,64 +17,6 @@ from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
-
-
-class SeqRuns:
-    """Numbers, as the first and last of each run: few runs for millions of rows.
-
-    Args:
-        found: The runs, in order.
-    """
-
-    def __init__(self, runs: Sequence[Any] = ()) -> None:
-        self._firsts = [first for first, _ in runs]
-        self._lasts = [last for _, last in runs]
-
-    def __contains__(self, seq: int) -> bool:
-        place = bisect_right(self._firsts, seq) - 1
-        return place >= 0 and seq <= self._lasts[place]
-
-
-def part_of(batch: Batch, index: Sequence[int]) -> Batch:
-    """Return the rows of a batch at some places."""
-    if len(index) == batch.n_rows and list(index) == list(range(batch.n_rows)):
-        return batch
-    places = np.asarray(index, np.int64)
-    return Batch(_at(batch, places), _at(batch.info, places))
-
-
-def _at(arrays: Any, places: NDArray[np.int64]) -> dict[str, Any]:
-    return {name: None if array is None else array[places] for name, array in arrays.items()}
-
-
-def one_of(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches, one after the other."""
-    first = batches[0]
-    return Batch(
-        {name: stacked([batch[name] for batch in batches]) for name in first},
-        {name: stacked([batch.info[name] for batch in batches]) for name in first.info},
-    )
-
-
-def stacked(arrays: Sequence[Any]) -> Any:
-    """Return arrays joined along the first axis; None if one is None.
-
-    Arrays that are shorter in other dimensions are padded with zeros.
-    """
-    if any(array is None for array in arrays):
-        return None
-    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
-    padded = [
-        array
-        if array.shape[1:] == shape
-        else np.pad(
-            array,
-            [(0, 0), *((0, n - size) for n, size in zip(shape, array.shape[1:], strict=True))],
-        )
-        for array in arrays
-    ]
-    return np.concatenate(padded)
-
 
 ROWS_AT_ONCE = 10_000
 

@@ -183,13 +183,7 @@ class EpisodePopulation(Candidates):
         n: int,
         numbers: Mapping[str, Any] | None = None,
     ) -> Picked:
-        """Return {key: (rank, n)} of the picked episodes.
-
-        Args:
-            picks: Function that returns the select of (key, rank, n), from a table of keys and `n`.
-            n: Number of episodes to pick.
-            numbers: Parameters of that select.
-        """
+        """Return {key: (rank, n)} of the episodes that a select made by `picks` has."""
         parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
         parameters |= {ELIGIBLE_LOW: self.low}
         # Values of a condition or of limits are in the statement, so it is not kept.
@@ -449,13 +443,13 @@ class FormReader:
                 return items.batch(n)
             accepted = items.numbers
             if n_round:
-                accepted = _some(sampler, accepted, n - len(kept))
+                accepted = _keys_to_keep(sampler, accepted, n - len(kept))
             kept = np.concatenate([kept, accepted]) if adds_up else accepted
             n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
             learnt_nothing = not n_accepted and candidates.n_probed == n_probed
             if len(kept) >= n or not chosen or learnt_nothing:
                 break
-            wanted = _size(n - len(kept) if adds_up else n, n_asked, n_accepted)
+            wanted = _n_to_request(n - len(kept) if adds_up else n, n_asked, n_accepted)
             larger = min(wanted, MOST_GROWTH * size, most)
             if not adds_up and (len(chosen) < size or larger <= size):
                 break
@@ -564,12 +558,12 @@ def _begins(include_partial: bool) -> IsKey:
     return lambda steps: unindexed(steps.c.t) == 0
 
 
-def _size(missing: int, n_asked: int, n_accepted: int) -> int:
+def _n_to_request(missing: int, n_asked: int, n_accepted: int) -> int:
     """Return the number of rows to request, by the share accepted so far."""
     return math.ceil(1.1 * missing * (n_asked + 1) / (n_accepted + 1)) + 8
 
 
-def _some(sampler: RowStrategy, accepted: Integers, n: int) -> Integers:
+def _keys_to_keep(sampler: RowStrategy, accepted: Integers, n: int) -> Integers:
     """Return n or more of the keys that were accepted in a later round, the ones to keep first.
 
     Strata are in the order of the rows, so the first ones would be the oldest.

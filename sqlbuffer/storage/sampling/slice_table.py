@@ -186,7 +186,7 @@ class SliceTable:
         self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
         is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)
-        links = self._alone(slices) if is_alone else self._in_runs(slices)
+        links = self._links_of_single_steps(slices) if is_alone else self._links_of_runs(slices)
         links["reward"] = unpacked_rewards(slices.rewards, slices.n.tolist())
         links["flags"] = self._flags(slices, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
@@ -199,7 +199,7 @@ class SliceTable:
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._link_bytes = as_records(links, bytes_of(LINK))
 
-    def _alone(self, slices: SliceColumns) -> NDArray[Any]:
+    def _links_of_single_steps(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps without an episode, whose slices have one step each."""
         self.seq = slices.seq
         self._starts = np.arange(len(self.seq))
@@ -208,7 +208,7 @@ class SliceTable:
             links[name] = NONE
         return links
 
-    def _in_runs(self, slices: SliceColumns) -> NDArray[Any]:
+    def _links_of_runs(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps, of which some have episodes."""
         counts, first_t = slices.n, slices.t
         self._starts = np.cumsum(counts) - counts

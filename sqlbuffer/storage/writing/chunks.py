@@ -499,12 +499,7 @@ class _Insertion:
             self._settle_ids()
 
     def _lock_appended(self) -> dict[int, int]:
-        """Return the next place of each episode that new steps are appended to at its end.
-
-        Raises:
-            EpisodeExistsError: The episode has ended.
-            OutOfOrderError: A new step comes after a later one of its episode.
-        """
+        """Return the next place of each episode that new steps are appended to at its end."""
         next_ts = {}
         appended = {
             episode_id: i
@@ -666,14 +661,7 @@ class _Insertion:
             advance(self._connection, {episode_id: (before, next_t)})
 
     def _compare(self, i: int, episode_id: int, n: int, *, same: bool) -> None:
-        """Compare the first n steps of a chunk with those of its episode that are held.
-
-        Args:
-            i: The chunk.
-            episode_id: Its episode.
-            n: Number of steps.
-            same: Steps that are no longer held are duplicates; otherwise conflicts.
-        """
+        """Compare the first n steps of a chunk with those held; others are duplicates if `same`."""
         chunk = self._chunks[i]
         t = _first_t(chunk)
         self._outcomes.refuse(i, range(n), same=same)

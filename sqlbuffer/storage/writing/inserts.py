@@ -277,12 +277,7 @@ def _postgresql_insert_records(
     *,
     guarded: bool = True,
 ) -> None:
-    """Write records under their numbers; `priority` is for records without a given one.
-
-    Raises:
-        UniqueViolation: Another writer has committed one of the ids. If the insert was guarded, the
-            transaction continues.
-    """
+    """Write records under their numbers; `priority` is for records without a given one."""
     rows = copied_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
     with (
         savepoint(connection) if guarded else nullcontext(),

@@ -194,15 +194,7 @@ def _compared(
     numbers: Mapping[str, int],
     stored: Mapping[str, Row],
 ) -> StoreResult:
-    """Return the results of the rows; rows that were not inserted are compared with the held ones.
-
-    Args:
-        buffer: The buffer.
-        batch: The batch.
-        of_ids: Its first row of each id.
-        numbers: The number of each id that was inserted.
-        stored: The held rows of the other ids, by id.
-    """
+    """Return the results of rows; those that were not inserted are compared with `stored`."""
     known = {**_seqs(stored), **numbers}
     seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)
     if len(numbers) == len(batch.records):

@@ -278,12 +278,7 @@ class WriteQueue(Generic[S, B]):
             self._writing.release()
 
     def _flush(self, admit: Admit, room: int | None = None) -> None:
-        """Store all waiting steps. (The caller holds the lock of the writing.)
-
-        Args:
-            admit: The limiter.
-            room: Stop when that many more steps may wait; None: store all.
-        """
+        """Store waiting steps, until `room` more may wait. (The caller holds the writing lock.)"""
         self._set_most()
         with self._mutex:
             endings, self._taken = self._endings, self._steps
