@@ -478,6 +478,12 @@ def _postgresql_arrays(seqs: Sequence[int], columns: LabelColumns) -> tuple[Any,
     return (number_array(seqs), *map(real_array, reals), *map(list, texts))
 
 
+locked_labels = by_database(sqlite=_sqlite_locked_labels, postgresql=_postgresql_locked_labels)
+
+
+write_labels = by_database(sqlite=_sqlite_write_labels, postgresql=_postgresql_write_labels)
+
+
 _REAL_LABELS = ("reward_t", "adv_t", "v_t")
 
 
@@ -662,8 +668,6 @@ ROWS_AT_ONCE = 5_000
 SelectSeqs = Callable[[BufferWindow], Select[Any]]
 StepsAt = Callable[[Any, Any], tuple[Any, Any]]
 
-locked_labels = by_database(sqlite=_sqlite_locked_labels, postgresql=_postgresql_locked_labels)
-write_labels = by_database(sqlite=_sqlite_write_labels, postgresql=_postgresql_write_labels)
 
 _UNLABELLED: tuple[Label, str | None] = (Label(), None)
 _NO_VERSION = -INT64_MAX - 2

@@ -222,77 +222,14 @@ def _postgresql_drop_chunks(connection: Connection, buffer_id: int) -> None:
         pass
 
 
+evict = by_database(sqlite=sqlite_evict, postgresql=_postgresql_evict)
+
+
+drop_chunks = by_database(sqlite=_sqlite_drop_chunks, postgresql=_postgresql_drop_chunks)
+
+
 # A checked condition, or numbers of rows.
 Rows = Node | Sequence[int]
-
-
-def _put_in_quarantine(
-    connection: Connection,
-    info: BufferInfo,
-    low: int,
-    rows: Rows,
-    reason: str | None,
-    origin: str,
-) -> int:
-    """Put rows into quarantine; return how many were not in it."""
-    buffer_id = info.id
-    _forget_evicted(connection, buffer_id, low)
-    steps, matches = _matching_steps(info, low, rows)
-    is_new = ~is_in_quarantine(steps.c.buffer_id, steps.c.seq)
-    entries = select(steps.c.buffer_id, steps.c.seq, literal(reason, Text()).label("reason"))
-    insertion = insert(quarantine).from_select(
-        ["buffer_id", "seq", "reason"], entries.where(matches, is_new)
-    )
-    new_seqs = connection.execute(insertion.returning(quarantine.c.seq)).scalars().all()
-    if new_seqs:
-        _set_has_quarantine(connection, buffer_id, True)
-        log_change(connection, buffer_id, "quarantined", new_seqs, origin)
-    return len(new_seqs)
-
-
-def _release_from_quarantine(
-    connection: Connection, info: BufferInfo, low: int, rows: Rows, origin: str
-) -> int:
-    """Take rows out of quarantine; return how many were in it."""
-    buffer_id = info.id
-    _forget_evicted(connection, buffer_id, low)
-    steps, matches = _matching_steps(info, low, rows)
-    in_quarantine = quarantine.c.buffer_id == buffer_id
-    leaving = in_quarantine & quarantine.c.seq.in_(select(steps.c.seq).where(matches))
-    statement = delete(quarantine).where(leaving).returning(quarantine.c.seq)
-    released = connection.execute(statement).scalars().all()
-    log_change(connection, buffer_id, "quarantined", released, origin)
-    if not connection.execute(
-        select(select(quarantine.c.seq).where(in_quarantine).exists())
-    ).scalar_one():
-        _set_has_quarantine(connection, buffer_id, False)  # the quarantine is empty now
-    return len(released)
-
-
-def _matching_steps(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
-    """Return a table of steps, and the condition for rows of a buffer above `low`."""
-    if isinstance(rows, (Leaf, Group)):
-        steps = steps_of(info)
-        return steps, statements.in_window(info.id, low, resolve_labels(rows, True), steps)
-    seqs = bindparam(None, rows, SeqList(), unique=True)
-    steps, is_one = layout_of(info).at(literal(info.id, Integer()), seqs)
-    # PostgreSQL would read all rows above an indexed bound, and search for each in the list.
-    return steps, is_one & (unindexed(steps.c.seq) > low)
-
-
-def _forget_evicted(connection: Connection, buffer_id: int, low: int) -> None:
-    """Delete entries of rows that were evicted while they were put into quarantine."""
-    gone = (quarantine.c.buffer_id == buffer_id) & (quarantine.c.seq <= low)
-    connection.execute(delete(quarantine).where(gone))
-
-
-def _set_has_quarantine(connection: Connection, buffer_id: int, value: bool) -> None:
-    statement = update(buffers).where(buffers.c.id == buffer_id, buffers.c.has_quarantine != value)
-    connection.execute(statement.values(has_quarantine=value))
-
-
-evict = by_database(sqlite=sqlite_evict, postgresql=_postgresql_evict)
-drop_chunks = by_database(sqlite=_sqlite_drop_chunks, postgresql=_postgresql_drop_chunks)
 
 
 def drop_buffer(url: Database, name: str, retry_s: float = 0.0) -> None:
@@ -583,6 +520,71 @@ class Retention:
             self.buffer.window_in(connection)  # so that this process knows the new limits
 
         self.buffer.write(work)
+
+
+def _put_in_quarantine(
+    connection: Connection,
+    info: BufferInfo,
+    low: int,
+    rows: Rows,
+    reason: str | None,
+    origin: str,
+) -> int:
+    """Put rows into quarantine; return how many were not in it."""
+    buffer_id = info.id
+    _forget_evicted(connection, buffer_id, low)
+    steps, matches = _matching_steps(info, low, rows)
+    is_new = ~is_in_quarantine(steps.c.buffer_id, steps.c.seq)
+    entries = select(steps.c.buffer_id, steps.c.seq, literal(reason, Text()).label("reason"))
+    insertion = insert(quarantine).from_select(
+        ["buffer_id", "seq", "reason"], entries.where(matches, is_new)
+    )
+    new_seqs = connection.execute(insertion.returning(quarantine.c.seq)).scalars().all()
+    if new_seqs:
+        _set_has_quarantine(connection, buffer_id, True)
+        log_change(connection, buffer_id, "quarantined", new_seqs, origin)
+    return len(new_seqs)
+
+
+def _release_from_quarantine(
+    connection: Connection, info: BufferInfo, low: int, rows: Rows, origin: str
+) -> int:
+    """Take rows out of quarantine; return how many were in it."""
+    buffer_id = info.id
+    _forget_evicted(connection, buffer_id, low)
+    steps, matches = _matching_steps(info, low, rows)
+    in_quarantine = quarantine.c.buffer_id == buffer_id
+    leaving = in_quarantine & quarantine.c.seq.in_(select(steps.c.seq).where(matches))
+    statement = delete(quarantine).where(leaving).returning(quarantine.c.seq)
+    released = connection.execute(statement).scalars().all()
+    log_change(connection, buffer_id, "quarantined", released, origin)
+    if not connection.execute(
+        select(select(quarantine.c.seq).where(in_quarantine).exists())
+    ).scalar_one():
+        _set_has_quarantine(connection, buffer_id, False)  # the quarantine is empty now
+    return len(released)
+
+
+def _matching_steps(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
+    """Return a table of steps, and the condition for rows of a buffer above `low`."""
+    if isinstance(rows, (Leaf, Group)):
+        steps = steps_of(info)
+        return steps, statements.in_window(info.id, low, resolve_labels(rows, True), steps)
+    seqs = bindparam(None, rows, SeqList(), unique=True)
+    steps, is_one = layout_of(info).at(literal(info.id, Integer()), seqs)
+    # PostgreSQL would read all rows above an indexed bound, and search for each in the list.
+    return steps, is_one & (unindexed(steps.c.seq) > low)
+
+
+def _forget_evicted(connection: Connection, buffer_id: int, low: int) -> None:
+    """Delete entries of rows that were evicted while they were put into quarantine."""
+    gone = (quarantine.c.buffer_id == buffer_id) & (quarantine.c.seq <= low)
+    connection.execute(delete(quarantine).where(gone))
+
+
+def _set_has_quarantine(connection: Connection, buffer_id: int, value: bool) -> None:
+    statement = update(buffers).where(buffers.c.id == buffer_id, buffers.c.has_quarantine != value)
+    connection.execute(statement.values(has_quarantine=value))
 
 
 # Interval at which a process removes rows on its own, and the maximum duration: a hundredth of its

@@ -36,122 +36,115 @@ from sqlbuffer.storage.watermarks import Watermark
 
 BLOCK = 4096
 
-# Arguments: a buffer, a first number and an end.
-CountRows = Callable[[int, Any, Any], Any]
+
+windows = table(
+    "v_windows",
+    column("buffer_id"),
+    column("buffer", Text()),
+    column("max_capacity"),
+    column("max_episodes"),
+    column("evict_unit", Text()),
+    column("deletions"),
+    column("live_rows"),
+    column("clock"),
+    column("session_id"),
+    column("has_labels"),
+    column("has_quarantine"),
+    column("has_deleted"),
+    column("low_seq"),
+    column("high_seq"),
+)
 
 
-class LiveCount:
-    """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
+_chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
 
-    The table `row_blocks` holds the counts of most blocks, for all processes. Only the block that
-    the window's lower end cuts and the newest rows are counted each time. After a delete inside the
-    window, or a crash of the server, this process counts its remembered blocks again.
 
-    Args:
-        n_rows: Function that returns the expression for the number of rows from one number up to
-            another, exclusive.
+@dataclass(frozen=True)
+class BufferWindow:
+    """The rows of a buffer: those with low < seq <= high."""
+
+    max_capacity: int | None
+    max_episodes: int | None
+    evict_by: str
+    deletions: int
+    live_rows: int
+    low: int
+    high: int
+    has_labels: bool
+
+
+@dataclass(frozen=True)
+class SampledWindow:
+    """The rows that may be sampled, low < seq <= high, and the state that limits depend on.
+
+    Attributes:
+        low: Lower end.
+        high: The newest row.
+        clock: The buffer's clock.
+        deletions: Counter that grows with every delete inside the window.
+        live_rows: Rows held, if whole tasks or episodes are evicted.
+        session: Number of the current session.
+        has_labels: Rows may have been annotated.
+        has_quarantine: Rows may be in quarantine.
+        has_deleted: Steps of chunks may have been deleted.
+        newest_single: First number of the newest chunk without an episode; None if there is none,
+            or that was not asked for.
     """
 
-    def __init__(self, n_rows: CountRows | None = None) -> None:
-        self._n_rows = _n_rows if n_rows is None else n_rows
-        self._mutex = ForkLock()
-        self._state: tuple[int, ...] = ()
-        self._blocks: dict[int, int] = {}
+    low: int
+    high: int
+    clock: int | None
+    deletions: int
+    live_rows: int
+    session: int | None
+    has_labels: bool
+    has_quarantine: bool
+    has_deleted: bool
+    newest_single: int | None
 
-    def count(
-        self,
-        connection: Connection,
-        buffer_id: int,
-        low: int,
-        high: int,
-        settled: int,
-        state: tuple[int, ...],
-    ) -> int:
-        """Return the number of rows with low < seq <= high.
+    @property
+    def span(self) -> int:
+        """Largest possible number of rows."""
+        return max(self.high - self.low, 0)
 
-        Args:
-            connection: Where to count.
-            buffer_id: The buffer.
-            low: Lower end of the window.
-            high: Upper end of the window.
-            settled: Number up to which no row can appear any more.
-            state: State of the buffer, read before the rows are counted. While it is the same,
-                blocks lose rows only at the window's lower end.
-        """
-        first_whole = low // BLOCK + 1
-        end_whole = max(first_whole, (settled + 1) // BLOCK)
-        with self._mutex:
-            if state != self._state:
-                self._state, self._blocks = state, {}
-            known = {
-                block: n for block, n in self._blocks.items() if first_whole <= block < end_whole
-            }
-        counted = self._count_unknown(
-            connection, buffer_id, low, high, first_whole, end_whole, known
+
+def select_window(buffer_id: int) -> Select[Any]:
+    """Select the window of a buffer."""
+    return select(windows).where(windows.c.buffer_id == buffer_id)
+
+
+def select_sampled_window(
+    buffer_id: int, evict_by: str, steps: Any, *, finds_single: bool = False
+) -> Select[Any]:
+    """Select the window of a buffer with the columns of `SampledWindow`.
+
+    If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
+
+    Args:
+        buffer_id: The buffer.
+        evict_by: Unit of eviction.
+        steps: The table of its steps.
+        finds_single: Read `newest_single` of steps in chunks.
+    """
+    single: ColumnElement[Any] = null()
+    if finds_single and steps is not experiences:
+        of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
+        single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
+    low: ColumnElement[int] = windows.c.low_seq
+    if evict_by != "row":
+        # Only the rows show where the oldest row is.
+        step = steps.c
+        oldest = select(func.min(step.seq) - 1).where(step.buffer_id == buffer_id, step.seq > low)
+        low = func.coalesce(oldest.scalar_subquery(), low)
+    others = (
+        windows.c[name]
+        for name in (
+            "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
+            "has_quarantine", "has_deleted",
         )
-        with self._mutex:
-            if state == self._state:
-                whole = range(first_whole, end_whole)
-                self._blocks = {
-                    **known,
-                    **{block: counted.get(block, 0) for block in whole if block not in known},
-                }
-        return sum(known.values()) + sum(counted.values())
-
-    def _count_unknown(
-        self,
-        connection: Connection,
-        buffer_id: int,
-        low: int,
-        high: int,
-        first_whole: int,
-        end_whole: int,
-        known: dict[int, int],
-    ) -> dict[int, int]:
-        """Count the cut block at the lower end, and all blocks from the first unknown one on.
-
-        A block is unknown if neither this process nor the table has its count. Counts from the
-        table are added to `known`.
-        """
-        end = max(end_whole, (high + 1) // BLOCK)
-        start = _first_unknown(known, first_whole, end)
-        if start < end:
-            # Blocks above `end_whole` too: the process that counted them knew that they were
-            # complete.
-            known.update(connection.execute(_select_counted(buffer_id, start, end)).all())
-            start = _first_unknown(known, start, end)
-        for block in [block for block in known if block >= start]:
-            del known[block]
-        cut = select(
-            literal(first_whole - 1), self._n_rows(buffer_id, low + 1, first_whole * BLOCK)
-        )
-        newest = self._counted(buffer_id, range(start, high // BLOCK + 1))
-        return dict(connection.execute(union_all(cut, newest)).all())
-
-    def _counted(self, buffer_id: int, blocks: range) -> Select[int, int]:
-        """Select (block, rows) of blocks, range by range: grouping takes three times as long."""
-        numbers = bindparam(None, list(blocks), SeqList(), unique=True)
-        block = numbers_in(numbers).table_valued(column("value", BigInteger)).c.value
-        return select(block, self._n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
-
-
-def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
-    return next((block for block in range(start, end) if block not in known), end)
-
-
-def _select_counted(buffer_id: int, start: int, end: int) -> Select[int, int]:
-    """Select (block, rows) of the counted blocks from `start` up to `end`, exclusive."""
-    block = row_blocks.c
-    return select(block.block, block.n_rows).where(
-        block.buffer_id == buffer_id, block.block >= start, block.block < end
-    )
-
-
-def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:
-    """Return the number of rows with start <= seq < end."""
-    row = experiences.c
-    inside = (row.buffer_id == buffer_id, row.seq >= start, row.seq < end)
-    return select(func.count()).select_from(experiences).where(*inside).scalar_subquery()
+    )  # fmt: skip
+    is_window = windows.c.buffer_id == buffer_id
+    return select(low, *others, single.label("newest_single")).where(is_window)
 
 
 # Needed after rows that plain SQL has written; the library's own writes fill one block after the
@@ -299,116 +292,9 @@ def _count_full_blocks(
         pass
 
 
-windows = table(
-    "v_windows",
-    column("buffer_id"),
-    column("buffer", Text()),
-    column("max_capacity"),
-    column("max_episodes"),
-    column("evict_unit", Text()),
-    column("deletions"),
-    column("live_rows"),
-    column("clock"),
-    column("session_id"),
-    column("has_labels"),
-    column("has_quarantine"),
-    column("has_deleted"),
-    column("low_seq"),
-    column("high_seq"),
-)
-
-_chunks = table("chunks", column("buffer_id"), column("first_seq"), column("episode_id"))
-
-
-@dataclass(frozen=True)
-class BufferWindow:
-    """The rows of a buffer: those with low < seq <= high."""
-
-    max_capacity: int | None
-    max_episodes: int | None
-    evict_by: str
-    deletions: int
-    live_rows: int
-    low: int
-    high: int
-    has_labels: bool
-
-
-@dataclass(frozen=True)
-class SampledWindow:
-    """The rows that may be sampled, low < seq <= high, and the state that limits depend on.
-
-    Attributes:
-        low: Lower end.
-        high: The newest row.
-        clock: The buffer's clock.
-        deletions: Counter that grows with every delete inside the window.
-        live_rows: Rows held, if whole tasks or episodes are evicted.
-        session: Number of the current session.
-        has_labels: Rows may have been annotated.
-        has_quarantine: Rows may be in quarantine.
-        has_deleted: Steps of chunks may have been deleted.
-        newest_single: First number of the newest chunk without an episode; None if there is none,
-            or that was not asked for.
-    """
-
-    low: int
-    high: int
-    clock: int | None
-    deletions: int
-    live_rows: int
-    session: int | None
-    has_labels: bool
-    has_quarantine: bool
-    has_deleted: bool
-    newest_single: int | None
-
-    @property
-    def span(self) -> int:
-        """Largest possible number of rows."""
-        return max(self.high - self.low, 0)
-
-
-def select_window(buffer_id: int) -> Select[Any]:
-    """Select the window of a buffer."""
-    return select(windows).where(windows.c.buffer_id == buffer_id)
-
-
-def select_sampled_window(
-    buffer_id: int, evict_by: str, steps: Any, *, finds_single: bool = False
-) -> Select[Any]:
-    """Select the window of a buffer with the columns of `SampledWindow`.
-
-    If whole tasks or episodes are evicted, the window begins at the oldest row, without a gap.
-
-    Args:
-        buffer_id: The buffer.
-        evict_by: Unit of eviction.
-        steps: The table of its steps.
-        finds_single: Read `newest_single` of steps in chunks.
-    """
-    single: ColumnElement[Any] = null()
-    if finds_single and steps is not experiences:
-        of_buffer = _chunks.c.buffer_id == buffer_id, _chunks.c.episode_id.is_(None)
-        single = select(func.max(_chunks.c.first_seq)).where(*of_buffer).scalar_subquery()
-    low: ColumnElement[int] = windows.c.low_seq
-    if evict_by != "row":
-        # Only the rows show where the oldest row is.
-        step = steps.c
-        oldest = select(func.min(step.seq) - 1).where(step.buffer_id == buffer_id, step.seq > low)
-        low = func.coalesce(oldest.scalar_subquery(), low)
-    others = (
-        windows.c[name]
-        for name in (
-            "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
-            "has_quarantine", "has_deleted",
-        )
-    )  # fmt: skip
-    is_window = windows.c.buffer_id == buffer_id
-    return select(low, *others, single.label("newest_single")).where(is_window)
-
-
 settled_seq = by_database(sqlite=_sqlite_settled_seq, postgresql=_postgresql_settled_seq)
+
+
 _clean = by_database(sqlite=_sqlite_clean_after_write, postgresql=_postgresql_clean_after_write)
 
 
@@ -425,3 +311,121 @@ def clean_after_write(
     """
     if not is_joined():
         _clean(engine, n_rows, n_bytes, inserted_into)
+
+
+# Arguments: a buffer, a first number and an end.
+CountRows = Callable[[int, Any, Any], Any]
+
+
+class LiveCount:
+    """Remembers how many rows each block of 4,096 numbers holds, once no writer can add to it.
+
+    The table `row_blocks` holds the counts of most blocks, for all processes. Only the block that
+    the window's lower end cuts and the newest rows are counted each time. After a delete inside the
+    window, or a crash of the server, this process counts its remembered blocks again.
+
+    Args:
+        n_rows: Function that returns the expression for the number of rows from one number up to
+            another, exclusive.
+    """
+
+    def __init__(self, n_rows: CountRows | None = None) -> None:
+        self._n_rows = _n_rows if n_rows is None else n_rows
+        self._mutex = ForkLock()
+        self._state: tuple[int, ...] = ()
+        self._blocks: dict[int, int] = {}
+
+    def count(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        settled: int,
+        state: tuple[int, ...],
+    ) -> int:
+        """Return the number of rows with low < seq <= high.
+
+        Args:
+            connection: Where to count.
+            buffer_id: The buffer.
+            low: Lower end of the window.
+            high: Upper end of the window.
+            settled: Number up to which no row can appear any more.
+            state: State of the buffer, read before the rows are counted. While it is the same,
+                blocks lose rows only at the window's lower end.
+        """
+        first_whole = low // BLOCK + 1
+        end_whole = max(first_whole, (settled + 1) // BLOCK)
+        with self._mutex:
+            if state != self._state:
+                self._state, self._blocks = state, {}
+            known = {
+                block: n for block, n in self._blocks.items() if first_whole <= block < end_whole
+            }
+        counted = self._count_unknown(
+            connection, buffer_id, low, high, first_whole, end_whole, known
+        )
+        with self._mutex:
+            if state == self._state:
+                whole = range(first_whole, end_whole)
+                self._blocks = {
+                    **known,
+                    **{block: counted.get(block, 0) for block in whole if block not in known},
+                }
+        return sum(known.values()) + sum(counted.values())
+
+    def _count_unknown(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        low: int,
+        high: int,
+        first_whole: int,
+        end_whole: int,
+        known: dict[int, int],
+    ) -> dict[int, int]:
+        """Count the cut block at the lower end, and all blocks from the first unknown one on.
+
+        A block is unknown if neither this process nor the table has its count. Counts from the
+        table are added to `known`.
+        """
+        end = max(end_whole, (high + 1) // BLOCK)
+        start = _first_unknown(known, first_whole, end)
+        if start < end:
+            # Blocks above `end_whole` too: the process that counted them knew that they were
+            # complete.
+            known.update(connection.execute(_select_counted(buffer_id, start, end)).all())
+            start = _first_unknown(known, start, end)
+        for block in [block for block in known if block >= start]:
+            del known[block]
+        cut = select(
+            literal(first_whole - 1), self._n_rows(buffer_id, low + 1, first_whole * BLOCK)
+        )
+        newest = self._counted(buffer_id, range(start, high // BLOCK + 1))
+        return dict(connection.execute(union_all(cut, newest)).all())
+
+    def _counted(self, buffer_id: int, blocks: range) -> Select[int, int]:
+        """Select (block, rows) of blocks, range by range: grouping takes three times as long."""
+        numbers = bindparam(None, list(blocks), SeqList(), unique=True)
+        block = numbers_in(numbers).table_valued(column("value", BigInteger)).c.value
+        return select(block, self._n_rows(buffer_id, block * BLOCK, (block + 1) * BLOCK))
+
+
+def _first_unknown(known: dict[int, int], start: int, end: int) -> int:
+    return next((block for block in range(start, end) if block not in known), end)
+
+
+def _select_counted(buffer_id: int, start: int, end: int) -> Select[int, int]:
+    """Select (block, rows) of the counted blocks from `start` up to `end`, exclusive."""
+    block = row_blocks.c
+    return select(block.block, block.n_rows).where(
+        block.buffer_id == buffer_id, block.block >= start, block.block < end
+    )
+
+
+def _n_rows(buffer_id: int, start: Any, end: Any) -> Any:
+    """Return the number of rows with start <= seq < end."""
+    row = experiences.c
+    inside = (row.buffer_id == buffer_id, row.seq >= start, row.seq < end)
+    return select(func.count()).select_from(experiences).where(*inside).scalar_subquery()

@@ -305,6 +305,12 @@ read_pieces = by_database(sqlite=_sqlite_read_pieces, postgresql=_postgresql_rea
 read_blocks = by_database(sqlite=_sqlite_read_blocks, postgresql=_postgresql_read_blocks)
 
 
+keep_parts = by_database(sqlite=_sqlite_keep_parts, postgresql=_postgresql_keep_parts)
+
+
+insert_parts = by_database(sqlite=_sqlite_insert_parts, postgresql=_postgresql_insert_parts)
+
+
 class _Block(NamedTuple):
     """The block of a step: where it is in `chunk_data.records`, and a small one itself."""
 
@@ -429,9 +435,6 @@ MAX_INLINE_BYTES = 900_000_000
 # Steps of chunks are read in growing numbers while their size is not known.
 _FIRST_STEPS, _MORE_STEPS = 16, 8
 
-
-keep_parts = by_database(sqlite=_sqlite_keep_parts, postgresql=_postgresql_keep_parts)
-insert_parts = by_database(sqlite=_sqlite_insert_parts, postgresql=_postgresql_insert_parts)
 
 _ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
 _EXTRA_ARRAYS_SIZE = itemgetter(PLACES["extra"], _ARRAYS, _SIZE)
