@@ -60,7 +60,7 @@ def secret(name: str) -> str:
 def set_up() -> None:
     """Create or upgrade the schema, then the roles and the logins. It may run again at any time."""
     from sqlbuffer.storage.migrations import migrate
-    from sqlbuffer.storage.schema.roles import roles_script
+    from sqlbuffer.storage.schema.metadata import roles_script
 
     url = os.environ["SQLBUFFER_URL"]
     migrate.upgrade(url)

@@ -95,7 +95,7 @@ from sqlbuffer.storage.documents import (
 )
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
-from sqlbuffer.storage.retention.deletion import drop_buffer
+from sqlbuffer.storage.retention import drop_buffer
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]

@@ -10,9 +10,14 @@ from sqlbuffer.checks import checked_callable
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import CopyError
 from sqlbuffer.query.tree import Node
-from sqlbuffer.storage.copies.copy_start import begin_copy, resume_copy
 from sqlbuffer.storage.copies.source import CopySource
-from sqlbuffer.storage.copies.target import CopyProgress, CopyTarget, TargetKeys
+from sqlbuffer.storage.copies.target import (
+    CopyProgress,
+    CopyTarget,
+    TargetKeys,
+    begin_copy,
+    resume_copy,
+)
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.store import BufferStore
 

@@ -102,7 +102,7 @@ def roles() -> None:
     The roles are writer, learner and analyst. Run the SQL as a role that may create roles and owns
     the schema. Run it again after each upgrade.
     """
-    from sqlbuffer.storage.schema.roles import roles_script
+    from sqlbuffer.storage.schema.metadata import roles_script
 
     typer.echo(roles_script(), nl=False)
 

@@ -17,7 +17,7 @@ from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.steps import Batch, DataRow, rows_as_html
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.leases import leases
 from sqlbuffer.storage.leases.choosing import (
     GROUPS,
@@ -27,8 +27,7 @@ from sqlbuffer.storage.leases.choosing import (
     OnPartial,
     Order,
 )
-from sqlbuffer.storage.leases.leases import HeldRows
-from sqlbuffer.storage.leases.waiting import claimed
+from sqlbuffer.storage.leases.leases import HeldRows, claimed
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.store import BufferStore
 

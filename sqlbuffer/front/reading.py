@@ -22,7 +22,7 @@ from sqlbuffer.query.selected_fields import SelectedFields
 from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.steps import DataRow, EncodedRow
 from sqlbuffer.storage.buffers.catalog import BufferInfo
-from sqlbuffer.storage.reading.row_queries import RowQueries
+from sqlbuffer.storage.reading import RowQueries
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.strict_models import library_error

@@ -15,7 +15,7 @@ from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.reading import Conditions
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import PriorityUpdate
-from sqlbuffer.storage.labels.labelling import Annotated, Annotation, Given, checked_version
+from sqlbuffer.storage.labels import Annotated, Annotation, Given, checked_version
 from sqlbuffer.storage.leases.leases import retire
 from sqlbuffer.storage.store import BufferStore
 

@@ -22,7 +22,6 @@ from sqlbuffer.fields import near_name
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.copies.copy_start import take_hold
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceState, TableRows
 from sqlbuffer.storage.copies.source import (
     ColumnReader,
@@ -31,6 +30,7 @@ from sqlbuffer.storage.copies.source import (
     range_pieces,
     typed_columns,
 )
+from sqlbuffer.storage.copies.target import take_hold
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.holds import Hold, HoldKeeper
 

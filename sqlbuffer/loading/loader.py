@@ -33,7 +33,7 @@ from sqlbuffer.loading.plans import (
 )
 from sqlbuffer.loading.ranks import Rank, ShardedPasses, ShardSource, group_of
 from sqlbuffer.steps import Batch, as_tensor, check_device
-from sqlbuffer.storage.rows.removal import stacked
+from sqlbuffer.storage.draws import stacked
 from sqlbuffer.storage.store import BufferStore
 
 Item = TypeVar("Item")

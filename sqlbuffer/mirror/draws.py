@@ -31,7 +31,7 @@ from sqlbuffer.mirror.shared_following import SharedFollowing
 from sqlbuffer.query.tree import EVERYTHING, Group, Node
 from sqlbuffer.samplers import PrioritizedSampler, Sampler
 from sqlbuffer.steps import Batch, Returns
-from sqlbuffer.storage.sampling.restrictions import below_min_size
+from sqlbuffer.storage.sampling.candidate_source import below_min_size
 from sqlbuffer.storage.store import BufferStore
 
 # It is made when that share of the steps was planned in draws: for a million steps it takes 0.4 s,

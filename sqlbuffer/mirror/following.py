@@ -35,7 +35,7 @@ from sqlbuffer.mirror.memory.tables import BLOCK, Allocate, zeroed
 from sqlbuffer.mirror.settings import MirrorLag, MirrorSettings, lag_of
 from sqlbuffer.mirror.sharing import Publisher
 from sqlbuffer.storage.buffers.writes import commits_of
-from sqlbuffer.storage.database.retrying import without_repeats
+from sqlbuffer.storage.database.errors import without_repeats
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.eligibility import oldest_version
 from sqlbuffer.storage.following.feed import Feed, News

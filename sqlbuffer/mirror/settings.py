@@ -14,7 +14,7 @@ from sqlbuffer.fields import Fields
 from sqlbuffer.mirror.memory.records import kept_layout
 from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.buffers.hanging import HangingWriter
-from sqlbuffer.storage.following.backlog import backlog_of
+from sqlbuffer.storage.following.feed import backlog_of
 from sqlbuffer.storage.following.state import BufferState
 from sqlbuffer.storage.store import BufferStore
 

@@ -20,8 +20,8 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.schema.expressions import in_seconds, utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
-from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 rank_agreements = Table(
     "rank_agreements",
@@ -136,9 +136,9 @@ class RankAgreements:
 
     def agree(self, token: str, name: str, make: Callable[[], Any]) -> Any:
         """Return the JSON value of a name: what `make` returned to the rank that asked first."""
-        found = self._buffer.read(lambda connection: self._value(connection, token, name))
-        if found is not None:
-            return found
+        value = self._buffer.read(lambda connection: self._value(connection, token, name))
+        if value is not None:
+            return value
         made = make()
         return self._buffer.write(lambda connection: self._add(connection, token, name, made))
 
@@ -150,13 +150,13 @@ class RankAgreements:
 
         def work(connection: Connection) -> None:
             self._write(connection, _SET, token, f"part-{part}", number)
-            found = connection.execute(
+            rows = connection.execute(
                 select(_T.name, _T.value).where(self._is_own, _T.topic == token)
             ).all()
-            reached = [int(orjson.loads(v)) for name, v in found if name.startswith("part-")]
+            reached = [int(orjson.loads(v)) for name, v in rows if name.startswith("part-")]
             if len(reached) == n_parts:
-                old = [pass_name(behind) for behind in range(min(reached))]
-                gone = [name for name, _ in found if name in old]
+                past_names = [pass_name(behind) for behind in range(min(reached))]
+                gone = [name for name, _ in rows if name in past_names]
                 connection.execute(
                     delete(rank_agreements).where(
                         self._is_own, _T.topic == token, _T.name.in_(gone)
@@ -178,8 +178,8 @@ class RankAgreements:
 
     def keep(self, group: str, turn: int, rank: int) -> None:
         """Note that a rank still takes part, so that late ranks find its iteration."""
-        own = (self._is_own, _T.topic == group, _T.name == _rank_name(turn, rank))
-        later = update(rank_agreements).where(*own).values(agreed_at=in_seconds(literal(0.0)))
+        is_entry = (self._is_own, _T.topic == group, _T.name == _rank_name(turn, rank))
+        later = update(rank_agreements).where(*is_entry).values(agreed_at=in_seconds(literal(0.0)))
         self._buffer.write(lambda connection: connection.execute(later))
 
     def end(self, group: str, turn: int, member: Member, *, early: bool) -> None:
@@ -205,11 +205,11 @@ class RankAgreements:
 
     def _turns(self, connection: Connection, group: str) -> dict[int, "_Turn"]:
         is_fresh = _T.agreed_at > in_seconds(literal(-JOIN_S))
-        found = connection.execute(
+        rows = connection.execute(
             select(_T.name, _T.value, is_fresh).where(self._is_own, _T.topic == group)
         )
         turns: dict[int, _Turn] = {}
-        for name, value, fresh in found:
+        for name, value, fresh in rows:
             number, _, rank = name.partition("/")
             turn = turns.setdefault(int(number), _Turn({}))
             turn.is_fresh = turn.is_fresh or bool(fresh)
@@ -233,9 +233,9 @@ class RankAgreements:
                 self._write(connection, _CHANGE, group, name, {**mark, "finished": True})
 
     def _value(self, connection: Connection, topic: str, name: str) -> Any:
-        own = (self._is_own, _T.topic == topic, _T.name == name)
-        found = connection.execute(select(_T.value).where(*own)).scalar_one_or_none()
-        return None if found is None else orjson.loads(found)
+        is_entry = (self._is_own, _T.topic == topic, _T.name == name)
+        value = connection.execute(select(_T.value).where(*is_entry)).scalar_one_or_none()
+        return None if value is None else orjson.loads(value)
 
     def _add(self, connection: Connection, topic: str, name: str, value: Any) -> Any:
         """Write a value unless there is one; return the one that counts."""
@@ -276,18 +276,18 @@ def _mark(member: Member) -> dict[str, Any]:
 
 def _is_unused(turn: _Turn, member: Member) -> bool:
     """Return True if this process alone has looked at the rows, and left."""
-    own = turn.ranks.get(member.rank)
-    if own is None or len(turn.ranks) > 1 or own["process"] != member.process:
+    entry = turn.ranks.get(member.rank)
+    if entry is None or len(turn.ranks) > 1 or entry["process"] != member.process:
         return False
-    return bool(own.get("early"))
+    return bool(entry.get("early"))
 
 
 def _may_join(turn: _Turn, member: Member) -> bool:
-    own = turn.ranks.get(member.rank)
+    entry = turn.ranks.get(member.rank)
     if not turn.is_fresh:
         return False
-    if own is None:
+    if entry is None:
         return True
-    if own["process"] == member.process:
+    if entry["process"] == member.process:
         return _is_unused(turn, member)
     return not any(mark["finished"] for mark in turn.ranks.values())

@@ -28,19 +28,19 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.schema.expressions import in_seconds, utc_now
 from sqlbuffer.storage.schema.metadata import (
     SEQS,
     SERIAL,
     TIME,
     UUID,
     buffer_key,
+    flag_column,
     index_transactions,
     metadata,
     transaction_id,
 )
-from sqlbuffer.storage.schema.overlays import flag_column
-from sqlbuffer.storage.schema.server_clock import in_seconds, utc_now
 
 change_log = Table(
     "change_log",
@@ -146,12 +146,11 @@ def _postgresql_log_position(connection: Connection) -> str:
 
 
 def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str) -> bool:
-    """Return True if an entry was trimmed that is not part of a position."""
     oldest, _, running = position.split(":")
     if running.startswith("?"):
         position = f"{oldest}:{oldest}:"  # on a standby; see `following.postgresql`
-    found = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
-    return found is not None and bool(found[0])
+    row = driver_of(connection).execute(_POSTGRESQL_IS_TRIMMED, (position, buffer_id)).fetchone()
+    return row is not None and bool(row[0])
 
 
 Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
@@ -264,13 +263,15 @@ class Follower:
 
     @property
     def _is_own(self) -> ColumnElement[bool]:
-        own = followers.c
-        return (own.buffer_id == self._buffer.info.id) & (own.follower_id == self.id)
+        follower = followers.c
+        return (follower.buffer_id == self._buffer.info.id) & (follower.follower_id == self.id)
 
     @property
     def _live_until(self) -> ColumnElement[Any]:
         return in_seconds(literal(self._live_s))
 
     def _flag(self, connection: Connection, value: bool) -> None:
-        own = update(buffers).where(buffers.c.id == self._buffer.info.id)
-        connection.execute(own.where(buffers.c.has_followers != value).values(has_followers=value))
+        statement = update(buffers).where(buffers.c.id == self._buffer.info.id)
+        connection.execute(
+            statement.where(buffers.c.has_followers != value).values(has_followers=value)
+        )

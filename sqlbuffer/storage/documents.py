@@ -25,7 +25,6 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.display import shown_size
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import DocumentChangedError, FieldError
-from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, documents
 from sqlbuffer.storage.database.errors import translated
@@ -36,11 +35,9 @@ from sqlbuffer.storage.database.transactions import (
     joined_connection,
     snapshot,
 )
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import at_once
+from sqlbuffer.storage.dialects import at_once, by_database
+from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, utc_now
 from sqlbuffer.storage.schema.metadata import json_parameter
-from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
-from sqlbuffer.storage.schema.server_clock import utc_now
 
 T = TypeVar("T")
 MAX_BYTES = 2**20
@@ -106,7 +103,36 @@ _AHEAD = (
     "ON d.buffer_id = b.id AND d.buffer_id = {buffer_id:d} AND {of_keys} WHERE b.id = {buffer_id:d}"
 )
 
-put_documents = by_database(sqlite=sqlite.put_documents, postgresql=postgresql.put_documents)
+_PUT_SQLITE = (
+    "INSERT INTO documents (buffer_id, key, version, value) VALUES (?, ?, 1, ?) "
+    "ON CONFLICT (buffer_id, key) DO UPDATE SET version = documents.version + 1, "
+    "value = excluded.value, changed_at = excluded.changed_at"
+)
+_PUT_POSTGRESQL = (
+    "INSERT INTO documents (buffer_id, key, version, value) "
+    "SELECT %s, d.key, 1, d.json::jsonb FROM unnest(%s::text[], %s::text[]) AS d(key, json) "
+    "ON CONFLICT (buffer_id, key) DO UPDATE SET version = documents.version + 1, "
+    "value = excluded.value, changed_at = excluded.changed_at"
+)
+
+
+def _put_sqlite(
+    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
+) -> None:
+    """Write documents, given by key and JSON."""
+    rows = [(buffer_id, key, json) for key, json in documents]
+    driver_of(connection).executemany(_PUT_SQLITE, rows)
+
+
+def _put_postgresql(
+    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
+) -> None:
+    """Write documents, given by key and JSON."""
+    keys, values = [key for key, _ in documents], [json for _, json in documents]
+    driver_of(connection).execute(_PUT_POSTGRESQL, (buffer_id, keys, values))
+
+
+put_documents = by_database(sqlite=_put_sqlite, postgresql=_put_postgresql)
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,18 @@ from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.retention import Expiry
+from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads
-from sqlbuffer.storage.rows.removal import one_of, part_of, stacked
-from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.stored_rows import Row
+from sqlbuffer.storage.rows.statements import RowSelection
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, TaskStrategy
 from sqlbuffer.storage.sampling.form_reader import FormReader
 from sqlbuffer.storage.sampling.slice_table import SliceReading
 from sqlbuffer.storage.use_counts import (
     ClaimKind,
-    Found,
+    DrawnItems,
     LogEntry,
     SamplingSession,
     SamplingSessions,
@@ -88,10 +87,10 @@ class BatchDraws:
         """
         self.own_writes.catch_up()
         with self._source.candidates(node, columns, sampled=True) as candidates:
-            found = choose(candidates)
+            drawn = choose(candidates)
         self._find_eligible_low(candidates)
         self._expiry.run_if_due()
-        return found
+        return drawn
 
     def _find_eligible_low(self, candidates: Candidates) -> None:
         """Find the first row that may be sampled, if a draw found only few such rows."""
@@ -103,8 +102,8 @@ class BatchDraws:
             epoch = server_epoch(buffer.engine)
             settled = settled_seq(buffer.engine, buffer.watermark)
             with snapshot(buffer.engine, self._source.window_query) as connection:
-                for now in answer(connection):
-                    restrictions.look(connection, SampledWindow(*now), settled, epoch)
+                for row in answer(connection):
+                    restrictions.look(connection, SampledWindow(*row), settled, epoch)
 
     @contextmanager
     def session(self, sampler: RowStrategy | TaskStrategy, n: int) -> Iterator[SamplingSession]:
@@ -142,27 +141,20 @@ class BatchDraws:
         kind: ClaimKind[T],
         least: int,
     ) -> T:
-        """Return the chosen items, with their uses counted and logged.
+        """Return the chosen items, their uses counted and logged; fewer than `least` do not count.
 
-        Args:
-            session: Session of the draw.
-            sampler: Sampler that draws the items.
-            n: Number of items.
-            node: Condition that rows must match.
-            columns: Columns to read.
-            choose: Function called with the candidates, the number of missing items (`n`), and True
-                for the first draw (`is_first`).
-            kind: Functions that join several draws.
-            least: Smallest number of items that is counted and logged.
+        `choose` is called with the candidates, the number of missing items `n`, and `is_first`.
         """
         if n == 0 or not self._sessions.uses.is_on:
             return self.draw(node, partial(choose, n=n, is_first=True), columns)
 
-        def found(n: int, is_first: bool) -> Found[T]:
-            def chosen(candidates: Candidates) -> Found[T]:
+        def found(n: int, is_first: bool) -> DrawnItems[T]:
+            def chosen(candidates: Candidates) -> DrawnItems[T]:
                 content = choose(candidates, n, is_first)
                 units, probabilities = kind.units(content), kind.probabilities(content)
-                return Found(content, units, candidates.clock, candidates.window_low, probabilities)
+                return DrawnItems(
+                    content, units, candidates.clock, candidates.window_low, probabilities
+                )
 
             return self.draw(node, chosen, columns)
 
@@ -264,24 +256,24 @@ class BatchDraws:
         def choose(candidates: Candidates, n: int, is_first: bool) -> list[list[Row]]:
             # Each draw starts again: the sampler cannot leave out the tasks that it drew before.
             chosen, limits = sampler.choose_tasks(candidates, most), candidates.limits.of_steps
-            found = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
-            return [rows for rows in found.values() if rows]
+            rows_by_task = self._queries.tasks_in(candidates.connection, chosen, payloads, limits)
+            return [rows for rows in rows_by_task.values() if rows]
 
         with self.session(sampler, n) as session:
             tasks = self._counted(session, sampler, n, node, None, choose, TASKS, least)
             session.n_rows = sum(map(len, tasks))
         return tasks, session.batch_id
 
-    def logged_batch(self, batch: Batch, clock: int | None, what: str) -> Batch:
+    def logged_batch(self, batch: Batch, clock: int | None, sampler: str) -> Batch:
         """Return a batch that no sampler drew, with its number in the sample log if it is logged.
 
         Args:
             batch: The batch.
             clock: The buffer's clock when the batch was read.
-            what: Name in the log in place of a sampler.
+            sampler: Name in the log in place of a sampler.
         """
         seqs = batch.info["seq"].tolist()
-        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(what)))
+        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(sampler)))
 
     def return_batch(self, batch: Batch) -> None:
         """Undo the counts and the log entry of a batch that is not returned."""
@@ -334,10 +326,51 @@ def _probabilities(columns: Mapping[str, NDArray[Any] | None]) -> Sequence[float
     return None if probabilities is None else probabilities.tolist()
 
 
+def rows_at(batch: Batch, index: Sequence[int]) -> Batch:
+    """Return the rows of a batch at some places."""
+    if len(index) == batch.n_rows and list(index) == list(range(batch.n_rows)):
+        return batch
+    places = np.asarray(index, np.int64)
+    return Batch(_arrays_at(batch, places), _arrays_at(batch.info, places))
+
+
+def _arrays_at(arrays: Any, places: NDArray[np.int64]) -> dict[str, Any]:
+    return {name: None if array is None else array[places] for name, array in arrays.items()}
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches, one after the other."""
+    first = batches[0]
+    return Batch(
+        {name: stacked([batch[name] for batch in batches]) for name in first},
+        {name: stacked([batch.info[name] for batch in batches]) for name in first.info},
+    )
+
+
+def stacked(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined along the first axis; None if one is None.
+
+    Arrays that are shorter in other dimensions are padded with zeros.
+    """
+    if any(array is None for array in arrays):
+        return None
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
+    padded = [
+        array
+        if array.shape[1:] == shape
+        else np.pad(
+            array,
+            [(0, 0), *((0, n - size) for n, size in zip(shape, array.shape[1:], strict=True))],
+        )
+        for array in arrays
+    ]
+    return np.concatenate(padded)
+
+
 BATCHES: ClaimKind[Batch] = ClaimKind(
     units=lambda batch: [(seq,) for seq in batch.info["seq"].tolist()],
-    take=part_of,
-    join=one_of,
+    take=rows_at,
+    join=joined,
     probabilities=_probabilities,
 )
 ROWS = ClaimKind(

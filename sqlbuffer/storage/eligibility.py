@@ -9,10 +9,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.storage.schema.metadata import TIME
-from sqlbuffer.storage.schema.overlays import overlay_table
-from sqlbuffer.storage.schema.parameters import pg_array, processed
-from sqlbuffer.storage.schema.server_clock import utc_now
+from sqlbuffer.storage.schema.expressions import pg_array, processed, utc_now
+from sqlbuffer.storage.schema.metadata import TIME, overlay_table
 
 uses = overlay_table(
     "uses",
@@ -174,12 +172,12 @@ class Eligibility:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The values for a statement made with `hold_by_parameters`."""
-        given = {
+        values = {
             MAX_USE: self.max_use,
             OLDEST_VERSION: self.oldest_version,
             SESSION: self.session,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def hold(self, over: Any) -> ColumnElement[bool]:
         """Return the expression for a step that may be sampled; not for `NO_LIMITS`.
@@ -241,8 +239,8 @@ def is_used_up(over: Any, max_use: Any) -> ColumnElement[bool]:
         uses.c.buffer_id == over.c.buffer_id, uses.c.seq == over.c.seq, uses.c.n_uses >= max_use
     )
     # Without the offset PostgreSQL would make an anti-join over all rows of `uses`.
-    found: ColumnElement[bool] = used_up.correlate(over).offset(0).exists()
-    return found
+    expression: ColumnElement[bool] = used_up.correlate(over).offset(0).exists()
+    return expression
 
 
 def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> ColumnElement[bool]:
@@ -262,9 +260,9 @@ def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> Column
 
 def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:
     """Return the expression that is true if a number of a buffer is in quarantine."""
-    found = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
+    entry = select(1).where(quarantine.c.buffer_id == buffer_id, quarantine.c.seq == seq)
     # As above.
-    ineligible: ColumnElement[bool] = found.correlate_except(quarantine).offset(0).exists()
+    ineligible: ColumnElement[bool] = entry.correlate_except(quarantine).offset(0).exists()
     return ineligible
 
 

@@ -30,9 +30,10 @@ from sqlbuffer.errors import EpisodeExistsError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, utc_now
+from sqlbuffer.storage.schema.expressions import one_of as listed
 from sqlbuffer.storage.schema.metadata import (
     BYTES,
     JSON,
@@ -42,9 +43,6 @@ from sqlbuffer.storage.schema.metadata import (
     json_parameter,
     metadata,
 )
-from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
-from sqlbuffer.storage.schema.parameters import one_of as listed
-from sqlbuffer.storage.schema.server_clock import utc_now
 
 episodes = Table(
     "episodes",
@@ -118,18 +116,14 @@ WHERE episodes.id = g.id AND episodes.next_t = g.t RETURNING episodes.id
 def _sqlite_free_episode(
     connection: Connection, buffer_id: int, key: str, task_id: str
 ) -> tuple[str, int | None] | None:
-    """Make the id of an ended episode free if all its steps have left.
-
-    Returns:
-        The status and length of an episode that keeps its id; None if the id is free.
-    """
-    found = connection.exec_driver_sql(
+    """Free the id of an ended episode without steps; else return its status and length."""
+    episode = connection.exec_driver_sql(
         "SELECT id, status, length FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?",
         (buffer_id, key, task_id),
     ).one_or_none()
-    if found is None:
+    if episode is None:
         return None
-    number, status, length = found
+    number, status, length = episode
     is_held = connection.exec_driver_sql(
         "SELECT 1 FROM step_numbers WHERE buffer_id = ? AND episode_id = ? "
         "AND +seq > (SELECT low_seq FROM v_windows WHERE buffer_id = ?) LIMIT 1",
@@ -142,14 +136,9 @@ def _sqlite_free_episode(
 
 
 def _sqlite_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Append steps to episodes; return the episodes for which these were the next steps.
-
-    Args:
-        connection: The transaction.
-        spans: For each episode the place of the first of these steps, and the one after the last.
-    """
-    given = json.dumps([(id_, *span) for id_, span in spans.items()])
-    return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (given,)).scalars())
+    """Append steps, {episode: (first place, end)}; return the episodes for which they were next."""
+    spans_json = json.dumps([(id_, *span) for id_, span in spans.items()])
+    return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (spans_json,)).scalars())
 
 
 _POSTGRESQL_ADVANCE = """
@@ -162,11 +151,6 @@ WHERE e.id = g.id AND e.next_t = g.t RETURNING e.id
 def _postgresql_free_episode(
     connection: Connection, buffer_id: int, key: str, task_id: str
 ) -> tuple[str, int | None] | None:
-    """Make the id of an ended episode free if all its steps have left.
-
-    Returns:
-        The status and length of an episode that keeps its id; None if the id is free.
-    """
     statement = "SELECT status, length FROM sqlbuffer_free_episode_v1(%s::integer, %s, %s)"
     values = (buffer_id, key, task_id)
     ((status, length),) = driver_of(connection).execute(statement, values)
@@ -174,12 +158,6 @@ def _postgresql_free_episode(
 
 
 def _postgresql_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]) -> set[int]:
-    """Append steps to episodes; return the episodes for which these were the next steps.
-
-    Args:
-        connection: The transaction.
-        spans: For each episode the place of the first of these steps, and the one after the last.
-    """
     firsts, ends = zip(*spans.values(), strict=True)
     values = number_array(spans), number_array(firsts), number_array(ends)
     return {id_ for (id_,) in driver_of(connection).execute(_POSTGRESQL_ADVANCE, values)}
@@ -256,7 +234,7 @@ def episode_ids(
         return [None] * len(records)
     known = _known_episodes(connection, buffer_id, first_of)
     unknown = sorted(key for key in first_of if key not in known)
-    new = [
+    new_episodes = [
         {
             "buffer_id": buffer_id,
             "key": key[0],
@@ -267,16 +245,20 @@ def episode_ids(
         }
         for key in unknown
     ]
-    number = connection.execute(_INSERT_ONE, new[0]).scalar() if len(new) == 1 else None
+    number = (
+        connection.execute(_INSERT_ONE, new_episodes[0]).scalar()
+        if len(new_episodes) == 1
+        else None
+    )
     if number is not None:
         known[unknown[0]] = number
-    elif new:
+    elif new_episodes:
         # As many as are missing: no other transaction has made one of them meanwhile.
-        n_made = connection.execute(INSERT_EPISODE, new).rowcount
+        n_made = connection.execute(INSERT_EPISODE, new_episodes).rowcount
         known = _known_episodes(connection, buffer_id, first_of)
-        unknown = unknown if n_made == len(new) else []
+        unknown = unknown if n_made == len(new_episodes) else []
     if made is not None:
-        made.update(known[key] for key in unknown if number is not None or len(new) > 1)
+        made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
 
 
@@ -288,9 +270,9 @@ def session_ids(
     if not keys:
         return [None] * len(records)
     known = _known_sessions(connection, buffer_id, keys)
-    new = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
-    if new:
-        connection.execute(INSERT_SESSION, new)
+    new_sessions = [{"buffer_id": buffer_id, "key": key} for key in keys if key not in known]
+    if new_sessions:
+        connection.execute(INSERT_SESSION, new_sessions)
         known = _known_sessions(connection, buffer_id, keys)
     return [None if r.session_key is None else known[r.session_key] for r in records]
 
@@ -298,17 +280,17 @@ def session_ids(
 def _known_episodes(
     connection: Connection, buffer_id: int, keys: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    given = {
+    parameters = {
         "buffer_id": buffer_id,
         "keys": list({key for key, _ in keys}),
         "tasks": list({task_id for _, task_id in keys}),
     }
-    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(_EPISODES, given)}
+    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(_EPISODES, parameters)}
 
 
 def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
-    given = {"buffer_id": buffer_id, "keys": list(keys)}
-    return dict(connection.execute(_SESSIONS, given).all())
+    parameters = {"buffer_id": buffer_id, "keys": list(keys)}
+    return dict(connection.execute(_SESSIONS, parameters).all())
 
 
 def one_of(column: Any, keys: Iterable[str]) -> Any:
@@ -368,12 +350,12 @@ _ROLLOUT = rollout_stats.c
 
 def _of_rollout(name: str) -> Any:
     """Return a value that the statistics have of the stored steps of an episode."""
-    own = (
+    is_episode = (
         (_ROLLOUT.buffer_id == episodes.c.buffer_id)
         & (_ROLLOUT.task_id == episodes.c.task_id)
         & (_ROLLOUT.episode_id == episodes.c.id)
     )
-    return select(_ROLLOUT[name]).where(own).scalar_subquery()
+    return select(_ROLLOUT[name]).where(is_episode).scalar_subquery()
 
 
 _STORED = update(episodes).where(
@@ -396,10 +378,10 @@ _END_STORED = _STORED.where(episodes.c.status == "open").values(
 
 def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
     """Return the select of the number, the task and the status of episodes, in order."""
-    own = tuple_(episodes.c.key, episodes.c.task_id).in_(list(keys))
+    has_key = tuple_(episodes.c.key, episodes.c.task_id).in_(list(keys))
     return (
         select(episodes.c.id, episodes.c.task_id, episodes.c.status)
-        .where(episodes.c.buffer_id == buffer_id, own)
+        .where(episodes.c.buffer_id == buffer_id, has_key)
         .order_by(episodes.c.id)
     )
 
@@ -457,8 +439,8 @@ def begin_whole(
 
 def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> EpisodeExistsError:
     """Return the error for an id that is taken, with the status that the views show."""
-    given = {"buffer_id": buffer_id, "key": key, "task_id": task_id}
-    status = connection.execute(_STATUS, given).scalar() or "open"
+    parameters = {"buffer_id": buffer_id, "key": key, "task_id": task_id}
+    status = connection.execute(_STATUS, parameters).scalar() or "open"
     return EpisodeExistsError(
         f"episode {key!r} of task {task_id!r} is stored already (it is {status}); take another "
         f"episode_id, or leave it out to have one made"

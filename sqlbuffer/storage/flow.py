@@ -58,13 +58,11 @@ from sqlbuffer.storage.buffers.catalog import change_config, flow_column
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.writes import WriteOnce
-from sqlbuffer.storage.database.errors import NO_BUFFER, translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import NO_BUFFER, retried, translated
 from sqlbuffer.storage.database.transactions import is_joined, reading
-from sqlbuffer.storage.dialects.connections import hurried, writing
+from sqlbuffer.storage.dialects import hurried, writing
+from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of, unix_now, utc_now
 from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
-from sqlbuffer.storage.schema.server_clock import age_s, unix_now, utc_now
 from sqlbuffer.storage.watermarks import is_standby, last_number
 from sqlbuffer.waits import pause
 
@@ -262,10 +260,10 @@ def read(connection: Connection, buffer_id: int) -> FlowReading:
     row = _counted(connection, buffer_id)
     stored = None if row[0] is None else orjson.loads(row[0])
     policy = None if stored is None else rate_limiter_of(stored["limiter"])
-    given, n_limited, n_sampled = map(int, row[1:4])
+    inserted_in_all, n_limited, n_sampled = map(int, row[1:4])
     if policy is None or stored is None:
-        return FlowReading(None, given, n_sampled, FlowCounts(given, n_sampled))
-    inserted = given - int(stored["inserted_before"])
+        return FlowReading(None, inserted_in_all, n_sampled, FlowCounts(inserted_in_all, n_sampled))
+    inserted = inserted_in_all - int(stored["inserted_before"])
     sampled = n_limited - int(stored["sampled_before"])
     counts = FlowCounts(inserted, sampled)
     if isinstance(policy, RatioWindow):
@@ -292,14 +290,14 @@ def _decayed_counts(connection: Connection, buffer_id: int, policy: RatioWindow)
 
 def state(connection: Connection, buffer_id: int) -> FlowState:
     """Return the state of a buffer's rate limiter."""
-    found = read(connection, buffer_id)
+    counted = read(connection, buffer_id)
     return FlowState(
-        found.policy,
-        found.inserted,
-        found.sampled,
-        bool(found.allowed("insert", 1)),
-        bool(found.allowed("sample", 1)),
-        found.counts,
+        counted.policy,
+        counted.inserted,
+        counted.sampled,
+        bool(counted.allowed("insert", 1)),
+        bool(counted.allowed("sample", 1)),
+        counted.counts,
         tuple(call for _, call in waiting(connection, [buffer_id])),
     )
 
@@ -308,15 +306,15 @@ def waiting(connection: Connection, buffer_ids: Sequence[int]) -> list[tuple[int
     """Return the calls that wait for buffers, each with its buffer, the longest waiting first."""
     table = flow_waits.c
     since, heard = age_s(table.waiting_since), age_s(table.heartbeat_at)
-    named = bindparam(None, list(buffer_ids), IntegerList(), unique=True)
-    found = connection.execute(
+    ids = bindparam(None, list(buffer_ids), IntegerList(), unique=True)
+    rows = connection.execute(
         select(table.buffer_id, table.role, table.n_rows, table.host, table.pid, since, heard)
-        .where(is_one_of(table.buffer_id, named))
+        .where(is_one_of(table.buffer_id, ids))
         .order_by(table.waiting_since, table.holder)
     )
     return [
         (number, Waiting(role, n_rows, host, pid, max(0.0, waited), silent < ALIVE_S))
-        for number, role, n_rows, host, pid, waited, silent in found
+        for number, role, n_rows, host, pid, waited, silent in rows
     ]
 
 
@@ -366,12 +364,12 @@ def add_decayed(
     The caller has written the row before, in the same transaction, so no other thread counts in
     between.
     """
-    own = (flow.c.buffer_id == buffer_id) & (flow.c.holder == holder)
-    query = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where(own)
+    of_holder = (flow.c.buffer_id == buffer_id) & (flow.c.holder == holder)
+    query = select(flow.c.pushed, flow.c.sampled, age_s(flow.c.decayed_at)).where(of_holder)
     *counts, age = connection.execute(query).one()
     pushed, sampled = (policy.decayed(count, age or 0.0) for count in counts)
     values = {"pushed": pushed + n_pushed, "sampled": max(0.0, sampled + n_sampled)}
-    connection.execute(update(flow).where(own).values(**values, decayed_at=utc_now()))
+    connection.execute(update(flow).where(of_holder).values(**values, decayed_at=utc_now()))
 
 
 def mark_waiting(
@@ -400,7 +398,7 @@ def tidy(connection: Connection, buffer_id: int) -> None:
     # By then the counts of a window have decayed to almost 0.
     gone_s = GONE_S + (5 * policy.window_s if isinstance(policy, RatioWindow) else 0.0)
     table = flow.c
-    found = connection.execute(
+    rows = connection.execute(
         delete(flow)
         .where(
             table.buffer_id == buffer_id,
@@ -409,13 +407,13 @@ def tidy(connection: Connection, buffer_id: int) -> None:
         )
         .returning(table.n_sampled, table.n_batches, table.n_limited)
     ).all()
-    if found:
-        n_sampled, n_batches, n_limited = map(sum, zip(*found, strict=True))
+    if rows:
+        n_sampled, n_batches, n_limited = map(sum, zip(*rows, strict=True))
         counts = {"n_sampled": n_sampled, "n_batches": n_batches, "n_limited": n_limited}
         connection.execute(_ADD, {"buffer_id": buffer_id, "holder": GONE, **counts})
     first = func.floor(unix_now() / BUCKET_S) - HISTORY_S // BUCKET_S
-    old = flow_history.c.bucket < cast(first, flow_history.c.bucket.type)
-    connection.execute(delete(flow_history).where(flow_history.c.buffer_id == buffer_id, old))
+    is_old = flow_history.c.bucket < cast(first, flow_history.c.bucket.type)
+    connection.execute(delete(flow_history).where(flow_history.c.buffer_id == buffer_id, is_old))
     dead = age_s(flow_waits.c.heartbeat_at) > GONE_S
     connection.execute(delete(flow_waits).where(flow_waits.c.buffer_id == buffer_id, dead))
 
@@ -834,16 +832,16 @@ class SampleCredits:
             return False
         with self._mutex:
             self._is_used = True
-            own = min(n, self._left)
-            self._left -= own
-        if own == n:
+            n_held = min(n, self._left)
+            self._left -= n_held
+        if n_held == n:
             return True
         try:
-            n_more = self._reserve(n - own, n)
+            n_more = self._reserve(n - n_held, n)
         except BaseException:
-            self.put_back(own)
+            self.put_back(n_held)
             raise
-        self.put_back(own if n_more is None else n_more - (n - own))
+        self.put_back(n_held if n_more is None else n_more - (n - n_held))
         return n_more is not None
 
     def put_back(self, n: int) -> None:
@@ -893,9 +891,9 @@ class SampleCredits:
             is_end: Give back all remaining rows.
         """
         with self._mutex:
-            given = self._left if is_end or not self._is_used else 0
-            self._left, self._is_used = self._left - given, False
-            if given:
+            n_returned = self._left if is_end or not self._is_used else 0
+            self._left, self._is_used = self._left - n_returned, False
+            if n_returned:
                 self._n_ahead = 0
-        if given:
-            self._pacer.correct(-given)
+        if n_returned:
+            self._pacer.correct(-n_returned)

@@ -22,9 +22,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.errors import StorageError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
-from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, metadata
-from sqlbuffer.storage.schema.overlays import flag_column
-from sqlbuffer.storage.schema.server_clock import in_seconds
+from sqlbuffer.storage.schema.expressions import in_seconds
+from sqlbuffer.storage.schema.metadata import TIME, UUID, buffer_key, flag_column, metadata
 
 holds = Table(
     "holds",
@@ -49,9 +48,9 @@ MARGIN_S = 20.0
 
 def held_low(connection: Connection, buffer_id: int) -> int | None:
     """Return the number above which no step may be deleted now; None if any step may be deleted."""
-    own = holds.c
-    live = (own.buffer_id == buffer_id) & (own.live_until > in_seconds(literal(0.0)))
-    low: int | None = connection.execute(select(func.min(own.low_seq)).where(live)).scalar_one()
+    hold = holds.c
+    live = (hold.buffer_id == buffer_id) & (hold.live_until > in_seconds(literal(0.0)))
+    low: int | None = connection.execute(select(func.min(hold.low_seq)).where(live)).scalar_one()
     return low
 
 
@@ -80,8 +79,8 @@ class Hold:
             # First: a process that ends holds locks the buffer as well.
             self._buffer.lock(connection)
             low = self._buffer.window_in(connection).low
-            own = {"buffer_id": self._buffer.info.id, "hold_id": self.id, "low_seq": low}
-            connection.execute(insert(holds).values({**own, "live_until": self._later(HOLD_S)}))
+            values = {"buffer_id": self._buffer.info.id, "hold_id": self.id, "low_seq": low}
+            connection.execute(insert(holds).values({**values, "live_until": self._later(HOLD_S)}))
             flag = update(buffers).where(buffers.c.id == self._buffer.info.id)
             connection.execute(flag.values(has_holds=True))
 
@@ -98,22 +97,22 @@ class Hold:
 
     def is_live(self, connection: Connection) -> bool:
         """Return True if no held step was deleted in the state of a transaction."""
-        found = select(holds.c.hold_id).where(self._is_live)
-        return connection.execute(found).one_or_none() is not None
+        statement = select(holds.c.hold_id).where(self._is_live)
+        return connection.execute(statement).one_or_none() is not None
 
     def release(self) -> None:
         """End the hold. Steps below the window are deleted at the next eviction."""
-        own = holds.c
-        gone = (own.buffer_id == self._buffer.info.id) & (own.hold_id == self.id)
+        hold = holds.c
+        gone = (hold.buffer_id == self._buffer.info.id) & (hold.hold_id == self.id)
         self._buffer.write(lambda connection: connection.execute(delete(holds).where(gone)))
 
     @property
     def _is_live(self) -> ColumnElement[bool]:
-        own = holds.c
+        hold = holds.c
         return (
-            (own.buffer_id == self._buffer.info.id)
-            & (own.hold_id == self.id)
-            & (own.live_until > self._later(MARGIN_S))
+            (hold.buffer_id == self._buffer.info.id)
+            & (hold.hold_id == self.id)
+            & (hold.live_until > self._later(MARGIN_S))
         )
 
     def _later(self, seconds: float) -> ColumnElement[Any]:

@@ -12,15 +12,9 @@ from sqlalchemy import Connection
 from sqlbuffer.fields import ON_REQUEST, FieldSpec
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.arrays import (
-    FIRST_OF_RUN,
-    N_OF_RUN,
-    number_array,
-    number_list,
-    run_list,
-)
+from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, number_array, number_list, run_list
+from sqlbuffer.storage.schema.expressions import listed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
-from sqlbuffer.storage.schema.parameters import listed
 
 Integers = NDArray[np.int64]
 
@@ -127,9 +121,9 @@ def late_values(
     for name, (rows, values) in _late_fields(texts, specs).items():
         value_of = np.full(len(seqs), -1)
         value_of[rows] = np.arange(len(rows))
-        own = value_of[which]
-        if (own >= 0).any():
-            late.fields[name] = places[own >= 0], values[own[own >= 0]]
+        indexes = value_of[which]
+        if (indexes >= 0).any():
+            late.fields[name] = places[indexes >= 0], values[indexes[indexes >= 0]]
     return late
 
 
@@ -144,8 +138,8 @@ def _late_fields(
                 if name in specs:
                     values.setdefault(name, {})[row] = value
     return {
-        name: (list(own), np.array(list(own.values()), specs[name].dtype))
-        for name, own in values.items()
+        name: (list(value_of_index), np.array(list(value_of_index.values()), specs[name].dtype))
+        for name, value_of_index in values.items()
     }
 
 
@@ -258,34 +252,34 @@ def read_marks(
     distinct = dict(sorted(runs))
     if not distinct or not any(wanted):
         return Marks()
-    dialect, given = connection.dialect.name, dict[str, Any](id=buffer_id)
+    dialect, parameters = connection.dialect.name, dict[str, Any](id=buffer_id)
     if dialect == "sqlite":
-        given |= {"runs": run_list(distinct.items()), "chunks": number_list(sorted(chunks))}
-        marks = _sqlite_marks(connection, given, wanted)
+        parameters |= {"runs": run_list(distinct.items()), "chunks": number_list(sorted(chunks))}
+        marks = _sqlite_marks(connection, parameters, wanted)
     else:
         ends = [first + n for first, n in distinct.items()]
-        given |= {"firsts": number_array(distinct), "ends": number_array(ends)}
-        given["chunks"] = number_array(sorted(chunks))
+        parameters |= {"firsts": number_array(distinct), "ends": number_array(ends)}
+        parameters["chunks"] = number_array(sorted(chunks))
         marks = _pg_marks(connection, buffer_id, distinct, wanted)
     if wanted.replaced:
-        marks.replaced = fetch(connection, _REPLACED[dialect], given)
+        marks.replaced = fetch(connection, _REPLACED[dialect], parameters)
     if wanted.extra:
-        marks.extras = fetch(connection, _EXTRAS[dialect], given)
+        marks.extras = fetch(connection, _EXTRAS[dialect], parameters)
     if wanted.values and has_chunks:
-        marks.values = _values_of(fetch(connection, _VALUES[dialect], given))
+        marks.values = _values_of(fetch(connection, _VALUES[dialect], parameters))
     elif wanted.values:  # NaN, which columns of SQLite cannot hold, is none in batches too
-        marks.values = fetch(connection, _OF_ROWS[dialect], given)
+        marks.values = fetch(connection, _OF_ROWS[dialect], parameters)
     return marks
 
 
-def _sqlite_marks(connection: Connection, given: dict[str, Any], wanted: Wanted) -> Marks:
+def _sqlite_marks(connection: Connection, parameters: dict[str, Any], wanted: Wanted) -> Marks:
     marks = Marks()
     if wanted.deleted:
-        marks.deleted = [seq for (seq,) in fetch(connection, _DELETED_STEPS, given)]
+        marks.deleted = [seq for (seq,) in fetch(connection, _DELETED_STEPS, parameters)]
     if wanted.quarantine:
-        marks.quarantined = [seq for (seq,) in fetch(connection, _QUARANTINED, given)]
+        marks.quarantined = [seq for (seq,) in fetch(connection, _QUARANTINED, parameters)]
     if wanted.labels:
-        marks.labels = fetch(connection, _LATE_VALUES[wanted.only_rewards], given)
+        marks.labels = fetch(connection, _LATE_VALUES[wanted.only_rewards], parameters)
     return marks
 
 
@@ -298,7 +292,7 @@ def _pg_marks(
         return marks
     long = {first: n for first, n in runs.items() if n > _SHORT_RUN}
     seqs = {seq for first, n in runs.items() if n <= _SHORT_RUN for seq in range(first, first + n)}
-    given = {
+    parameters = {
         "id": buffer_id,
         "seqs": number_array(sorted(seqs)),
         "firsts": number_array(long),
@@ -306,9 +300,9 @@ def _pg_marks(
         "kinds": kinds,
     }
     if kinds == _LABELS:
-        marks.labels = fetch(connection, _PG_LATE[wanted.only_rewards], given)
+        marks.labels = fetch(connection, _PG_LATE[wanted.only_rewards], parameters)
     else:
-        rows = fetch(connection, _PG_KINDS[wanted.only_rewards], given)
+        rows = fetch(connection, _PG_KINDS[wanted.only_rewards], parameters)
         marks.labels = [row[1:] for row in rows if row[0] == _LABELS]
         marks.quarantined = [seq for kind, seq, *_ in rows if kind == _QUARANTINE]
         marks.deleted = [seq for kind, seq, *_ in rows if kind == _DELETED]

@@ -23,7 +23,7 @@ from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.store import BufferStore
 
 # An episode, whose task has the same id; its first and its last t.

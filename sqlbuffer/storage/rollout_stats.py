@@ -28,8 +28,7 @@ from sqlalchemy import (
 
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import by_database, insert_columns
 from sqlbuffer.storage.schema.metadata import KEY, SERIAL, buffer_key, metadata
 
 # Before rollout_stats: rows of a dropped buffer are deleted here first, so that no trigger
@@ -163,15 +162,15 @@ class AddedSteps:
     def _add(
         self, key: tuple[str, int], n: int, total: float | None, first_seq: int, last_seq: int
     ) -> None:
-        found = self.rollouts.get(key)
-        if found is None:
+        sums = self.rollouts.get(key)
+        if sums is None:
             self.rollouts[key] = [n, total, first_seq, last_seq]
             return
-        found[0] += n
+        sums[0] += n
         if total is not None:
-            found[1] = total if found[1] is None else found[1] + total
-        found[2] = min(found[2], first_seq)
-        found[3] = max(found[3], last_seq)
+            sums[1] = total if sums[1] is None else sums[1] + total
+        sums[2] = min(sums[2], first_seq)
+        sums[3] = max(sums[3], last_seq)
 
 
 def within_range(value: float) -> float:
@@ -273,8 +272,8 @@ def change_returns(
 ) -> None:
     """Add the changes of rewards by annotations to the returns of rollouts."""
     rows = [
-        {**_of(buffer_id, rollout), "change": sum(map(within_range, own))}
-        for rollout, own in sorted(changes.items())
+        {**_key_of(buffer_id, rollout), "change": sum(map(within_range, changes_of_rollout))}
+        for rollout, changes_of_rollout in sorted(changes.items())
     ]
     if rows:
         connection.execute(_CHANGE, rows)
@@ -290,29 +289,31 @@ def remove_steps(
         buffer_id: The buffer.
         removed: For each rollout the number of steps, and the sum of their rewards.
     """
-    given = sorted(removed.items())
-    if given:
+    rollouts = sorted(removed.items())
+    if rollouts:
         with_rewards = [
-            {**_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
-            for rollout, (n, total) in given
+            {**_key_of(buffer_id, rollout), "n": n, "change": within_range(-total)}
+            for rollout, (n, total) in rollouts
             if total is not None
         ]
         without = [
-            {**_of(buffer_id, rollout), "n": n} for rollout, (n, total) in given if total is None
+            {**_key_of(buffer_id, rollout), "n": n}
+            for rollout, (n, total) in rollouts
+            if total is None
         ]
         for statement, rows in ((_REMOVE_ALL, with_rewards), (_REMOVE, without)):
-            if len(rows) == len(given) == 1:
-                left = connection.execute(statement.returning(_own.length), rows[0]).scalars()
-                if min(left, default=0) > 0:
+            if len(rows) == len(rollouts) == 1:
+                lengths = connection.execute(statement.returning(_own.length), rows[0]).scalars()
+                if min(lengths, default=0) > 0:
                     return
             elif rows:
                 connection.execute(statement, rows)
-        connection.execute(_LEAVE, [_of(buffer_id, rollout) for rollout, _ in given])
+        connection.execute(_LEAVE, [_key_of(buffer_id, rollout) for rollout, _ in rollouts])
 
 
 def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> None:
     """Delete the rollout of an episode that a user deletes."""
-    connection.execute(_FORGET, _of(buffer_id, rollout))
+    connection.execute(_FORGET, _key_of(buffer_id, rollout))
 
 
 def forget(connection: Connection, buffer_id: int, *others: Table) -> None:
@@ -341,6 +342,6 @@ def add_up(connection: Connection, buffer_id: int) -> None:
     connection.execute(_ADD_UP, {"id": buffer_id})
 
 
-def _of(buffer_id: int, rollout: Rollout) -> dict[str, int | str]:
+def _key_of(buffer_id: int, rollout: Rollout) -> dict[str, int | str]:
     task_id, episode_id = rollout
     return {"of_buffer": buffer_id, "of_task": task_id, "of_episode": episode_id}

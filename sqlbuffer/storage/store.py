@@ -18,25 +18,22 @@ from sqlbuffer.storage.database.engine import (
     own_engine,
     resolve_url,
 )
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow import Pacer
-from sqlbuffer.storage.labels.labelling import Labelling
+from sqlbuffer.storage.labels import Labelling
 from sqlbuffer.storage.leases.leases import LeaseKeeping
 from sqlbuffer.storage.migrations.migrate import ensure_schema
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.reading.standby_reads import StandbyReads
-from sqlbuffer.storage.retention.deletion import Retention
-from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.reading import RowQueries, StandbyReads
+from sqlbuffer.storage.retention import Expiry, Retention
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
 from sqlbuffer.storage.writing.chunks import ChunkWriter
-from sqlbuffer.storage.writing.row_writer import RowWriter
+from sqlbuffer.storage.writing.rows import RowWriter
 
 
 class BufferStore(OpenBuffer):

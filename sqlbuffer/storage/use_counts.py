@@ -34,15 +34,13 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.sampling.restrictions import Restrictions
-from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
-from sqlbuffer.storage.schema.overlays import delete_range
-from sqlbuffer.storage.schema.server_clock import seconds_ago, utc_now
+from sqlbuffer.storage.sampling.candidate_source import Restrictions
+from sqlbuffer.storage.schema.expressions import seconds_ago, utc_now
+from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, delete_range, metadata
 
 # A row for each sampled batch, if the buffer logs them.
 samples = Table(
@@ -115,14 +113,7 @@ def _sqlite_uses_of(connection: Connection, buffer_id: int, seqs: Sequence[int])
 def _postgresql_claim_uses(
     connection: Connection, buffer_id: int, seqs: Sequence[int], max_use: int
 ) -> set[int]:
-    """Count a use of each of different rows that has fewer than `max_use`; return these rows.
-
-    Args:
-        connection: The transaction.
-        buffer_id: The buffer.
-        seqs: The rows, in ascending order.
-        max_use: The limit.
-    """
+    """Count a use of each of different rows that has fewer than `max_use`; return these rows."""
     # Mostly all rows are counted, and then the server sends no list.
     statement = (
         "WITH claimed AS (INSERT INTO uses (buffer_id, seq, n_uses) "
@@ -133,12 +124,11 @@ def _postgresql_claim_uses(
         "FROM claimed"
     )
     values = (buffer_id, number_array(seqs), max_use, len(seqs))
-    ((found,),) = driver_of(connection).execute(statement, values)
-    return set(seqs if found is None else found)
+    ((claimed_seqs,),) = driver_of(connection).execute(statement, values)
+    return set(seqs if claimed_seqs is None else claimed_seqs)
 
 
 def _postgresql_return_uses(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> None:
-    """Undo a use of each of different rows."""
     # Locked in ascending order, as by claims.
     statement = (
         "WITH held AS MATERIALIZED (SELECT buffer_id, seq FROM uses WHERE buffer_id = %s "
@@ -152,7 +142,6 @@ def _postgresql_return_uses(connection: Connection, buffer_id: int, seqs: Sequen
 def _postgresql_add_uses(
     connection: Connection, buffer_id: int, counts: Mapping[int, int]
 ) -> dict[int, int]:
-    """Add uses to rows, {seq: uses}; return the current uses of each row."""
     statement = (
         "INSERT INTO uses (buffer_id, seq, n_uses) SELECT %s::integer, s, n "
         "FROM unnest(%s::bigint[], %s::integer[]) AS g(s, n) ORDER BY s "
@@ -166,7 +155,6 @@ def _postgresql_add_uses(
 def _postgresql_uses_of(
     connection: Connection, buffer_id: int, seqs: Sequence[int]
 ) -> dict[int, int]:
-    """Return the uses of the given rows that have any."""
     statement = (
         "SELECT u.seq, u.n_uses FROM unnest(%s::bigint[]) AS g(seq) CROSS JOIN LATERAL "
         "(SELECT * FROM uses u WHERE u.buffer_id = %s AND u.seq = g.seq OFFSET 0) u"
@@ -197,11 +185,11 @@ def clean_uses(connection: Connection, buffer_id: int, cleaned_to: int, low: int
         cleaned_to: Number up to which none was left at the last call.
         low: Number up to which rows have left.
     """
-    own = uses.c
+    use = uses.c
     # Starts below the cleaned numbers: a slow learner may have counted there since.
     above = cleaned_to - CLEANED_AT_ONCE
-    gone = (own.buffer_id == buffer_id) & (own.seq > above) & (own.seq <= low)
-    some = select(own.seq).where(gone).order_by(own.seq).limit(4 * CLEANED_AT_ONCE).subquery()
+    gone = (use.buffer_id == buffer_id) & (use.seq > above) & (use.seq <= low)
+    some = select(use.seq).where(gone).order_by(use.seq).limit(4 * CLEANED_AT_ONCE).subquery()
     n, last = connection.execute(select(func.count(), func.max(some.c.seq))).one()
     if n:
         delete_range(connection, uses, buffer_id, above, last)
@@ -258,11 +246,11 @@ class UseCounting:
 
         total = self.buffer.write(work)
         uses = {seq: total[seq] - n for seq, n in counts.items()}
-        found = []
+        n_uses = []
         for seq in seqs:
             uses[seq] += 1
-            found.append(uses[seq])
-        return found
+            n_uses.append(uses[seq])
+        return n_uses
 
     def _clean(self, connection: Connection, newest: int) -> None:
         """Delete the counts of rows that have left the window, from time to time."""
@@ -296,9 +284,9 @@ class UseCounting:
             return self.buffer.write(work)
         except StorageReadOnlyError as error:
             info = self.buffer.info
-            what = "max_use" if info.config.sampling.max_use is not None else "track_samples"
+            setting = "max_use" if info.config.sampling.max_use is not None else "track_samples"
             raise StorageReadOnlyError(
-                f"sampling from buffer {info.name!r} writes ({what}): {error}"
+                f"sampling from buffer {info.name!r} writes ({setting}): {error}"
             ) from error
 
 
@@ -357,18 +345,20 @@ def log_batch(
 
 def forget(uses: UseCounting, number: int) -> None:
     """Delete a batch from the log, because it was not returned."""
-    own = (samples.c.buffer_id == uses.buffer.info.id) & (samples.c.id == number)
-    uses.write(lambda connection: connection.execute(delete(samples).where(own)))
+    is_batch = (samples.c.buffer_id == uses.buffer.info.id) & (samples.c.id == number)
+    uses.write(lambda connection: connection.execute(delete(samples).where(is_batch)))
 
 
 def _forget_old(connection: Connection, uses: UseCounting) -> None:
-    own = samples.c
-    old = select(own.id).where(
-        own.buffer_id == uses.buffer.info.id,
-        own.sampled_at < seconds_ago(uses.buffer.info.config.sampling.keep_samples_s),
+    sample = samples.c
+    old_ids = select(sample.id).where(
+        sample.buffer_id == uses.buffer.info.id,
+        sample.sampled_at < seconds_ago(uses.buffer.info.config.sampling.keep_samples_s),
     )
     connection.execute(
-        delete(samples).where(own.id.in_(old.order_by(own.sampled_at).limit(REMOVED_AT_ONCE)))
+        delete(samples).where(
+            sample.id.in_(old_ids.order_by(sample.sampled_at).limit(REMOVED_AT_ONCE))
+        )
     )
 
 
@@ -428,12 +418,12 @@ class PendingLog:
             return
         if self._n_steps + len(seqs) > self._most_steps:
             self.settle()
-        own = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
+        batch = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
         if not self._has_stored:
-            self._store([own])
+            self._store([batch])
             return
         with self._mutex:
-            self._batches.append(own)
+            self._batches.append(batch)
             self._n_steps += len(seqs)
 
     def settle(self) -> None:
@@ -450,15 +440,15 @@ class PendingLog:
             self._store(batches)
             with self._mutex:
                 del self._batches[: len(batches)]
-                self._n_steps -= sum(len(each.seqs) for each in batches)
+                self._n_steps -= sum(len(batch.seqs) for batch in batches)
 
     def _store(self, batches: Sequence[PendingBatch]) -> None:
         def work(connection: Connection) -> None:
             now = time.monotonic()
-            for each in batches:
+            for batch in batches:
                 log_batch(
-                    connection, self._uses, each.seqs, each.clock, each.entry, each.probabilities,
-                    max(0.0, now - each.drawn_at),
+                    connection, self._uses, batch.seqs, batch.clock, batch.entry,
+                    batch.probabilities, max(0.0, now - batch.drawn_at),
                 )  # fmt: skip
 
         self._uses.write(work)
@@ -529,7 +519,7 @@ Unit = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class DrawnItems(Generic[T]):
     """The result of a draw.
 
     Attributes:
@@ -570,18 +560,18 @@ class _Kept(Generic[T]):
     units: list[Unit]
     probabilities: list[float] | None
 
-    def add(self, found: Found[T], index: Sequence[int], kind: ClaimKind[T]) -> None:
-        self.parts.append(kind.take(found.content, index))
-        self.units += [found.units[i] for i in index]
-        if found.probabilities is None or self.probabilities is None:
+    def add(self, drawn: DrawnItems[T], index: Sequence[int], kind: ClaimKind[T]) -> None:
+        self.parts.append(kind.take(drawn.content, index))
+        self.units += [drawn.units[i] for i in index]
+        if drawn.probabilities is None or self.probabilities is None:
             self.probabilities = None
         else:
-            self.probabilities += [found.probabilities[i] for i in index]
+            self.probabilities += [drawn.probabilities[i] for i in index]
 
 
 def claimed(
     uses: UseCounting,
-    draw: Callable[[int, bool], Found[T]],
+    draw: Callable[[int, bool], DrawnItems[T]],
     n: int,
     kind: ClaimKind[T],
     note: LogEntry,
@@ -610,25 +600,25 @@ def claimed(
     for n_round in range(MAX_ROUNDS):
         missing = n - len(kept.units)
         asked = missing if adds_up else n
-        found = draw(asked, n_round == 0)
-        if len(found.units) < asked and uses.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
-            found = draw(asked, n_round == 0)
+        drawn = draw(asked, n_round == 0)
+        if len(drawn.units) < asked and uses.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
+            drawn = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
-        index = [i for i, unit in enumerate(found.units) if tuple(unit) not in had][:missing]
+        index = [i for i, unit in enumerate(drawn.units) if tuple(unit) not in had][:missing]
         if not index or len(kept.units) + len(index) < least:
             break
-        n_won, number = _claim(uses, found, index, kept, kind, note)
+        n_won, number = _claim(uses, drawn, index, kept, kind, note)
         if n_won == len(index):
-            _clean(uses, found)
+            _clean(uses, drawn)
             return _joined(kept, kind), number
     else:
         index = []
-    return _fewer(uses, found, index, kept, kind, note, least)
+    return _fewer(uses, drawn, index, kept, kind, note, least)
 
 
 def _fewer(
     uses: UseCounting,
-    found: Found[T],
+    drawn: DrawnItems[T],
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
@@ -638,43 +628,39 @@ def _fewer(
     """Return the items if too few are left; below `least` they are not counted."""
     if len(kept.units) < least:
         give_back(uses, kept.units)
-        kept.add(found, index, kind)
+        kept.add(drawn, index, kind)
         return _joined(kept, kind), None
     if not kept.parts:
-        return kind.take(found.content, []), None
+        return kind.take(drawn.content, []), None
     number = None
     if uses.buffer.info.config.sampling.track_samples:
-        number = uses.write(lambda connection: _log(connection, uses, found, kept, note))
+        number = uses.write(lambda connection: _log(connection, uses, drawn, kept, note))
     return _joined(kept, kind), number
 
 
 def _claim(
     uses: UseCounting,
-    found: Found[T],
+    drawn: DrawnItems[T],
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
     note: LogEntry,
 ) -> tuple[int, int | None]:
-    """Count the uses of items and keep those below the limit; log the batch if it is complete.
-
-    Returns:
-        The number of items that may be used, and the number of the batch.
-    """
-    wanted = [found.units[i] for i in index]
+    """Count the uses of items below the limit; return how many, and the number of the batch."""
+    units = [drawn.units[i] for i in index]
 
     def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:
-        won = _count(connection, uses, wanted)
+        won = _count(connection, uses, units)
         places = [i for i, is_won in zip(index, won, strict=True) if is_won]
         now: _Kept[T] = _Kept([], [], [])
-        now.add(found, places, kind)
+        now.add(drawn, places, kind)
         number = None
         if len(places) == len(index) and uses.buffer.info.config.sampling.track_samples:
-            number = _log(connection, uses, found, _both(kept, now), note)
+            number = _log(connection, uses, drawn, _both(kept, now), note)
         return now, len(places), number
 
     now, n_won, number = uses.write(work)
-    clean_after_write(uses.buffer.engine, len(wanted))
+    clean_after_write(uses.buffer.engine, len(units))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
     return n_won, number
@@ -704,12 +690,12 @@ def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> 
     won: list[bool] = []
     back: list[int] = []
     for unit in units:
-        own = [seq for seq in unit if taken.get(seq)]
-        for seq in own:
+        used = [seq for seq in unit if taken.get(seq)]
+        for seq in used:
             taken[seq] -= 1
-        won.append(len(own) == len(unit))
+        won.append(len(used) == len(unit))
         if not won[-1]:
-            back += own
+            back += used
     if back:
         return_uses(connection, uses.buffer.info.id, back)
     return won
@@ -721,26 +707,28 @@ def _take(
     """Count a use for each occurrence of a row; return {row: number of allowed occurrences}."""
     # In ascending order: otherwise two learners could wait for each other. Rows that occur twice
     # are counted again when the first use is held.
-    left = sorted(set(seqs))
-    counts = Counter(seqs) if len(left) < len(seqs) else None
+    undecided = sorted(set(seqs))
+    counts = Counter(seqs) if len(undecided) < len(seqs) else None
     taken: dict[int, int] = {}
     n = 0
-    while left:
+    while undecided:
         n += 1
-        got = claim_uses(connection, uses.buffer.info.id, left, max_use)
+        got = claim_uses(connection, uses.buffer.info.id, undecided, max_use)
         taken.update(dict.fromkeys(got, n))
-        left = [] if counts is None else [seq for seq in left if seq in got and counts[seq] > n]
+        undecided = (
+            [] if counts is None else [seq for seq in undecided if seq in got and counts[seq] > n]
+        )
     return taken
 
 
 def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
     """Undo the uses of items that were not returned."""
-    left = Counter(seq for unit in units for seq in unit)
-    if not left or uses.buffer.info.config.sampling.max_use is None:
+    remaining = Counter(seq for unit in units for seq in unit)
+    if not remaining or uses.buffer.info.config.sampling.max_use is None:
         return
 
     def work(connection: Connection) -> None:
-        again = left
+        again = remaining
         while again:
             return_uses(connection, uses.buffer.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
@@ -752,19 +740,19 @@ def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
 def _log(
     connection: Connection,
     uses: UseCounting,
-    found: Found[Any],
+    drawn: DrawnItems[Any],
     kept: _Kept[Any],
     note: LogEntry,
 ) -> int:
     """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]
     probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
-    return log_batch(connection, uses, seqs, found.clock, note, probabilities)
+    return log_batch(connection, uses, seqs, drawn.clock, note, probabilities)
 
 
-def _clean(uses: UseCounting, found: Found[Any]) -> None:
+def _clean(uses: UseCounting, drawn: DrawnItems[Any]) -> None:
     """Delete the use counts of rows that have left the window, which eviction leaves behind."""
-    keep, low = uses.housekeeping, found.window_low
+    keep, low = uses.housekeeping, drawn.window_low
     if uses.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
         keep.cleaned_to, low
     ):

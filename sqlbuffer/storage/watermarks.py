@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.processes import ForkLock
-from sqlbuffer.storage.schema.parameters import processed
+from sqlbuffer.storage.schema.expressions import processed
 
 
 class last_number(FunctionElement[int]):
@@ -130,10 +130,10 @@ class StandbyWatermark:
         """Read the server once, and return `settled`. Each statement needs its own snapshot."""
         if self._later_id is None:
             parameters = {"age_s": STANDBY_AGE_S, "id": buffer_id, "settled": self.settled}
-            found = driver.execute(_LAST_OLD, parameters).fetchone()
-            if found is None:  # the buffer is empty
+            row = driver.execute(_LAST_OLD, parameters).fetchone()
+            if row is None:  # the buffer is empty
                 return self.settled
-            self._pending, self._later_id = found
+            self._pending, self._later_id = row
         ((oldest_running,),) = driver.execute(_OLDEST_RUNNING)
         if oldest_running >= self._later_id:
             self.settled, self._later_id = max(self.settled, self._pending), None

@@ -7,17 +7,15 @@ from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.flow import Pacer
-from sqlbuffer.storage.labels.labelling import Labelling
+from sqlbuffer.storage.labels import Labelling
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.retention.deletion import Retention
-from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.retention import Expiry, Retention
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.use_counts import UseCounting
-from sqlbuffer.storage.writing.row_writer import RowWriter
-from sqlbuffer.storage.writing.write_batch import WriteBatch
+from sqlbuffer.storage.writing.rows import RowWriter, WriteBatch
 from tests.support.rows import make_row
 from tests.support.storage_hooks import open_store
 

@@ -21,9 +21,9 @@ from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
-from sqlbuffer.storage.schema.roles import roles_script
+from sqlbuffer.storage.schema.metadata import roles_script
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.write_batch import WriteBatch
+from sqlbuffer.storage.writing.rows import WriteBatch
 
 __all__ = [
     "CONNECTION_PRAGMAS",
@@ -90,7 +90,7 @@ def housekeeping_on_request() -> Iterator[None]:
     chance, among the statements that a test counts.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
+        patch.setattr("sqlbuffer.storage.retention.EXPIRE_EVERY_S", 3_600.0)
         patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
         yield
 

@@ -66,7 +66,7 @@ from sqlbuffer.mirror.memory.tables import (
 from sqlbuffer.storage.chunks.slices import unpacked_rewards
 from sqlbuffer.storage.following.state import ChunkRow, EpisodeState
 from sqlbuffer.storage.marks import Marks, late_values
-from sqlbuffer.storage.schema.parameters import listed
+from sqlbuffer.storage.schema.expressions import listed
 
 
 @dataclass(frozen=True)

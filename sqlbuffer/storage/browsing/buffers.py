@@ -3,26 +3,29 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select, text
 
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Stats
-from sqlbuffer.storage.browsing import postgresql, sqlite
-from sqlbuffer.storage.browsing.rollouts import rows_in_order
+from sqlbuffer.storage.browsing.rollouts import in_order, rows_in_order
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.changes import followers
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.database.sqlite import wal_path
+from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.storage.rollout_stats import group_changes, group_stats, rollout_stats
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
-from sqlbuffer.storage.schema.server_clock import age_s
+from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of
+from sqlbuffer.storage.schema.metadata import metadata
 
 WINDOW_S = 60.0
 # Writers and readers of the last minute count as active.
@@ -32,8 +35,33 @@ NEWEST_STEPS = 1_000
 # Number of steps, or chunks, that are read at each end of a buffer for their versions.
 VERSIONS_OF = 100
 
-_size_bytes = by_database(sqlite=sqlite.size_bytes, postgresql=postgresql.size_bytes)
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+# Not the size of the database: others may have tables in it.
+_SIZE = text(
+    "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c "
+    "WHERE c.relname = ANY (:names) AND c.relkind = 'r' AND c.relnamespace = "
+    "(SELECT relnamespace FROM pg_class WHERE oid = 'experiences'::regclass)"
+)
+
+
+def _sqlite_size_bytes(connection: Connection) -> int:
+    """Return the size of the file and its log on disk."""
+    path = sqlite_path(connection.engine.url)
+    return _size_of(path) + _size_of(wal_path(path))
+
+
+def _size_of(path: Path) -> int:
+    with suppress(OSError):  # the last connection removes the log
+        return path.stat().st_size
+    return 0
+
+
+def _postgresql_size_bytes(connection: Connection) -> int:
+    """Return the size of the tables and their indexes on disk."""
+    names = {"names": list(metadata.tables)}
+    return int(connection.execute(_SIZE, names).scalar_one())
+
+
+_size_bytes = by_database(sqlite=_sqlite_size_bytes, postgresql=_postgresql_size_bytes)
 
 
 @dataclass(frozen=True)
@@ -80,15 +108,15 @@ def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOv
         connection: A snapshot.
         most: Maximum number of buffers, by name.
     """
-    own = buffers.c
-    named = connection.execute(select(own.name, own.id).order_by(own.name).limit(most))
-    ids = {str(name): int(number) for name, number in named}
+    buffer = buffers.c
+    names = connection.execute(select(buffer.name, buffer.id).order_by(buffer.name).limit(most))
+    ids = {str(name): int(number) for name, number in names}
     n_buffers = connection.execute(select(func.count()).select_from(buffers)).scalar_one()
     held = listings.held_rows(connection, list(ids.values()))
-    found = buffer_stats.look(connection, held, WINDOW_S, in_depth=False)
+    statistics = buffer_stats.look(connection, held, WINDOW_S, in_depth=False)
     readers, versions = _readers(connection), _versions(connection, list(ids.values()))
     listed = []
-    for stats in found:
+    for stats in statistics:
         number = ids[stats.buffer]
         writers = _writers(connection, number) if _is_written(stats) else ()
         known = versions.get(number, (None, None))
@@ -98,10 +126,12 @@ def overviews(connection: Connection, *, most: int = MOST_BUFFERS) -> DatabaseOv
 
 def buffer_names(connection: Connection, *, most: int) -> list[str]:
     """Return the names of the first buffers."""
-    own = buffers.c
+    buffer = buffers.c
     return [
         str(name)
-        for name in connection.execute(select(own.name).order_by(own.name).limit(most)).scalars()
+        for name in connection.execute(
+            select(buffer.name).order_by(buffer.name).limit(most)
+        ).scalars()
     ]
 
 
@@ -111,23 +141,23 @@ def _is_written(stats: Stats) -> bool:
 
 def _readers(connection: Connection) -> dict[int, list[str]]:
     """Return the active readers of each buffer; a sampler counts every few seconds."""
-    found: dict[int, list[str]] = defaultdict(list)
+    readers: dict[int, list[str]] = defaultdict(list)
     samplers = select(flow.c.buffer_id, flow.c.holder).where(
         flow.c.holder != "", flow.c.n_sampled > 0, age_s(flow.c.heartbeat_at) < LATELY_S
     )
     for number, holder in connection.execute(samplers):
         # Host and process, without the part that differs between two objects of a process.
         name = holder.rpartition(" ")[0]
-        if name not in found[number]:
-            found[number].append(name)
+        if name not in readers[number]:
+            readers[number].append(name)
     mirrors = (
         select(followers.c.buffer_id, func.count())
         .where(age_s(followers.c.live_until) < 0)
         .group_by(followers.c.buffer_id)
     )
     for number, n in connection.execute(mirrors):
-        found[number] += [f"mirror {place}" for place in range(1, n + 1)]
-    return found
+        readers[number] += [f"mirror {place}" for place in range(1, n + 1)]
+    return readers
 
 
 def _writers(connection: Connection, number: int) -> tuple[str, ...]:
@@ -161,27 +191,27 @@ def _versions(
 
     In chunks it is the version of the whole chunk.
     """
-    window, row, own = windows.c, experiences.c, chunks.c
+    window, row, chunk = windows.c, experiences.c, chunks.c
     of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)
     of_chunk = (
-        own.buffer_id == window.buffer_id,
-        own.first_seq > window.low_seq - MOST_STEPS,
-        own.first_seq + own.n_steps - 1 > window.low_seq,
+        chunk.buffer_id == window.buffer_id,
+        chunk.first_seq > window.low_seq - MOST_STEPS,
+        chunk.first_seq + chunk.n_steps - 1 > window.low_seq,
     )
     ends = [
         _versions_of(value, where, order)
         for value, where, number in (
             (row.model_version, of_row, row.seq),
-            (own.model_version, of_chunk, own.first_seq),
+            (chunk.model_version, of_chunk, chunk.first_seq),
         )
         for order in (number, number.desc())
     ]
     listed = bindparam("ids", list(ids), IntegerList())
     columns = [value for end in ends for value in end]
     statement = select(window.buffer_id, *columns).where(is_one_of(window.buffer_id, listed))
-    with _in_order(connection):
-        found = connection.execute(statement).all()
-    return {number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in found}
+    with in_order(connection):
+        rows = connection.execute(statement).all()
+    return {number: (_known(min, known[::2]), _known(max, known[1::2])) for number, *known in rows}
 
 
 def _versions_of(value: Any, where: Sequence[Any], order: Any) -> tuple[Any, Any]:
@@ -195,8 +225,8 @@ def _versions_of(value: Any, where: Sequence[Any], order: Any) -> tuple[Any, Any
     return least, most
 
 
-def _known(least_or_most: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
-    known = [version for version in found if version is not None]
+def _known(least_or_most: Callable[[list[int]], int], versions: Sequence[int | None]) -> int | None:
+    known = [version for version in versions if version is not None]
     return least_or_most(known) if known else None
 
 
@@ -284,11 +314,11 @@ def group_page(
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
     name, descends = GROUP_SORTS[sort]
     columns = (_own[name], _own.task_id)
-    with _in_order(connection):
-        found = rows_in_order(connection, keys, columns, after, descends, limit + 1)
-    last = found[limit - 1] if found[limit:] else None
+    with in_order(connection):
+        rows = rows_in_order(connection, keys, columns, after, descends, limit + 1)
+    last = rows[limit - 1] if rows[limit:] else None
     return GroupPage(
-        _listed(connection, buffer_id, found[:limit]),
+        _listed_groups(connection, buffer_id, rows[:limit]),
         None if last is None else [last._mapping[name], last.task_id],
     )
 
@@ -296,14 +326,16 @@ def group_page(
 def group_of(connection: Connection, buffer_id: int, task_id: str) -> ListedGroup | None:
     """Return the group of a task; None if it has no episodes."""
     keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.task_id == task_id)
-    found = _listed(connection, buffer_id, connection.execute(keys).all())
-    return found[0] if found else None
+    groups = _listed_groups(connection, buffer_id, connection.execute(keys).all())
+    return groups[0] if groups else None
 
 
-def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedGroup]:
+def _listed_groups(
+    connection: Connection, buffer_id: int, rows: Sequence[Any]
+) -> list[ListedGroup]:
     """Return groups, with the changes that concurrent writers have not applied yet."""
-    now = _added_up(connection, buffer_id, [row.task_id for row in found])
-    return [now.get(row.task_id) or _group(*row[1:-1]) for row in found]
+    now = _recomputed_groups(connection, buffer_id, [row.task_id for row in rows])
+    return [now.get(row.task_id) or _group(*row[1:-1]) for row in rows]
 
 
 def _group(
@@ -319,12 +351,14 @@ def _group(
     return ListedGroup(task_id, n_rollouts, n_returns, mean, std, least, greatest)
 
 
-def _added_up(
+def _recomputed_groups(
     connection: Connection, buffer_id: int, tasks: Sequence[str]
 ) -> dict[str, ListedGroup]:
     """Return the groups that have unapplied changes, computed from their rollouts."""
-    left = group_changes.c
-    pending = select(left.task_id).where(left.buffer_id == buffer_id, one_of(left.task_id, tasks))
+    change = group_changes.c
+    pending = select(change.task_id).where(
+        change.buffer_id == buffer_id, one_of(change.task_id, tasks)
+    )
     changed = list(connection.execute(pending.distinct()).scalars()) if tasks else []
     if not changed:
         return {}

@@ -12,19 +12,24 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
 
-from sqlbuffer.storage.browsing import postgresql, sqlite
+from sqlbuffer.storage.browsing.rollouts import in_order
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.chunks.relations import steps_at
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
 from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
 from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.schema.expressions import (
+    SeqList,
+    age_s,
+    is_number_of,
+    numbers_in,
+    seconds_ago,
+    unix_now,
+)
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
-from sqlbuffer.storage.schema.server_clock import age_s, seconds_ago, unix_now
 from sqlbuffer.storage.use_counts import samples
 
 MOST_EPISODES = 10_000
@@ -35,7 +40,6 @@ LOOKED_AT_BATCHES = 100
 ROWS_OF_A_BATCH = 16
 _SLACK_S = 1.0
 
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
 
 Floats = NDArray[np.float64]
 
@@ -129,24 +133,24 @@ def buffer_number(connection: Connection, name: str) -> int | None:
     """Return the key of a buffer in the tables; None if no buffer has that name."""
     if "\0" in name:  # which no server takes
         return None
-    found = connection.execute(select(windows.c.buffer_id).where(windows.c.buffer == name))
-    number = found.scalar_one_or_none()
+    numbers = connection.execute(select(windows.c.buffer_id).where(windows.c.buffer == name))
+    number = numbers.scalar_one_or_none()
     return None if number is None else int(number)
 
 
 def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> EpisodePoints:
     """Return the ended episodes of a buffer in a part of its history, or a sample of them."""
-    own = episodes.c
+    episode = episodes.c
     low, high = connection.execute(
         select(
-            select(own.id)
-            .where(own.buffer_id == buffer_id)
-            .order_by(own.id)
+            select(episode.id)
+            .where(episode.buffer_id == buffer_id)
+            .order_by(episode.id)
             .limit(1)
             .scalar_subquery(),
-            select(own.id)
-            .where(own.buffer_id == buffer_id)
-            .order_by(own.id.desc())
+            select(episode.id)
+            .where(episode.buffer_id == buffer_id)
+            .order_by(episode.id.desc())
             .limit(1)
             .scalar_subquery(),
         )
@@ -157,21 +161,29 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
     first, last = _between(
         span, low, high, lambda numbers: _started_at(connection, buffer_id, numbers, now)
     )
-    own_id = (own.buffer_id == buffer_id, own.id >= first, own.id <= last)
+    is_in_span = (episode.buffer_id == buffer_id, episode.id >= first, episode.id <= last)
     query = select(
-        age_s(func.coalesce(own.ended_at, own.started_at)), own["return"], own.length
-    ).where(own.status != "open", own.length.is_not(None))
-    further = select(own.id).where(*own_id).order_by(own.id.desc()).limit(1).offset(MOST_EPISODES)
-    with _in_order(connection):
+        age_s(func.coalesce(episode.ended_at, episode.started_at)),
+        episode["return"],
+        episode.length,
+    ).where(episode.status != "open", episode.length.is_not(None))
+    further = (
+        select(episode.id)
+        .where(*is_in_span)
+        .order_by(episode.id.desc())
+        .limit(1)
+        .offset(MOST_EPISODES)
+    )
+    with in_order(connection):
         is_sample = connection.execute(further).scalar_one_or_none() is not None
     if is_sample:
         ids = _evenly_spaced_ids(connection, buffer_id, first, last)
-        query = query.where(is_number_of(own.id, bindparam("ids", ids, SeqList())))
+        query = query.where(is_number_of(episode.id, bindparam("ids", ids, SeqList())))
     else:
-        query = query.where(*own_id)
-    found = connection.execute(query).all()
+        query = query.where(*is_in_span)
+    points = connection.execute(query).all()
     table = np.array(
-        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in found],
+        [(now - age, np.nan if sum_ is None else sum_, length) for age, sum_, length in points],
         np.float64,
     ).reshape(-1, 3)
     ended_at, returns, lengths = table[np.argsort(table[:, 0], kind="stable")].T
@@ -179,31 +191,33 @@ def episode_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
 
 
 def _evenly_spaced_ids(connection: Connection, buffer_id: int, first: int, last: int) -> list[int]:
-    own = episodes.c
-    given = _given(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
+    episode = episodes.c
+    bounds = _table_of(np.linspace(first, last, SAMPLED_EPISODES).astype(np.int64))
     nearest = (
-        select(own.id)
-        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
-        .order_by(own.id)
+        select(episode.id)
+        .where(episode.buffer_id == buffer_id, episode.id >= bounds.c.value)
+        .order_by(episode.id)
         .limit(1)
         .scalar_subquery()
     )
-    found = connection.execute(select(nearest).select_from(given)).scalars()
-    return sorted({int(number) for number in found if number is not None})
+    nearest_ids = connection.execute(select(nearest).select_from(bounds)).scalars()
+    return sorted({int(number) for number in nearest_ids if number is not None})
 
 
 def _started_at(connection: Connection, buffer_id: int, numbers: Numbers, now: float) -> Floats:
     """Return the begin of the first episode from each number on; now if there is none."""
-    own, given = episodes.c, _given(numbers)
+    episode, bounds = episodes.c, _table_of(numbers)
     age = (
-        select(age_s(own.started_at))
-        .where(own.buffer_id == buffer_id, own.id >= given.c.value)
-        .order_by(own.id)
+        select(age_s(episode.started_at))
+        .where(episode.buffer_id == buffer_id, episode.id >= bounds.c.value)
+        .order_by(episode.id)
         .limit(1)
         .scalar_subquery()
     )
-    found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
-    return np.array([now if each is None else now - float(each) for each in found])
+    ages = connection.execute(select(age).select_from(bounds).order_by(bounds.c.place)).scalars()
+    return np.array(
+        [now if age_or_none is None else now - float(age_or_none) for age_or_none in ages]
+    )
 
 
 def _between(
@@ -223,11 +237,11 @@ def _between(
 
 def _first_from(time: float, low: int, high: int, times_of: Callable[[Numbers], Floats]) -> int:
     ends = np.array([low], np.int64), np.array([high], np.int64)
-    (found,) = first_numbers(*ends, lambda _, numbers: times_of(numbers) < time)
-    return int(found)
+    (first,) = first_numbers(*ends, lambda _, numbers: times_of(numbers) < time)
+    return int(first)
 
 
-def _given(numbers: Sequence[int] | Numbers) -> Any:
+def _table_of(numbers: Sequence[int] | Numbers) -> Any:
     """Return a table of numbers with the columns `value` and `place`."""
     listed = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
     bound = bindparam(None, listed, SeqList(), unique=True)
@@ -272,18 +286,18 @@ def written_before(
     ).one()
     ends = np.concatenate([[low + 1], steps.seqs, [high + 1]]).astype(np.int64)
     places = np.searchsorted(steps.written_at, times)
-    found = first_numbers(
+    firsts = first_numbers(
         ends[places],
         np.maximum(ends[places], ends[places + 1]),
         lambda of, numbers: _written_at(connection, buffer_id, low, numbers) < times[of],
     )
-    return np.asarray(found - 1, np.float64)
+    return np.asarray(firsts - 1, np.float64)
 
 
 def _written_at(connection: Connection, buffer_id: int, low: int, numbers: Numbers) -> Floats:
     """Return when the last step at or before each number was written; -inf if there is none."""
-    found = _steps_before(connection, buffer_id, low, numbers)
-    return np.array([-np.inf if each is None else each[1] for each in found])
+    steps = _steps_before(connection, buffer_id, low, numbers)
+    return np.array([-np.inf if step is None else step[1] for step in steps])
 
 
 def times_of(
@@ -293,8 +307,8 @@ def times_of(
 
     The steps are sorted, and each occurs once.
     """
-    found = {each for each in _steps_before(connection, buffer_id, low, numbers) if each}
-    seqs, times = np.array(sorted(found), np.float64).reshape(-1, 2).T
+    steps = {step for step in _steps_before(connection, buffer_id, low, numbers) if step}
+    seqs, times = np.array(sorted(steps), np.float64).reshape(-1, 2).T
     return seqs, times
 
 
@@ -305,28 +319,28 @@ def _steps_before(
 
     For a chunk these are the number and the time of its last step; None if there is no step.
     """
-    given, row, own = _given(numbers), experiences.c, chunks.c
-    of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= given.c.value)
+    bounds, row, chunk = _table_of(numbers), experiences.c, chunks.c
+    of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= bounds.c.value)
     of_chunk = (
-        own.buffer_id == buffer_id,
-        own.first_seq > low - MOST_STEPS,
-        own.first_seq <= given.c.value,
+        chunk.buffer_id == buffer_id,
+        chunk.first_seq > low - MOST_STEPS,
+        chunk.first_seq <= bounds.c.value,
     )
     # Not max(): it would read all rows below the number.
-    nearest = select(_last(row.seq, of_row), _last(own.first_seq, of_chunk))
-    ordered = nearest.select_from(given).order_by(given.c.place)
-    places = [tuple(each) for each in connection.execute(ordered)]
-    last_of_chunk = own.first_seq + own.n_steps - 1
+    nearest = select(_last(row.seq, of_row), _last(chunk.first_seq, of_chunk))
+    ordered = nearest.select_from(bounds).order_by(bounds.c.place)
+    places = [tuple(pair) for pair in connection.execute(ordered)]
+    last_of_chunk = chunk.first_seq + chunk.n_steps - 1
     steps: list[dict[int, tuple[int, float]]] = []
     for place, (number, last, written_at) in enumerate(
-        ((row.seq, row.seq, row.inserted_at), (own.first_seq, last_of_chunk, own.inserted_at))
+        ((row.seq, row.seq, row.inserted_at), (chunk.first_seq, last_of_chunk, chunk.inserted_at))
     ):
-        listed = sorted({int(each[place]) for each in places if each[place] is not None})
+        listed = sorted({int(pair[place]) for pair in places if pair[place] is not None})
         is_one = has_number(number, literal(buffer_id), bindparam("places", listed, SeqList()))
         # In one statement: time passes between two.
         query = select(number, last, unix_now() - age_s(written_at)).where(is_one)
-        found = connection.execute(query) if listed else ()
-        steps.append({first: (int(last), float(at)) for first, last, at in found})
+        rows = connection.execute(query) if listed else ()
+        steps.append({first: (int(last), float(at)) for first, last, at in rows})
     of_rows, of_chunks = steps
     return [of_rows.get(seq) or of_chunks.get(first) for seq, first in places]
 
@@ -337,12 +351,12 @@ def _last(number: Any, where: Sequence[Any]) -> Any:
 
 def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
     """Return how many rows of a buffer were sampled in the last hour."""
-    own, now = flow_history.c, now_of(connection)
+    history, now = flow_history.c, now_of(connection)
     rows = connection.execute(
-        select(own.bucket, func.sum(own.n_sampled))
-        .where(own.buffer_id == buffer_id)
-        .group_by(own.bucket)
-        .order_by(own.bucket)
+        select(history.bucket, func.sum(history.n_sampled))
+        .where(history.buffer_id == buffer_id)
+        .group_by(history.bucket)
+        .order_by(history.bucket)
     )
     table = np.array([(bucket, float(n)) for bucket, n in rows], np.float64).reshape(-1, 2)
     reported = select(func.max(unix_now() - age_s(flow.c.heartbeat_at))).where(
@@ -356,8 +370,8 @@ def drawn_counts(connection: Connection, buffer_id: int) -> DrawnCounts:
 
 def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> DrawnStaleness:
     """Return how stale the rows of some batches were, at even distances in time."""
-    own, now = samples.c, now_of(connection)
-    first = select(age_s(func.min(own.sampled_at))).where(own.buffer_id == buffer_id)
+    sample, now = samples.c, now_of(connection)
+    first = select(age_s(func.min(sample.sampled_at))).where(sample.buffer_id == buffer_id)
     oldest_s = connection.execute(first).scalar_one_or_none()
     if oldest_s is None:
         return DrawnStaleness(np.empty(0), np.empty(0))
@@ -365,25 +379,25 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
     end_s = 0.0 if span.until is None else max(0.0, now - span.until)
     # Time passes between the statements: without this slack the oldest batch would be missed.
     ages_s = np.linspace(begin_s + _SLACK_S, end_s, LOOKED_AT_BATCHES)
-    given = _given((ages_s * 1_000).astype(np.int64))
+    ages_ms = _table_of((ages_s * 1_000).astype(np.int64))
     batch = (
-        select(own.id)
+        select(sample.id)
         .where(
-            own.buffer_id == buffer_id,
-            own.sampled_at >= seconds_ago(given.c.value / 1_000.0),
+            sample.buffer_id == buffer_id,
+            sample.sampled_at >= seconds_ago(ages_ms.c.value / 1_000.0),
         )
-        .order_by(own.sampled_at)
+        .order_by(sample.sampled_at)
         .limit(1)
         .scalar_subquery()
     )
-    ids = set(connection.execute(select(batch).select_from(given)).scalars())
+    ids = set(connection.execute(select(batch).select_from(ages_ms)).scalars())
     listed = bindparam("ids", sorted(number for number in ids if number is not None), SeqList())
-    query = select(age_s(own.sampled_at), own.clock, own.seqs).where(
-        is_number_of(own.id, listed), own.clock.is_not(None)
+    query = select(age_s(sample.sampled_at), sample.clock, sample.seqs).where(
+        is_number_of(sample.id, listed), sample.clock.is_not(None)
     )
     batches = [
         (now - float(age), int(clock), _numbers(seqs)[:ROWS_OF_A_BATCH])
-        for age, clock, seqs in connection.execute(query.order_by(own.id))
+        for age, clock, seqs in connection.execute(query.order_by(sample.id))
     ]
     versions = _versions_of(
         connection, buffer_id, sorted({n for *_, seqs in batches for n in seqs})
@@ -394,7 +408,7 @@ def drawn_staleness(connection: Connection, buffer_id: int, span: TimeSpan) -> D
     ]
     return DrawnStaleness(
         np.array([drawn_at for drawn_at, *_ in batches], np.float64),
-        np.array([np.mean(found) if found else np.nan for found in means], np.float64),
+        np.array([np.mean(staleness) if staleness else np.nan for staleness in means], np.float64),
     )
 
 
@@ -405,19 +419,19 @@ def _numbers(seqs: Any) -> list[int]:
 
 def _versions_of(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> dict[int, int]:
     """Return the model versions of the steps that are held and have one."""
-    given = _given(seqs)
+    bounds = _table_of(seqs)
     row = experiences.c
     version = (
         select(row.model_version)
-        .where(row.buffer_id == buffer_id, row.seq == given.c.value)
+        .where(row.buffer_id == buffer_id, row.seq == bounds.c.value)
         .scalar_subquery()
     )
     step = steps_at(literal(buffer_id), bindparam("seqs", list(seqs), SeqList())).c
-    found = [
-        *connection.execute(select(given.c.value, version).select_from(given)),
+    versions = [
+        *connection.execute(select(bounds.c.value, version).select_from(bounds)),
         *connection.execute(select(step.seq, step.model_version)),
     ]
-    return {int(seq): int(number) for seq, number in found if number is not None}
+    return {int(seq): int(number) for seq, number in versions if number is not None}
 
 
 MOST_ROLLOUTS = 2_000
@@ -428,21 +442,21 @@ def rollout_points(connection: Connection, buffer_id: int, span: TimeSpan) -> Ep
 
     A rollout that several processes write at the same time counts once for each process.
     """
-    own = rollout_stats.c
+    rollout = rollout_stats.c
     newest = (
-        select(own.last_seq, own["return"], own.length)
-        .where(own.buffer_id == buffer_id)
-        .order_by(own.first_seq.desc())
+        select(rollout.last_seq, rollout["return"], rollout.length)
+        .where(rollout.buffer_id == buffer_id)
+        .order_by(rollout.first_seq.desc())
         .limit(MOST_ROLLOUTS)
     )
-    with _in_order(connection):
-        found = connection.execute(newest).all()
+    with in_order(connection):
+        rollouts = connection.execute(newest).all()
     low = connection.execute(
         select(windows.c.low_seq).where(windows.c.buffer_id == buffer_id)
     ).scalar_one()
     held = [
         (last, np.nan if total is None else total, length)
-        for last, total, length in found
+        for last, total, length in rollouts
         if last > low
     ]
     table = np.array(held, np.float64).reshape(-1, 3)

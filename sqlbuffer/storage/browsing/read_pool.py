@@ -13,21 +13,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlbuffer.errors import StorageBusyError
+from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding import postgresql
-from sqlbuffer.storage.database.guarding.guarded_engine import guarded_engine
-from sqlbuffer.storage.database.guarding.read_limits import (
+from sqlbuffer.storage.database.readonly import SMALL_VALUES, guarded_engine
+from sqlbuffer.storage.database.statement_process import (
     MAX_GROWTH_BYTES,
     TIME_S,
+    StatementLimits,
+    StatementProcesses,
     check_text,
     passed_limit,
     time_passed,
-)
-from sqlbuffer.storage.database.guarding.sqlite import SMALL_VALUES
-from sqlbuffer.storage.database.guarding.statement_process import (
-    StatementLimits,
-    StatementProcesses,
 )
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, driver_of, invalidated_when_lost
 from sqlbuffer.storage.database.urls import Database, shown_url
@@ -159,14 +156,14 @@ class ReadPool:
             limits = StatementLimits(limit, MAX_GROWTH_BYTES, SMALL_VALUES)
             with (
                 translated(self._url),
-                self._processes.answering(self._url, statement, limits) as found,
+                self._processes.answering(self._url, statement, limits) as stream,
             ):
-                names = found.columns
-                rows, is_cut = _limited(found.rows, max_rows, max_bytes)
+                names = stream.columns
+                rows, is_cut = _limited(stream.rows, max_rows, max_bytes)
         else:
             with self.connection(time_s=limit) as connection, invalidated_when_lost(connection):
                 driver = driver_of(connection)
-                with postgresql.answering(driver, statement, None) as cursor:
+                with readonly.answering(driver, statement, None) as cursor:
                     names = [column.name for column in cursor.description or ()]
                     fetched = _fetched(cursor, max_rows, started + limit, limit)
                     rows, is_cut = _limited(fetched if names else (), max_rows, max_bytes)
@@ -191,21 +188,21 @@ def _fetched(
     while n_rows <= max_rows:
         if time.monotonic() > ends_at:
             raise time_passed(limit_s)
-        found = cursor.fetchmany(min(size, max_rows + 1 - n_rows))
-        if not found:
+        rows = cursor.fetchmany(min(size, max_rows + 1 - n_rows))
+        if not rows:
             return
-        yield from found
-        n_rows += len(found)
-        n_bytes += sum(map(_size_bytes, found))
+        yield from rows
+        n_rows += len(rows)
+        n_bytes += sum(map(_size_bytes, rows))
         size = max(1, min(1_000, _FETCH_BYTES * n_rows // n_bytes))
 
 
 def _limited(
-    found: Iterable[tuple[Any, ...]], max_rows: int, max_bytes: int
+    fetched: Iterable[tuple[Any, ...]], max_rows: int, max_bytes: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
     rows: list[tuple[Any, ...]] = []
     n_bytes = 0
-    for row in found:
+    for row in fetched:
         n_bytes += _size_bytes(row)
         if len(rows) == max_rows or n_bytes > max_bytes:
             return rows, True

@@ -3,7 +3,8 @@
 Pages go by two columns, of which the second is unique. Rows without a value in the first come last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -27,30 +28,28 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.query.tree import Node
-from sqlbuffer.storage.browsing import postgresql, sqlite
 from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer, not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import windows
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import episodes, one_of
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, numbers_in
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, numbers_in, unindexed
 
 
 def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
     """Return the expression that is true if two columns come after two values."""
     (one, two), (value, tie) = columns, after
     if value is None:
-        found = and_(one.is_(None), two < tie if descends else two > tie)
+        condition = and_(one.is_(None), two < tie if descends else two > tie)
     elif descends:
-        found = and_(one <= value, or_(one < value, two < tie))
+        condition = and_(one <= value, or_(one < value, two < tie))
     else:
-        found = and_(one >= value, or_(one > value, two > tie))
-    return found
+        condition = and_(one >= value, or_(one > value, two > tie))
+    return condition
 
 
 def ordered(query: Select[Any], columns: Sequence[Any], descends: bool) -> Select[Any]:
@@ -70,15 +69,15 @@ def rows_in_order(
 
     Two statements, of which an index serves each: the databases put nulls at different ends.
     """
-    value, found = columns[0], list[Any]()
+    value, rows = columns[0], list[Any]()
     parts = [value.is_not(None) if after is None else is_behind(columns, after, descends)]
     if value.nullable and (after is None or after[0] is not None):
         parts.append(value.is_(None))
     for part in parts:
-        if n_more := limit - len(found):
+        if n_more := limit - len(rows):
             rest = ordered(query.where(part), columns, descends).limit(n_more)
-            found += connection.execute(rest).all()
-    return found
+            rows += connection.execute(rest).all()
+    return rows
 
 
 @dataclass(frozen=True)
@@ -130,20 +129,21 @@ def browsed_buffer(connection: Connection, url: URL, name: str) -> OpenBuffer:
 
 def find_episode(connection: Connection, buffer: OpenBuffer, number: int) -> Rollout | None:
     """Return an episode of a buffer; None if the buffer has none of that number."""
-    own, state = episodes.c, episode_states.c
+    episode, state = episodes.c, episode_states.c
     if not 0 < number < 2**63:
         return None
-    found = connection.execute(
+    row = connection.execute(
         select(
-            own.task_id, own.agent_id, own.key, state.status, own.length, own["return"],
-            own.reward, own.model_version, cast(own.meta, Text), own.started_at, own.ended_at,
+            episode.task_id, episode.agent_id, episode.key, state.status, episode.length,
+            episode["return"], episode.reward, episode.model_version, cast(episode.meta, Text),
+            episode.started_at, episode.ended_at,
         )
-        .join(episode_states, state.id == own.id)
-        .where(own.id == number, own.buffer_id == buffer.info.id)
+        .join(episode_states, state.id == episode.id)
+        .where(episode.id == number, episode.buffer_id == buffer.info.id)
     ).one_or_none()  # fmt: skip
-    if found is None:
+    if row is None:
         return None
-    task_id, agent_id, key, status, length, return_, *rest = found
+    task_id, agent_id, key, status, length, return_, *rest = row
     if status in ("open", "abandoned"):
         # `episodes` has these sums only after the episode has ended.
         sums = rollout_stats.c
@@ -281,7 +281,23 @@ class RolloutPage:
     looked_at: int | None
 
 
-_in_order = by_database(sqlite=sqlite.in_order, postgresql=postgresql.in_order)
+def _sqlite_in_order(connection: Connection) -> AbstractContextManager[None]:
+    """Do nothing: SQLite walks an index if that avoids a sort."""
+    return nullcontext()
+
+
+@contextmanager
+def _postgresql_in_order(connection: Connection) -> Iterator[None]:
+    """Make statements with an ORDER BY and a LIMIT walk an index.
+
+    With statistics of another buffer the planner would rather sort all rows of this one.
+    """
+    connection.exec_driver_sql("SET LOCAL enable_sort = off")
+    yield
+    connection.exec_driver_sql("SET LOCAL enable_sort = on")
+
+
+in_order = by_database(sqlite=_sqlite_in_order, postgresql=_postgresql_in_order)
 
 _own = rollout_stats.c
 # Values of episodes, in the order in which `ListedRollout` ends with them.
@@ -326,7 +342,7 @@ def rollout_page(
         query: Filter and order of the rollouts.
         limit: Maximum number of rollouts.
     """
-    with _in_order(connection):
+    with in_order(connection):
         if not query.is_indexed:
             return _among_newest(connection, info, query, limit)
         if query.sort == "spread":
@@ -341,22 +357,22 @@ def _by_column(
     name, descends = SORTS[query.sort]
     columns = (_own[name], _own.first_seq)
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
-    found = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
-    after = [found[limit - 1]._mapping[name], found[limit - 1].first_seq] if found[limit:] else None
-    return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
+    rows = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
+    after = [rows[limit - 1]._mapping[name], rows[limit - 1].first_seq] if rows[limit:] else None
+    return RolloutPage(_listed_rollouts(connection, buffer_id, rows[:limit]), after, None)
 
 
 def _by_spread(
     connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
 ) -> RolloutPage:
     """Return the episodes of the tasks whose returns differ most, the best of each task first."""
-    group, found = group_stats.c, list[Any]()
+    group, rollouts = group_stats.c, list[Any]()
     spread: dict[str, float] = {}
     place = None if query.after is None else list(query.after)
     if place is not None:
         spread[place[1]] = place[0]
-        found += _best_of_task(connection, buffer_id, place[1], place[2:], limit + 1)
-    while len(found) <= limit:
+        rollouts += _best_of_task(connection, buffer_id, place[1], place[2:], limit + 1)
+    while len(rollouts) <= limit:
         groups = select(group.spread, group.task_id).where(
             group.buffer_id == buffer_id, group.spread.is_not(None)
         )
@@ -368,13 +384,15 @@ def _by_spread(
             break
         for place in map(list, listed):
             spread[place[1]] = place[0]
-            n_more = limit + 1 - len(found)
-            found += _best_of_task(connection, buffer_id, place[1], None, n_more) if n_more else []
+            n_more = limit + 1 - len(rollouts)
+            rollouts += (
+                _best_of_task(connection, buffer_id, place[1], None, n_more) if n_more else []
+            )
     after = None
-    if found[limit:]:
-        last = found[limit - 1]
+    if rollouts[limit:]:
+        last = rollouts[limit - 1]
         after = [spread[last.task_id], last.task_id, last._mapping["return"], last.first_seq]
-    return RolloutPage(_listed(connection, buffer_id, found[:limit]), after, None)
+    return RolloutPage(_listed_rollouts(connection, buffer_id, rollouts[:limit]), after, None)
 
 
 def _best_of_task(
@@ -402,42 +420,40 @@ def _among_newest(
         newest = newest.order_by(_own.first_seq.desc())
     else:
         newest = newest.where(_own.task_id == query.task_id).order_by(_own.episode_id.desc())
-    found = connection.execute(newest.limit(n_most + 1)).all()
-    looked_at = n_most if len(found) > n_most else None
-    wanted = [row for row in found[:n_most] if _has_return(row, query)]
+    rows = connection.execute(newest.limit(n_most + 1)).all()
+    looked_at = n_most if len(rows) > n_most else None
+    matches = [row for row in rows[:n_most] if _has_return(row, query)]
     for check in (_with_names, _with_steps):
-        wanted = check(connection, info, query, wanted)
+        matches = check(connection, info, query, matches)
     name, descends = SORTS[query.sort]
-    keys = _keys_of(connection, info.id, name, wanted)
+    keys = _keys_of(connection, info.id, name, matches)
     order = sorted(
-        ((_rank(key, descends), key, row) for key, row in zip(keys, wanted, strict=True)),
+        ((_rank(key, descends), key, row) for key, row in zip(keys, matches, strict=True)),
         key=itemgetter(0),
         reverse=descends,
     )
     if query.after is not None:
         after = _rank(query.after, descends)
-        order = [each for each in order if (each[0] < after if descends else each[0] > after)]
-    page = _listed(connection, info.id, [row for *_, row in order[:limit]])
+        order = [place for place in order if (place[0] < after if descends else place[0] > after)]
+    page = _listed_rollouts(connection, info.id, [row for *_, row in order[:limit]])
     return RolloutPage(page, order[limit - 1][1] if order[limit:] else None, looked_at)
 
 
-def _keys_of(
-    connection: Connection, buffer_id: int, name: str, found: list[Any]
-) -> list[list[Any]]:
+def _keys_of(connection: Connection, buffer_id: int, name: str, rows: list[Any]) -> list[list[Any]]:
     """Return the value of a column and the first number of each rollout."""
     if name == "spread":
-        spread = _spreads(connection, buffer_id, {row.task_id for row in found})
-        values: Any = [spread.get(row.task_id) for row in found]
+        spread = _spreads(connection, buffer_id, {row.task_id for row in rows})
+        values: Any = [spread.get(row.task_id) for row in rows]
     elif name in _own:
-        values = [row._mapping[name] for row in found]
+        values = [row._mapping[name] for row in rows]
     else:
-        of_episodes = _of_episodes(found).add_columns(_NAMES[name])
+        of_episodes = _select_episodes(rows).add_columns(_NAMES[name])
         held: dict[int, Any] = dict(connection.execute(of_episodes).all())
-        values = [held.get(row.episode_id) for row in found]
-    return [[_placed(value), row.first_seq] for value, row in zip(values, found, strict=True)]
+        values = [held.get(row.episode_id) for row in rows]
+    return [[_comparable(value), row.first_seq] for value, row in zip(values, rows, strict=True)]
 
 
-def _placed(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return a value of a column as it is compared here and in an address: a time is text."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="microseconds")
@@ -461,7 +477,7 @@ def _has_return(row: Any, query: RolloutQuery) -> bool:
 
 
 def _with_names(
-    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+    connection: Connection, info: BufferInfo, query: RolloutQuery, rows: list[Any]
 ) -> list[Any]:
     """Return the rollouts whose episodes match the query's id, agent, status and version."""
     equal = {
@@ -470,19 +486,19 @@ def _with_names(
         "status": query.status,
         "model_version": query.model_version,
     }
-    wanted = [_NAMES[name] == value for name, value in equal.items() if value is not None]
-    if not wanted:
-        return found
-    held = set(connection.execute(_of_episodes(found).where(*wanted)).scalars())
-    return [row for row in found if row.episode_id in held]
+    conditions = [_NAMES[name] == value for name, value in equal.items() if value is not None]
+    if not conditions:
+        return rows
+    held = set(connection.execute(_select_episodes(rows).where(*conditions)).scalars())
+    return [row for row in rows if row.episode_id in held]
 
 
 def _with_steps(
-    connection: Connection, info: BufferInfo, query: RolloutQuery, found: list[Any]
+    connection: Connection, info: BufferInfo, query: RolloutQuery, rows: list[Any]
 ) -> list[Any]:
     """Return the rollouts with a matching step in the window."""
     if query.condition is None:
-        return found
+        return rows
     table = steps_of(info)
     has_labels = select(windows.c.has_labels).where(windows.c.buffer_id == info.id)
     is_labelled = bool(connection.execute(has_labels).scalar_one_or_none())
@@ -491,43 +507,45 @@ def _with_steps(
         # Or SQLite would read the whole window for each episode.
         unindexed(table.c.seq) > _low_of(info.id),
     )
-    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
-    given = numbers_in(numbers).table_valued(column("value", BigInteger))
-    of_episode = step.where(table.c.episode_id == given.c.value).offset(0).exists()
-    held = set(connection.execute(select(given.c.value).where(of_episode)).scalars())
-    of_tasks = {row.task_id for row in found if not row.episode_id}
+    numbers = bindparam(None, [row.episode_id for row in rows if row.episode_id], SeqList())
+    listed = numbers_in(numbers).table_valued(column("value", BigInteger))
+    of_episode = step.where(table.c.episode_id == listed.c.value).offset(0).exists()
+    held = set(connection.execute(select(listed.c.value).where(of_episode)).scalars())
+    of_tasks = {row.task_id for row in rows if not row.episode_id}
     is_own = one_of(table.c.task_id, of_tasks) & table.c.episode_id.is_(None)
     without = step.with_only_columns(table.c.task_id).where(is_own).distinct()
     tasks = set(connection.execute(without).scalars()) if of_tasks else set()
     return [
-        row for row in found if (row.episode_id in held if row.episode_id else row.task_id in tasks)
+        row for row in rows if (row.episode_id in held if row.episode_id else row.task_id in tasks)
     ]
 
 
 def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[str, float | None]:
     group = group_stats.c
-    own = select(group.task_id, group.spread).where(
+    statement = select(group.task_id, group.spread).where(
         group.buffer_id == buffer_id, one_of(group.task_id, tasks)
     )
-    return dict(connection.execute(own).all())
+    return dict(connection.execute(statement).all())
 
 
-def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> list[ListedRollout]:
+def _listed_rollouts(
+    connection: Connection, buffer_id: int, rows: Sequence[Any]
+) -> list[ListedRollout]:
     """Return rollouts with their values from other tables."""
-    if not found:
+    if not rows:
         return []
-    spread = _spreads(connection, buffer_id, {row.task_id for row in found})
-    names = _of_episodes(found).add_columns(*_NAMES.values())
-    named = {number: rest for number, *rest in connection.execute(names)}
-    whole = _without_episode(connection, buffer_id, {r.task_id for r in found if not r.episode_id})
+    spread = _spreads(connection, buffer_id, {row.task_id for row in rows})
+    names = _select_episodes(rows).add_columns(*_NAMES.values())
+    names_of = {number: rest for number, *rest in connection.execute(names)}
+    whole = _without_episode(connection, buffer_id, {r.task_id for r in rows if not r.episode_id})
     low = connection.execute(select(_low_of(buffer_id))).scalar_one() or 0
     listed = []
-    for row in found:
+    for row in rows:
         task_id, number, length, return_, first_seq, last_seq = row
         if not number:
             length, return_, last_seq = whole.get(task_id, (length, return_, last_seq))
         is_held = last_seq > low
-        rest = named.get(number, [None] * len(_NAMES))
+        rest = names_of.get(number, [None] * len(_NAMES))
         listed.append(
             ListedRollout(
                 task_id, number, length, return_, first_seq, last_seq, is_held,
@@ -537,9 +555,9 @@ def _listed(connection: Connection, buffer_id: int, found: Sequence[Any]) -> lis
     return listed
 
 
-def _of_episodes(found: Sequence[Any]) -> Select[Any]:
+def _select_episodes(rows: Sequence[Any]) -> Select[Any]:
     """Return a select of the numbers of the rollouts that are episodes, to add columns to."""
-    numbers = bindparam(None, [row.episode_id for row in found if row.episode_id], SeqList())
+    numbers = bindparam(None, [row.episode_id for row in rows if row.episode_id], SeqList())
     return select(episodes.c.id).where(is_number_of(episodes.c.id, numbers))
 
 

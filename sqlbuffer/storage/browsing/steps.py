@@ -32,12 +32,11 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.eligibility import quarantine, uses
-from sqlbuffer.storage.labels.tables import label_history
-from sqlbuffer.storage.priorities.tables import priorities
+from sqlbuffer.storage.labels import label_history
+from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.schema.parameters import SeqList, is_number_of, listed, processed
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, listed, processed, unindexed
 from sqlbuffer.storage.use_counts import samples
 
 # Limit for looking up the agents of a task one by one, and for chunks without an episode.
@@ -97,15 +96,15 @@ def key_page(
     if not is_storable_text(f"{rollout.task_id}{rollout.agent_id}"):
         return KeyPage([], False)
     low = buffer.window_in(connection).low
-    find = _of_chunks if buffer.info.has_chunks else _of_rows
+    find = _keys_of_chunks if buffer.info.has_chunks else _keys_of_rows
     edge = before if backwards else after
-    found = find(connection, buffer, low, rollout, edge, backwards, limit + 1)
-    ordered = sorted(found, reverse=backwards)[: limit + 1]
+    steps = find(connection, buffer, low, rollout, edge, backwards, limit + 1)
+    ordered = sorted(steps, reverse=backwards)[: limit + 1]
     keys = ordered[:limit]
     return KeyPage(keys[::-1] if backwards else keys, len(ordered) > limit)
 
 
-def _of_rows(
+def _keys_of_rows(
     connection: Connection,
     buffer: OpenBuffer,
     low: int,
@@ -114,41 +113,48 @@ def _of_rows(
     backwards: bool,
     limit: int,
 ) -> Iterable[StepKey]:
-    own = experiences.c
+    step = experiences.c
     within, position = _episode_rows(connection, buffer, rollout)
     if within is not None:
-        wanted = [select(position, own.seq).where(within)]
+        statements = [select(position, step.seq).where(within)]
     else:
-        position = own.step
-        of_task = (own.buffer_id == buffer.info.id) & (own.task_id == rollout.task_id)
-        of_task = of_task & own.episode_id.is_(None) & (unindexed(own.seq) > low)
-        wanted = [
-            select(position, own.seq).where(of_task, is_agents)
+        position = step.step
+        of_task = (step.buffer_id == buffer.info.id) & (step.task_id == rollout.task_id)
+        of_task = of_task & step.episode_id.is_(None) & (unindexed(step.seq) > low)
+        statements = [
+            select(position, step.seq).where(of_task, is_agents)
             for is_agents in _agents(connection, buffer, rollout, experiences)
         ]
-    pages = (_ordered(each, position, own.seq, edge, backwards, limit) for each in wanted)
+    pages = (
+        _ordered(statement, position, step.seq, edge, backwards, limit) for statement in statements
+    )
     return [StepKey(*row) for page in pages for row in connection.execute(page)]
 
 
 def _ordered(
-    wanted: Select[Any], position: Any, seq: Any, edge: StepKey | None, backwards: bool, limit: int
+    statement: Select[Any],
+    position: Any,
+    seq: Any,
+    edge: StepKey | None,
+    backwards: bool,
+    limit: int,
 ) -> Select[Any]:
     seq = unindexed(seq)
     if edge is not None and backwards:
         beyond = or_(position < edge.position, seq < edge.seq)
-        wanted = wanted.where(position <= edge.position, beyond)
+        statement = statement.where(position <= edge.position, beyond)
     elif edge is not None:
         beyond = or_(position > edge.position, seq > edge.seq)
-        wanted = wanted.where(position >= edge.position, beyond)
+        statement = statement.where(position >= edge.position, beyond)
     columns = [position, seq]
     if position is experiences.c.t:
         # An episode has each position once, and the index knows that order.
         del columns[1]
     order = [column.desc() for column in columns] if backwards else columns
-    return wanted.order_by(*order).limit(limit)
+    return statement.order_by(*order).limit(limit)
 
 
-def _of_chunks(
+def _keys_of_chunks(
     connection: Connection,
     buffer: OpenBuffer,
     low: int,
@@ -158,22 +164,24 @@ def _of_chunks(
     limit: int,
 ) -> Iterable[StepKey]:
     is_placed = rollout.number is not None
-    found: list[StepKey] = []
+    keys_of_all: list[StepKey] = []
     for heads in _heads(connection, buffer, low, rollout, edge, backwards, limit):
-        own: list[StepKey] = []
+        keys_of_agent: list[StepKey] = []
         most: int | None = None
         for head in heads:
-            if most is not None and _begin(head, is_placed) > most:
+            if most is not None and _first_position(head, is_placed) > most:
                 break
-            if len(own) >= limit and is_placed:
+            if len(keys_of_agent) >= limit and is_placed:
                 break
             keys = _steps_of(head, is_placed=is_placed)
-            own += [key for key in keys if key.seq > low and _is_beyond(key, edge, backwards)]
-            if most is None and len(own) >= limit and not backwards:
+            keys_of_agent += [
+                key for key in keys if key.seq > low and _is_beyond(key, edge, backwards)
+            ]
+            if most is None and len(keys_of_agent) >= limit and not backwards:
                 # No chunk that begins behind these holds any of the first steps.
-                most = max(key.position for key in own)
-        found += own
-    return found
+                most = max(key.position for key in keys_of_agent)
+        keys_of_all += keys_of_agent
+    return keys_of_all
 
 
 def _heads(
@@ -189,31 +197,35 @@ def _heads(
 
     They are all chunks of an episode, or those of each agent.
     """
-    own = chunks.c
-    columns = (own.first_seq, own.n_steps, own.t, own.step, own.steps)
-    is_live = own.buffer_id == buffer.info.id
-    is_live = is_live & (unindexed(own.first_seq) > low - MOST_STEPS)
+    chunk = chunks.c
+    columns = (chunk.first_seq, chunk.n_steps, chunk.t, chunk.step, chunk.steps)
+    is_live = chunk.buffer_id == buffer.info.id
+    is_live = is_live & (unindexed(chunk.first_seq) > low - MOST_STEPS)
     if rollout.number is not None:
-        wanted = select(*columns).where(is_live, own.episode_id == rollout.number)
+        statement = select(*columns).where(is_live, chunk.episode_id == rollout.number)
         if edge is not None:
-            bound = own.t <= edge.position if backwards else own.t > edge.position - MOST_STEPS
-            wanted = wanted.where(bound)
+            bound = chunk.t <= edge.position if backwards else chunk.t > edge.position - MOST_STEPS
+            statement = statement.where(bound)
         # A chunk has at least one step, and one before the edge may have no step behind it.
-        wanted = wanted.order_by(own.t.desc() if backwards else own.t).limit(limit + MOST_STEPS)
-        yield connection.execute(wanted)
+        statement = statement.order_by(chunk.t.desc() if backwards else chunk.t).limit(
+            limit + MOST_STEPS
+        )
+        yield connection.execute(statement)
         return
-    of_task = is_live & (own.task_id == rollout.task_id) & own.episode_id.is_(None)
+    of_task = is_live & (chunk.task_id == rollout.task_id) & chunk.episode_id.is_(None)
     if edge is not None and backwards:
-        of_task = of_task & (own.step <= edge.position)
+        of_task = of_task & (chunk.step <= edge.position)
     elif edge is not None:
-        of_task = of_task & ((own.step > edge.position - MOST_STEPS) | own.steps.is_not(None))
-    order = (own.step.desc(), own.first_seq.desc()) if backwards else (own.step, own.first_seq)
+        of_task = of_task & ((chunk.step > edge.position - MOST_STEPS) | chunk.steps.is_not(None))
+    order = (
+        (chunk.step.desc(), chunk.first_seq.desc()) if backwards else (chunk.step, chunk.first_seq)
+    )
     for is_agents in _agents(connection, buffer, rollout, chunks):
-        wanted = select(*columns).where(of_task, is_agents).order_by(*order).limit(MOST_CHUNKS)
-        yield connection.execute(wanted)
+        statement = select(*columns).where(of_task, is_agents).order_by(*order).limit(MOST_CHUNKS)
+        yield connection.execute(statement)
 
 
-def _begin(head: Any, is_placed: bool) -> int:
+def _first_position(head: Any, is_placed: bool) -> int:
     """Return the first position of a chunk."""
     _, _, t, step, _ = head
     first: int = t if is_placed and t is not None else step
@@ -223,7 +235,7 @@ def _begin(head: Any, is_placed: bool) -> int:
 def _steps_of(head: Any, *, is_placed: bool) -> list[StepKey]:
     """Return the steps of a chunk."""
     first_seq, n_steps, _, _, steps = head
-    first = _begin(head, is_placed)
+    first = _first_position(head, is_placed)
     positions: Sequence[int] = range(first, first + n_steps)
     if steps is not None and not is_placed:
         positions = listed(steps)
@@ -241,18 +253,18 @@ def _agents(connection: Connection, buffer: OpenBuffer, rollout: Rollout, table:
     Each agent is found by one search of the index. If there are many agents, one condition is
     returned for all.
     """
-    own, found = table.c, list[str]()
+    step, agents = table.c, list[str]()
     if rollout.agent_id is not None:
-        return [own.agent_id == rollout.agent_id]
-    of_task = and_(own.buffer_id == buffer.info.id, own.task_id == rollout.task_id)
-    while len(found) <= MOST_AGENTS:
-        behind = (own.agent_id > found[-1],) if found else ()
+        return [step.agent_id == rollout.agent_id]
+    of_task = and_(step.buffer_id == buffer.info.id, step.task_id == rollout.task_id)
+    while len(agents) <= MOST_AGENTS:
+        behind = (step.agent_id > agents[-1],) if agents else ()
         agent = connection.execute(
-            select(own.agent_id).where(of_task, *behind).order_by(own.agent_id).limit(1)
+            select(step.agent_id).where(of_task, *behind).order_by(step.agent_id).limit(1)
         ).scalar()
         if agent is None:
-            return [own.agent_id == agent for agent in found]
-        found.append(agent)
+            return [step.agent_id == agent for agent in agents]
+        agents.append(agent)
     return [true()]
 
 
@@ -275,8 +287,8 @@ def spaced_keys(
         (last,) = key_page(connection, buffer, rollout, 1, is_last=True).keys
         places = _spaced(page.keys[0].position, last.position, n)
         is_place = is_number_of(position, bindparam(None, places, SeqList()))
-        found = connection.execute(select(position, experiences.c.seq).where(within, is_place))
-        return sorted(StepKey(*row) for row in found), last.position - page.keys[0].position + 1
+        rows = connection.execute(select(position, experiences.c.seq).where(within, is_place))
+        return sorted(StepKey(*row) for row in rows), last.position - page.keys[0].position + 1
     if buffer.info.has_chunks:
         return _spaced_in_chunks(connection, buffer, rollout, n)
     if within is not None:
@@ -295,8 +307,8 @@ def _spaced_in_rows(
         select(position, experiences.c.seq, rank.label("rank")).where(within).subquery("ranked")
     )
     is_place = is_number_of(ranked.c.rank, bindparam(None, _spaced(0, total - 1, n), SeqList()))
-    found = connection.execute(select(ranked.c[position.name], ranked.c.seq).where(is_place))
-    return sorted(StepKey(*row) for row in found), total
+    rows = connection.execute(select(ranked.c[position.name], ranked.c.seq).where(is_place))
+    return sorted(StepKey(*row) for row in rows), total
 
 
 def _spaced_in_chunks(
@@ -307,13 +319,13 @@ def _spaced_in_chunks(
     heads = list(chain.from_iterable(of_agents))
     skipped = [max(low + 1 - head.first_seq, 0) for head in heads]
     ends = list(accumulate(head.n_steps - gone for head, gone in zip(heads, skipped, strict=True)))
-    found = []
+    keys = []
     for rank in _spaced(0, ends[-1] - 1, n):
         i = bisect_right(ends, rank)
         # Counted from the end of the chunk: steps that have left were at its beginning.
         place = heads[i].n_steps - (ends[i] - rank)
-        found.append(_steps_of(heads[i], is_placed=rollout.number is not None)[place])
-    return sorted(found), ends[-1]
+        keys.append(_steps_of(heads[i], is_placed=rollout.number is not None)[place])
+    return sorted(keys), ends[-1]
 
 
 def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) -> tuple[Any, Any]:
@@ -323,13 +335,13 @@ def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) 
     """
     if buffer.info.has_chunks or rollout.number is None:
         return None, None
-    own = experiences.c
+    row = experiences.c
     low = buffer.window_in(connection).low
-    within = (own.buffer_id == buffer.info.id) & (own.episode_id == rollout.number)
-    within = within & (unindexed(own.seq) > low)
-    stored_alone = select(own.seq).where(within, own.t.is_(None)).limit(1)
+    within = (row.buffer_id == buffer.info.id) & (row.episode_id == rollout.number)
+    within = within & (unindexed(row.seq) > low)
+    stored_alone = select(row.seq).where(within, row.t.is_(None)).limit(1)
     # No index knows the order of rows that were stored one by one.
-    return within, own.t if connection.execute(stored_alone).first() is None else own.step
+    return within, row.t if connection.execute(stored_alone).first() is None else row.step
 
 
 def _spaced(first: int, last: int, n: int) -> list[int]:
@@ -405,7 +417,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class FoundDraws:
+class DrawsOfSteps:
     """The batches that held some steps.
 
     Attributes:
@@ -423,33 +435,44 @@ def notes_of(
     connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]
 ) -> dict[int, StepNotes]:
     """Return the stored facts about steps, by their numbers; each is looked up by a key."""
-    found: dict[int, StepNotes] = defaultdict(StepNotes)
-    for seq, n_uses in _at(connection, buffer, seqs, uses, uses.c.n_uses):
-        found[seq].n_uses = n_uses
+    notes_by_seq: dict[int, StepNotes] = defaultdict(StepNotes)
+    for seq, n_uses in _overlay_rows(connection, buffer, seqs, uses, uses.c.n_uses):
+        notes_by_seq[seq].n_uses = n_uses
     if buffer.info.config.priorities.enabled:
-        for seq, priority in _at(connection, buffer, seqs, priorities, priorities.c.priority):
-            found[seq].priority = priority
-    own = quarantine.c
-    for seq, reason, since in _at(
-        connection, buffer, seqs, quarantine, own.reason, own.quarantined_at
+        for seq, priority in _overlay_rows(
+            connection, buffer, seqs, priorities, priorities.c.priority
+        ):
+            notes_by_seq[seq].priority = priority
+    entry = quarantine.c
+    for seq, reason, since in _overlay_rows(
+        connection, buffer, seqs, quarantine, entry.reason, entry.quarantined_at
     ):
-        found[seq].quarantine = (reason, since)
-    label = label_history.c
-    values = (label.reward_t, label.adv_t, label.v_t, label.extra, label.fields, label.labelled_at)
-    for seq, *version in _at(connection, buffer, seqs, label_history, label.version, *values):
-        found[seq].labels.append(LabelVersion(*version))
-    for notes in found.values():
-        notes.labels.sort(key=lambda each: each.version)
-    return found
+        notes_by_seq[seq].quarantine = (reason, since)
+    history_entry = label_history.c
+    values = (
+        history_entry.reward_t,
+        history_entry.adv_t,
+        history_entry.v_t,
+        history_entry.extra,
+        history_entry.fields,
+        history_entry.labelled_at,
+    )
+    for seq, *version in _overlay_rows(
+        connection, buffer, seqs, label_history, history_entry.version, *values
+    ):
+        notes_by_seq[seq].labels.append(LabelVersion(*version))
+    for notes in notes_by_seq.values():
+        notes.labels.sort(key=lambda noted: noted.version)
+    return notes_by_seq
 
 
-def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) -> FoundDraws:
+def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) -> DrawsOfSteps:
     """Return the batches that held some steps, among the newest batches of the sample log."""
-    own, wanted = samples.c, set(seqs)
-    of_buffer = own.buffer_id == buffer.info.id
-    newest = (own.sampled_at.desc(), own.id.desc())
+    sample, drawn_seqs = samples.c, set(seqs)
+    of_buffer = sample.buffer_id == buffer.info.id
+    newest = (sample.sampled_at.desc(), sample.id.desc())
     sizes = connection.execute(
-        select(own.id, own.n_rows).where(of_buffer).order_by(*newest).limit(MOST_BATCHES + 1)
+        select(sample.id, sample.n_rows).where(of_buffer).order_by(*newest).limit(MOST_BATCHES + 1)
     ).all()
     chosen, n_drawn = list[int](), 0
     for number, n_rows in sizes[:MOST_BATCHES]:
@@ -458,7 +481,9 @@ def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) ->
             break
         chosen.append(number)
     batches = connection.execute(
-        select(own.id, own.clock, own.sampler, own.sampled_at, own.n_rows, own.seqs)
+        select(
+            sample.id, sample.clock, sample.sampler, sample.sampled_at, sample.n_rows, sample.seqs
+        )
         .where(of_buffer)
         .order_by(*newest)
         .limit(len(chosen))
@@ -467,9 +492,9 @@ def draws_of(connection: Connection, buffer: OpenBuffer, seqs: Sequence[int]) ->
         Draw(number, clock, sampler, sampled_at, n_rows, seq, place)
         for number, clock, sampler, sampled_at, n_rows, held in batches
         for place, seq in enumerate(listed(held), 1)
-        if seq in wanted
+        if seq in drawn_seqs
     ]
-    return FoundDraws(draws, len(chosen), len(chosen) == len(sizes))
+    return DrawsOfSteps(draws, len(chosen), len(chosen) == len(sizes))
 
 
 class _rows_at(FunctionElement[Any]):
@@ -496,18 +521,19 @@ def _sqlite_rows_at(element: _rows_at, compiler: Any, **kw: Any) -> str:
         CROSS JOIN {element.table} x ON x.buffer_id = {buffer_id} AND x.seq = k.value)"""
 
 
-def _at(
+def _overlay_rows(
     connection: Connection, buffer: OpenBuffer, seqs: Sequence[int], table: Any, *columns: Any
 ) -> Any:
     """Return (seq, *columns) of the rows of an overlay for some numbers."""
     rows = _rows_at(buffer.info.id, bindparam(None, list(seqs), SeqList()))
     rows.table = table.name
-    names = [column(each.name, each.type) for each in (table.c.seq, *columns)]
-    found = rows.table_valued(*names, name="found").c
-    wanted = [
-        cast(found[each.name], Text) if each.name in _TEXTS else found[each.name] for each in names
+    names = [column(field.name, field.type) for field in (table.c.seq, *columns)]
+    values = rows.table_valued(*names, name="found").c
+    selected = [
+        cast(values[field.name], Text) if field.name in _TEXTS else values[field.name]
+        for field in names
     ]
-    return connection.execute(select(*wanted))
+    return connection.execute(select(*selected))
 
 
 STEPS_AT_ONCE = 8
@@ -555,14 +581,14 @@ def read_steps(
         most_bytes: Maximum size of a page; the page always has at least one step.
     """
     reader = _StepReader(connection, buffer, without)
-    found: list[BrowsedStep] = []
+    browsed: list[BrowsedStep] = []
     start, n, left = 0, STEPS_AT_ONCE, most_bytes
-    while start < len(keys) and (left > 0 or not found):
+    while start < len(keys) and (left > 0 or not browsed):
         steps, n_bytes = reader.read(keys[start : start + n])
-        found += steps
+        browsed += steps
         start, left = start + n, left - n_bytes
         n = max(1, min(4 * n, left * n // max(n_bytes, 1)))
-    return found, min(start, len(keys))
+    return browsed, min(start, len(keys))
 
 
 class _StepReader:
@@ -584,11 +610,11 @@ class _StepReader:
 
     def read(self, keys: Sequence[StepKey]) -> tuple[list[BrowsedStep], int]:
         """Return some steps, and how many bytes were read for them."""
-        found = self._payloads.reading.by_number(
+        stored = self._payloads.reading.by_number(
             self._connection, self._buffer.info.id, [key.seq for key in keys],
             has_labels=self._has_labels, has_deleted=True,
         )  # fmt: skip
-        rows, troubles = self._completed(found)
+        rows, troubles = self._completed(stored)
         whole = {row[0]: row for row in rows}
         steps = [
             BrowsedStep(key, None, troubles[key.seq])
@@ -599,15 +625,15 @@ class _StepReader:
         ]
         return steps, sum(map(n_bytes_of, rows))
 
-    def _completed(self, found: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
+    def _completed(self, stored: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
         """Return rows with the bytes that they refer to, and the reason for rows without bytes."""
         try:
-            return self._payloads.held(self._connection, found), {}
+            return self._payloads.held(self._connection, stored), {}
         except _WRONG as error:
-            if len(found) == 1:
-                return [], {found[0][0]: _said(error)}
+            if len(stored) == 1:
+                return [], {stored[0][0]: _error_text(error)}
         rows, troubles = list[Any](), dict[int, str]()
-        for row in found:
+        for row in stored:
             whole, trouble = self._completed([row])
             rows += whole
             troubles |= trouble
@@ -618,8 +644,8 @@ class _StepReader:
         try:
             return BrowsedStep(key, self._decoder.row(row), None, priority)
         except _WRONG as error:
-            return BrowsedStep(key, None, _said(error), priority)
+            return BrowsedStep(key, None, _error_text(error), priority)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -21,26 +21,36 @@ from sqlbuffer.errors import (
     SQLBufferError,
 )
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
-from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import reading
+from sqlbuffer.storage.database.transactions import driver_of, reading
 from sqlbuffer.storage.database.urls import Database, shown_url
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.schema.metadata import json_literal
 from sqlbuffer.storage.schema.number_keys import MOST_BUFFERS
 from sqlbuffer.storage.watermarks import last_number
 
-lock_as_writer = by_database(sqlite=sqlite.lock_as_writer, postgresql=postgresql.lock_as_writer)
+
+def _sqlite_lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Do nothing: no other transaction writes at the same time."""
+
+
+def _postgresql_lock_as_writer(connection: Connection, buffer_id: int) -> None:
+    """Lock the row of a buffer until the transaction ends, with the rights of any writer."""
+    driver_of(connection).execute("SELECT sqlbuffer_lock_v1(%s::integer)", (buffer_id,))
+
+
+lock_as_writer = by_database(sqlite=_sqlite_lock_as_writer, postgresql=_postgresql_lock_as_writer)
 
 
 def lock_buffer(connection: Connection, buffer_id: int) -> bool:
     """Lock the row of a buffer until the transaction ends; return False if there is none."""
-    own = select(buffers.c.id).where(buffers.c.id == buffer_id).with_for_update(key_share=True)
-    return connection.execute(own).first() is not None
+    statement = (
+        select(buffers.c.id).where(buffers.c.id == buffer_id).with_for_update(key_share=True)
+    )
+    return connection.execute(statement).first() is not None
 
 
 # Measured: 2,000 blocks are read in about 2 ms, and a block of 512 rows whose weights are like
@@ -107,11 +117,13 @@ def read_config(connection: Connection, buffer_id: int) -> BufferConfig:
         BufferNotFoundError: The buffer was dropped.
         SchemaTooNewError: A later release has stored it.
     """
-    own = select(buffers.c.name, cast(buffers.c.config, Text)).where(buffers.c.id == buffer_id)
-    found = connection.execute(own).one_or_none()
-    if found is None:
+    statement = select(buffers.c.name, cast(buffers.c.config, Text)).where(
+        buffers.c.id == buffer_id
+    )
+    row = connection.execute(statement).one_or_none()
+    if row is None:
         raise BufferNotFoundError(f"no buffer with buffer_id {buffer_id}; it was dropped")
-    return parsed_config(found.config, found.name)
+    return parsed_config(row.config, row.name)
 
 
 def change_config(
@@ -131,8 +143,10 @@ def change_config(
     """
     lock_buffer(connection, buffer_id)
     config = read_config(connection, buffer_id).replace(settings)
-    own = buffers.c.id == buffer_id
-    columns = connection.execute(select(*(buffers.c[name] for name in HOT_COLUMNS)).where(own))
+    is_buffer = buffers.c.id == buffer_id
+    columns = connection.execute(
+        select(*(buffers.c[name] for name in HOT_COLUMNS)).where(is_buffer)
+    )
     stored = columns.mappings().one()
     # A role may have the right to change only some of them.
     changed = {
@@ -141,7 +155,9 @@ def change_config(
         if (value := read(config)) != stored[column]
     }
     document = json_literal(config.model_dump(mode="json"))
-    connection.execute(update(buffers).where(own).values({"config": document, **changed, **also}))
+    connection.execute(
+        update(buffers).where(is_buffer).values({"config": document, **changed, **also})
+    )
 
 
 def disagreements(connection: Connection) -> dict[str, list[str]]:
@@ -224,14 +240,14 @@ def find_buffer(connection: Connection, name: str) -> BufferInfo | None:
         SchemaTooNewError: A later release has stored its configuration.
     """
     table = buffers.c
-    found = connection.execute(
+    row = connection.execute(
         select(
             table.id, cast(table.config, Text), table.block_size, table.layout, table.has_chunks
         ).where(table.name == name)
     ).one_or_none()
-    if found is None:
+    if row is None:
         return None
-    number, config, block_size, layout, has_chunks = found
+    number, config, block_size, layout, has_chunks = row
     settings = parsed_config(config, name)
     return BufferInfo(number, name, settings, block_size, layout, bool(has_chunks))
 
@@ -243,10 +259,14 @@ def buffer_names(connection: Connection) -> list[str]:
 
 def why_empty(connection: Connection, buffer_id: int) -> str:
     """Return why a buffer has no rows, as text behind its name."""
-    own = buffers.c
+    buffer = buffers.c
     counted = select(
-        last_number(own.id), own.n_expired, own.n_used_up, own.n_other_session, own.n_partial
-    ).where(own.id == buffer_id)
+        last_number(buffer.id),
+        buffer.n_expired,
+        buffer.n_used_up,
+        buffer.n_other_session,
+        buffer.n_partial,
+    ).where(buffer.id == buffer_id)
     n_stored, *n_left = map(int, connection.execute(counted).one())
     if not n_stored:
         return "is empty (nothing has been stored into it)"
@@ -258,10 +278,10 @@ def why_empty(connection: Connection, buffer_id: int) -> str:
         "of groups that stayed incomplete",
         "evicted, deleted or rolled back",
     )
-    left = ", ".join(
+    departures = ", ".join(
         f"{n:,} {cause}" for n, cause in zip((*n_left, n_others), causes, strict=True) if n
     )
-    return f"is empty (all rows that were stored have left: {left})"
+    return f"is empty (all rows that were stored have left: {departures})"
 
 
 # The layout of buffers whose steps may be replaced in place: readers look for new bytes, and
@@ -326,21 +346,21 @@ def open_buffer(
     """
     with translated(url):
         with reading(engine) as connection:
-            found = find_buffer(connection, name)
-        if found is None and may_create:
+            buffer = find_buffer(connection, name)
+        if buffer is None and may_create:
             if alpha is not None and not config.priorities.enabled:
                 raise BufferConfigError("alpha goes with priorities=True")
             _create(engine, name, config, layout)
             with reading(engine) as connection:
-                found = find_buffer(connection, name)
-    if found is None:
+                buffer = find_buffer(connection, name)
+    if buffer is None:
         raise not_found(name, url)
-    check_same(name, config, found.config, () if alpha is None else ("alpha",))
-    if alpha is not None and not found.config.priorities.enabled:
+    check_same(name, config, buffer.config, () if alpha is None else ("alpha",))
+    if alpha is not None and not buffer.config.priorities.enabled:
         raise BufferConfigError(
-            f"buffer {found.name!r} has no priorities; make another one with priorities=True"
+            f"buffer {buffer.name!r} has no priorities; make another one with priorities=True"
         )
-    return found
+    return buffer
 
 
 def _create(engine: Engine, name: str, config: BufferConfig, layout: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
-from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
+from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.database.sqlite import lock_path
 from sqlbuffer.storage.database.transactions import driver_of
 
@@ -117,5 +117,5 @@ def postgresql_hanging_writers(
     statistics.
     """
     parameters = {"id": buffer_id, "age_s": HANGING_S}
-    found = driver_of(connection).execute(_POSTGRESQL_WRITERS, parameters).fetchall()
-    return [(number, HangingWriter(*row)) for number, *row in found]
+    rows = driver_of(connection).execute(_POSTGRESQL_WRITERS, parameters).fetchall()
+    return [(number, HangingWriter(*row)) for number, *row in rows]

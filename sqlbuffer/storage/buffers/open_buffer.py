@@ -29,11 +29,10 @@ from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, BufferWindow, settled_seq, windows
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.engine import begin_epoch, close_idle, engine_for
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.transactions import is_joined, joined_connection, reading
 from sqlbuffer.storage.database.urls import is_memory, shown_url
-from sqlbuffer.storage.dialects.connections import reuse_log
+from sqlbuffer.storage.dialects import reuse_log
 from sqlbuffer.storage.watermarks import Watermark
 
 # Limit of the waiting steps that a draw may leave out: one for this many stored steps.

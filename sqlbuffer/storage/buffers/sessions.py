@@ -24,11 +24,11 @@ class Sessions:
     def clock(self) -> int | None:
         """Return the learner's iteration or model version; None before it was set."""
         buffer = self.buffer
-        own = select(buffers.c.clock).where(buffers.c.id == buffer.info.id)
-        found = buffer.read(lambda connection: connection.execute(own).one_or_none())
-        if found is None:
+        statement = select(buffers.c.clock).where(buffers.c.id == buffer.info.id)
+        row = buffer.read(lambda connection: connection.execute(statement).one_or_none())
+        if row is None:
             raise buffer.dropped()
-        clock: int | None = found.clock
+        clock: int | None = row.clock
         return clock
 
     def current(self) -> str | None:
@@ -75,9 +75,11 @@ def start_session(connection: Connection, buffer_id: int, key: str) -> None:
         key: The session.
     """
     connection.execute(INSERT_SESSION, {"buffer_id": buffer_id, "key": key})
-    own = (sessions.c.buffer_id == buffer_id) & (sessions.c.key == key)
-    found = connection.execute(select(sessions.c.id, sessions.c.current_version).where(own)).one()
-    values = {"session_id": found.id, "clock": found.current_version}
+    is_session = (sessions.c.buffer_id == buffer_id) & (sessions.c.key == key)
+    session = connection.execute(
+        select(sessions.c.id, sessions.c.current_version).where(is_session)
+    ).one()
+    values = {"session_id": session.id, "clock": session.current_version}
     connection.execute(update(buffers).where(buffers.c.id == buffer_id).values(values))
 
 
@@ -101,8 +103,8 @@ def set_session_version(
     current: int | None = connection.execute(at).scalar_one()
     number = current
     if key is not None:
-        own = (sessions.c.buffer_id == buffer_id) & (sessions.c.key == key)
-        number = connection.execute(select(sessions.c.id).where(own)).scalar_one_or_none()
+        is_session = (sessions.c.buffer_id == buffer_id) & (sessions.c.key == key)
+        number = connection.execute(select(sessions.c.id).where(is_session)).scalar_one_or_none()
         if number is None:
             return None
     if number is not None:
@@ -117,6 +119,8 @@ def set_session_version(
 
 def _current(connection: Connection, buffer_id: int) -> str | None:
     """Return the key of the buffer's current session."""
-    at = (buffers.c.id == buffer_id) & (sessions.c.id == buffers.c.session_id)
-    key: str | None = connection.execute(select(sessions.c.key).where(at)).scalar_one_or_none()
+    is_current = (buffers.c.id == buffer_id) & (sessions.c.id == buffers.c.session_id)
+    key: str | None = connection.execute(
+        select(sessions.c.key).where(is_current)
+    ).scalar_one_or_none()
     return key

@@ -15,9 +15,9 @@ from sqlalchemy import (
     text,
 )
 
+from sqlbuffer.storage.schema.expressions import utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, UUID, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
-from sqlbuffer.storage.schema.server_clock import utc_now
 
 buffers = Table(
     "buffers",

@@ -11,12 +11,10 @@ from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import StorageUnreachableError
 from sqlbuffer.steps import uuid7
-from sqlbuffer.storage.buffers import postgresql, sqlite
 from sqlbuffer.storage.database.errors import ConnectionLost, translated
 from sqlbuffer.storage.database.transactions import answer, joined_connection
 from sqlbuffer.storage.database.urls import key_of, shown_url
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import by_database, writing
 
 # An id is kept while a call is repeated, and for this much longer: a commit may take long, and a
 # lost connection is noticed late.
@@ -37,7 +35,23 @@ class Commits:
 
 _commits: defaultdict[tuple[Hashable, int], Commits] = defaultdict(Commits)
 
-note_write = by_database(sqlite=sqlite.note_write, postgresql=postgresql.note_write)
+
+def _sqlite_note_write(engine: Engine, buffer_id: int, write_id: str, keep_s: float) -> str | None:
+    """Return None: a connection to a file is not lost."""
+    return None
+
+
+def _postgresql_note_write(
+    engine: Engine, buffer_id: int, write_id: str, keep_s: float
+) -> str | None:
+    """Return the query that stores the id of a write; see `Begin.query`.
+
+    The query returns false if the write was applied before.
+    """
+    return f"SELECT sqlbuffer_note_write_v1({buffer_id:d}, '{write_id}', {keep_s:f})"
+
+
+note_write = by_database(sqlite=_sqlite_note_write, postgresql=_postgresql_note_write)
 
 
 def commits_of(url: URL, buffer_id: int) -> Commits:
@@ -104,11 +118,11 @@ class WriteOnce(Generic[T]):
             ConnectionLost: It is not known if the write was committed; run again.
             StorageUnreachableError: It can no longer be found out if the write was committed.
         """
-        own = joined_connection(engine)
-        if own is not None:  # the transaction around takes effect once
+        joined = joined_connection(engine)
+        if joined is not None:  # the transaction around takes effect once
             self.note = None
             with translated(self._url):
-                return work(own)
+                return work(joined)
         done: list[T] = []
         try:
             query = self._query(engine, notes)

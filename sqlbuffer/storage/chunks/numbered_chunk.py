@@ -39,12 +39,14 @@ class NumberedChunk(NamedTuple):
     @property
     def initial_priority(self) -> Values | None:
         """The priority that each step begins with; None if the buffer has no priorities."""
-        given = self.chunk.initial_priority
-        if self.priority is None or isinstance(given, np.ndarray):
-            return given
-        if given is None:
+        priorities = self.chunk.initial_priority
+        if self.priority is None or isinstance(priorities, np.ndarray):
+            return priorities
+        if priorities is None:
             return np.full(self.chunk.n_steps, self.priority)
-        return np.array([self.priority if own is None else own for own in given], np.float64)
+        return np.array(
+            [self.priority if priority is None else priority for priority in priorities], np.float64
+        )
 
 
 def reward_column(chunks: Sequence[PackedChunk]) -> Sequence[bytes | None]:
@@ -124,15 +126,15 @@ def _have_true(column: Sequence[Values | None]) -> list[bool]:
     if not _are_arrays(column):
         return [flags is not None and True in flags for flags in column]
     starts = list(accumulate(map(len, column[:-1]), initial=0))  # type: ignore[arg-type]
-    found: list[bool] = np.logical_or.reduceat(_joined(column), starts).tolist()
-    return found
+    are_true: list[bool] = np.logical_or.reduceat(_joined(column), starts).tolist()
+    return are_true
 
 
 def _no_ends(chunk: PackedChunk) -> bytes | None:
-    return b"" if _says(chunk.terminated) or _says(chunk.truncated) else None
+    return b"" if _has_flags(chunk.terminated) or _has_flags(chunk.truncated) else None
 
 
-def _says(flags: Values | None) -> bool:
+def _has_flags(flags: Values | None) -> bool:
     return isinstance(flags, np.ndarray) or any(flag is not None for flag in flags or ())
 
 
@@ -145,8 +147,15 @@ def json_column(values: Sequence[Values | None]) -> Sequence[str | None]:
         if joined.dtype.kind == "f":
             # For chunks of one step this takes a third of the time.
             parts = iter((values_json(joined) or "")[1:-1].split(","))
-            return [f"[{','.join(islice(parts, len(own)))}]" for own in values if own is not None]
-    return ["[]" if own is _ALL_FALSE else values_json(own) for own in values]
+            return [
+                f"[{','.join(islice(parts, len(list_of_chunk)))}]"
+                for list_of_chunk in values
+                if list_of_chunk is not None
+            ]
+    return [
+        "[]" if list_of_chunk is _ALL_FALSE else values_json(list_of_chunk)
+        for list_of_chunk in values
+    ]
 
 
 def _are_arrays(column: Sequence[Values | None]) -> bool:
@@ -154,7 +163,7 @@ def _are_arrays(column: Sequence[Values | None]) -> bool:
 
 
 def _joined(values: Sequence[Values | None]) -> NDArray[Any]:
-    return np.concatenate([own for own in values if isinstance(own, np.ndarray)])
+    return np.concatenate([array for array in values if isinstance(array, np.ndarray)])
 
 
 def values_json(values: Values | None) -> str | None:
@@ -173,7 +182,10 @@ def fields_json(fields: dict[str, Values] | None) -> str | None:
     """Return the lists of fields as one JSON object."""
     if fields is None:
         return None
-    lists = (f"{orjson.dumps(name).decode()}:{values_json(own)}" for name, own in fields.items())
+    lists = (
+        f"{orjson.dumps(name).decode()}:{values_json(field_values)}"
+        for name, field_values in fields.items()
+    )
     return f"{{{','.join(lists)}}}"
 
 

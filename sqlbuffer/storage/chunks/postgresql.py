@@ -17,7 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.slices import Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch, savepoint
-from sqlbuffer.storage.dialects.arrays import (
+from sqlbuffer.storage.dialects import (
     HEADER,
     TRAILER,
     Fields,
@@ -54,11 +54,11 @@ def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
-    own = [one.chunk for one in numbered]
-    flags = flag_columns(own)
+    packed = [one.chunk for one in numbered]
+    flags = flag_columns(packed)
 
     def fields(name: str, encode: Callable[[Any], bytes]) -> dict[str, Fields]:
-        return {name: fields_of(list(map(attrgetter(name), own)), encode)}
+        return {name: fields_of(list(map(attrgetter(name), packed)), encode)}
 
     of_both = {
         "first_seq": fields_of([one.first_seq for one in numbered], bigint_field),
@@ -66,42 +66,42 @@ def insert_chunks(
         **fields("task_id", text_field),
         **fields("agent_id", text_field),
         **fields("step", bigint_field),
-        "steps": bigint_array_fields([chunk.steps for chunk in own]),
+        "steps": bigint_array_fields([chunk.steps for chunk in packed]),
         "episode_id": fields_of([one.episode_id for one in numbered], bigint_field),
         **fields("t", integer_field),
     }
     columns = {
         **of_both,
-        "id": uuid_fields([chunk.id for chunk in own]),
+        "id": uuid_fields([chunk.id for chunk in packed]),
         **fields("task_name", text_field),
         **fields("pre_agent", text_field),
         "session_id": fields_of([one.session_id for one in numbered], integer_field),
         **fields("model_version", bigint_field),
         **fields("first_time", double_field),
         **fields("last_time", double_field),
-        "times": double_array_fields([chunk.times for chunk in own]),
-        "reward_t": double_array_fields([chunk.reward for chunk in own]),
-        "adv_t": double_array_fields([chunk.adv_t for chunk in own]),
-        "v_t": double_array_fields([chunk.v_t for chunk in own]),
+        "times": double_array_fields([chunk.times for chunk in packed]),
+        "reward_t": double_array_fields([chunk.reward for chunk in packed]),
+        "adv_t": double_array_fields([chunk.adv_t for chunk in packed]),
+        "v_t": double_array_fields([chunk.v_t for chunk in packed]),
         "terminated": bool_array_fields(flags.terminated),
         "truncated": bool_array_fields(flags.truncated),
         "initial_priority": double_array_fields([one.initial_priority for one in numbered]),
-        "fields": fields_of([fields_json(chunk.fields) for chunk in own], jsonb_field),
+        "fields": fields_of([fields_json(chunk.fields) for chunk in packed], jsonb_field),
     }
     if numbered and numbered[0].inserted_at is not None:
         columns["inserted_at"] = fields_of([one.inserted_at for one in numbered], time_field)
     data = {
         **of_both,
-        "rewards": fields_of(reward_column(own), bytes_field),
+        "rewards": fields_of(reward_column(packed), bytes_field),
         "ends": fields_of(flags.ends, bytes_field),
         **fields("records", bytes_field),
         **fields("block_steps", integer_field),
-        "offsets": bigint_array_fields([chunk.offsets for chunk in own]),
-        "payloads": fields_of([payloads_json(chunk.payloads) for chunk in own], jsonb_field),
+        "offsets": bigint_array_fields([chunk.offsets for chunk in packed]),
+        "payloads": fields_of([payloads_json(chunk.payloads) for chunk in packed], jsonb_field),
         **fields("payload_arrays", bytes_field),
     }
-    _copy(connection, "chunk_data", buffer_id, data, len(own))
-    _copy(connection, "chunks", buffer_id, columns, len(own))
+    _copy(connection, "chunk_data", buffer_id, data, len(packed))
+    _copy(connection, "chunks", buffer_id, columns, len(packed))
 
 
 def _copy(
@@ -224,14 +224,14 @@ def read_keys(
     connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
 ) -> list[tuple[Any, ...]]:
     """Return steps with their slices; see `sqlite.read_keys`."""
-    given = {"id": buffer_id, "seqs": number_array(seqs), "most": reach.most_bytes}
+    parameters = {"id": buffer_id, "seqs": number_array(seqs), "most": reach.most_bytes}
     if not reach.is_alone:
-        given |= {
+        parameters |= {
             "first": reach.first, "last": reach.last, "stride": reach.stride,
             "final_within": reach.final_within,
         }  # fmt: skip
     texts = _STEPS if reach.is_alone else _KEYS
-    return fetch(connection, texts[has_versions], given)
+    return fetch(connection, texts[has_versions], parameters)
 
 
 def read_ranges(
@@ -243,23 +243,23 @@ def read_ranges(
 ) -> list[tuple[Any, ...]]:
     """Return slices of ranges of episodes; see `sqlite.read_ranges`."""
     episodes, firsts, lasts = map(number_array, zip(*ranges, strict=True))
-    given = {
+    parameters = {
         "id": buffer_id, "episodes": episodes, "firsts": firsts, "lasts": lasts,
         "most": reach.most_bytes,
     }  # fmt: skip
-    return fetch(connection, _RANGES[has_versions], given)
+    return fetch(connection, _RANGES[has_versions], parameters)
 
 
 def read_runs(
     connection: Connection, buffer_id: int, runs: Sequence[tuple[int, int]], parts: Parts
 ) -> list[tuple[Any, ...]]:
     """Return slices with all values of the steps of runs of numbers; see `sqlite.read_runs`."""
-    given = {
+    parameters = {
         "id": buffer_id, "firsts": number_array([first for first, _ in runs]),
         "ends": number_array([first + n for first, n in runs]),
         "bytes": parts.fields, "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip
-    return fetch(connection, _RUNS, given)
+    return fetch(connection, _RUNS, parameters)
 
 
 def evict_chunks(connection: Connection, buffer_id: int) -> None:

@@ -30,7 +30,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps
-from sqlbuffer.storage.schema.parameters import processed
+from sqlbuffer.storage.schema.expressions import processed
 
 
 class may_have_id(FunctionElement[bool]):
@@ -403,11 +403,11 @@ def _replaced(packed: dict[str, str]) -> dict[str, str]:
 
 def _pg_packed(place: str) -> dict[str, str]:
     payload = f"d.payloads -> {place}"
-    found = _common(place, f"c.times[{place} + 1]")
+    common = _common(place, f"c.times[{place} + 1]")
     return {
-        **found,
+        **common,
         "seq": f"c.first_seq + {place}",
-        "id": f'{found["id"]} COLLATE "C"',
+        "id": f'{common["id"]} COLLATE "C"',
         "step": f"CASE WHEN c.steps IS NULL THEN c.step + {place} ELSE c.steps[{place} + 1] END",
         **{name: f"c.{name}[{place} + 1]" for name in _PER_STEP},
         **{
@@ -467,15 +467,15 @@ def n_steps(buffer_id: int, start: Any, end: Any) -> Any:
 
     It adds up the lengths of chunks, without reading their steps.
     """
-    own, gone = chunks.c, deleted_steps.c
-    stop = own.first_seq + own.n_steps
+    chunk, gone = chunks.c, deleted_steps.c
+    stop = chunk.first_seq + chunk.n_steps
     inside = case((stop < end, stop), else_=end) - case(
-        (own.first_seq > start, own.first_seq), else_=start
+        (chunk.first_seq > start, chunk.first_seq), else_=start
     )
     those = (
-        own.buffer_id == buffer_id,
-        own.first_seq > start - MOST_STEPS,
-        own.first_seq < end,
+        chunk.buffer_id == buffer_id,
+        chunk.first_seq > start - MOST_STEPS,
+        chunk.first_seq < end,
         stop > start,
     )
     added = select(func.coalesce(func.sum(inside), 0).cast(BigInteger)).where(*those)
@@ -496,9 +496,9 @@ def first_step_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
         episode_id: The episode: a column of the statement around this one.
         low: Lower end of the window.
     """
-    own, gone = chunks.alias("of_episode").c, deleted_steps.alias("gone").c
-    stop = own.first_seq + own.n_steps
-    start = case((own.first_seq > low, own.first_seq), else_=low + 1)
+    chunk, gone = chunks.alias("of_episode").c, deleted_steps.alias("gone").c
+    stop = chunk.first_seq + chunk.n_steps
+    start = case((chunk.first_seq > low, chunk.first_seq), else_=low + 1)
     behind_gone = (
         select(gone.seq + 1)
         .where(
@@ -515,12 +515,12 @@ def first_step_left(buffer_id: Any, episode_id: Any, low: Any) -> Any:
     return (
         select(first)
         .where(
-            own.buffer_id == buffer_id,
-            own.episode_id == episode_id,
+            chunk.buffer_id == buffer_id,
+            chunk.episode_id == episode_id,
             stop > low + 1,
             first.is_not(None),
         )
-        .order_by(own.t)
+        .order_by(chunk.t)
         .limit(1)
         .scalar_subquery()
     )

@@ -12,7 +12,7 @@ from sqlbuffer.encoding.blocks import expanded_rows
 from sqlbuffer.encoding.chunks import execute_times
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.steps import StepIds
-from sqlbuffer.storage.schema.parameters import listed
+from sqlbuffer.storage.schema.expressions import listed
 
 Integers = NDArray[np.int64]
 
@@ -147,10 +147,10 @@ def with_slices(slices: SliceColumns, more: Sequence[tuple[Any, ...]]) -> SliceC
     if not more:
         return slices
     return SliceColumns._make(
-        np.concatenate([own, np.array(further, np.int64)])
-        if isinstance(own, np.ndarray)
-        else (*own, *further)
-        for own, further in zip(slices, zip(*more, strict=True), strict=True)
+        np.concatenate([column, np.array(further, np.int64)])
+        if isinstance(column, np.ndarray)
+        else (*column, *further)
+        for column, further in zip(slices, zip(*more, strict=True), strict=True)
     )
 
 
@@ -183,34 +183,40 @@ def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
         return Keys._make((seq, *names, zero, zero, zero, slices, *[none] * _N_OF_EPISODE))
     _, *names, ts, first_seq, n_steps, episode_id = columns[:8]
     firsts, counts = np.array(first_seq, np.int64), np.array(n_steps, np.int64)
-    own = seq - firsts  # place in the chunk
-    place, ends_at = np.maximum(own + reach.first, 0), np.minimum(own + reach.last + 1, counts)
+    place_in_chunk = seq - firsts  # place in the chunk
+    place, ends_at = (
+        np.maximum(place_in_chunk + reach.first, 0),
+        np.minimum(place_in_chunk + reach.last + 1, counts),
+    )
     chunk_t = np.array([-1 if t is None else t for t in ts], np.int64)
     slice_t, first_t = chunk_t + place, chunk_t
     if None in episode_id:
-        is_single = np.array([of is None for of in episode_id], bool)
-        place, ends_at = np.where(is_single, own, place), np.where(is_single, own + 1, ends_at)
+        is_single = np.array([episode is None for episode in episode_id], bool)
+        place, ends_at = (
+            np.where(is_single, place_in_chunk, place),
+            np.where(is_single, place_in_chunk + 1, ends_at),
+        )
         slice_t, first_t = np.where(is_single, -1, slice_t), np.maximum(chunk_t, 0)
     of_slices = firsts + place, episode_id, slice_t, place, ends_at - place, *columns[8:13]
-    places = first_t + own, first_t, first_t + counts - 1
+    places = first_t + place_in_chunk, first_t, first_t + counts - 1
     return Keys._make((seq, *names, *places, SliceColumns(*of_slices), *columns[13:]))
 
 
 def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
     """Return the ranges of episodes, (episode, first t, last t), in reach but in other chunks."""
     t, first_t, last_t = keys.t, keys.first_t, keys.last_t
-    of: Sequence[Any] = keys.slices.episode_id
+    episodes: Sequence[Any] = keys.slices.episode_id
     firsts, lasts = np.maximum(t + reach.first, 0), t + reach.last
     ranges = set()
     for i in np.flatnonzero(first_t > firsts).tolist():
-        if of[i] is not None:
-            ranges.add((of[i], int(firsts[i]), int(first_t[i]) - 1))
+        if episodes[i] is not None:
+            ranges.add((episodes[i], int(firsts[i]), int(first_t[i]) - 1))
     for i in np.flatnonzero(last_t < lasts).tolist():
-        if of[i] is not None:
+        if episodes[i] is not None:
             end, length = int(last_t[i]), keys.length[i]
             last = int(lasts[i]) if length is None else min(int(lasts[i]), length - 1)
             if end < last:
-                ranges.add((of[i], end + 1, last))
+                ranges.add((episodes[i], end + 1, last))
     return sorted(ranges)
 
 
@@ -223,7 +229,10 @@ def unpacked_rewards(rewards: Sequence[Any], counts: Sequence[int]) -> NDArray[n
     """
     if None in rewards:
         pairs = zip(rewards, counts, strict=True)
-        rewards = [_NO_REWARD * n if own is None else own for own, n in pairs]
+        rewards = [
+            _NO_REWARD * n if rewards_of_run is None else rewards_of_run
+            for rewards_of_run, n in pairs
+        ]
     return np.frombuffer(b"".join(rewards), ">f8").astype(np.float64)
 
 
@@ -326,35 +335,35 @@ class StepColumns:
     def _integers(self, name: str) -> Integers:
         return np.array(self._of[name], np.int64)[self.run_of]
 
-    def _own(self, name: str) -> list[tuple[slice, Sequence[Any]]]:
+    def _lists_of_runs(self, name: str) -> list[tuple[slice, Sequence[Any]]]:
         """Return for each run with a list where its steps are, and their values."""
         columns = zip(self._of[name], self._places, self._n_of, strict=True)
-        own = []
+        lists = []
         for run, (values, place, n) in enumerate(columns):
             if values is not None:
                 every = listed(values)
                 part = every if len(every) in (0, n) else every[place : place + n]
-                own.append((self._span(run), part))
-        return own
+                lists.append((self._span(run), part))
+        return lists
 
     def spread(self, name: str) -> list[Any]:
         """Return a value that the steps of a chunk share, for each step."""
         values = self._of[name]
         return [value for value, n in zip(values, self._n_of, strict=True) for _ in range(n)]
 
-    def ids(self, given: dict[int, str] | None = None) -> StepIds:
+    def ids(self, given_ids: dict[int, str] | None = None) -> StepIds:
         """Return the id of each step.
 
         Args:
-            given: Ids that users gave, by position among the steps.
+            given_ids: Ids that users gave, by position among the steps.
         """
-        return StepIds(list(map(str, self._of["id"])), self.run_of, self.place, given or {})
+        return StepIds(list(map(str, self._of["id"])), self.run_of, self.place, given_ids or {})
 
     def steps(self) -> Integers:
         """Return the step number of each step."""
         steps = self._integers("step") + self.place
-        for span, own in self._own("steps"):
-            steps[span] = own
+        for span, values in self._lists_of_runs("steps"):
+            steps[span] = values
         return steps
 
     def ts(self) -> Integers:
@@ -367,17 +376,17 @@ class StepColumns:
         first, last = (np.array(self._of[name], np.float64) for name in ("first_time", "last_time"))
         runs, sizes = self.run_of, self._integers("n_steps")
         times: Reals = execute_times(first[runs], last[runs], sizes, self.place)
-        for span, own in self._own("times"):
-            times[span] = np.array(own, np.float64)
+        for span, values in self._lists_of_runs("times"):
+            times[span] = np.array(values, np.float64)
         return times
 
     def reals(self, name: str) -> Reals | None:
         """Return a number of each step, NaN for none; None if no run has any."""
-        own = self._own(name)
-        if not own:
+        lists = self._lists_of_runs(name)
+        if not lists:
             return None
         reals = np.full(len(self), np.nan)
-        for span, values in own:
+        for span, values in lists:
             reals[span] = np.array(values, np.float64)
         return reals
 
@@ -388,15 +397,15 @@ class StepColumns:
     def flags(self, name: str) -> tuple[Flags, Flags]:
         """Return a flag of each step, and where it is missing."""
         flags, is_missing = np.zeros(len(self), bool), np.ones(len(self), bool)
-        for span, own in self._own(name):
+        for span, values in self._lists_of_runs(name):
             # An empty list means False at every step.
-            flags[span] = [value is True for value in own] if own else False
-            is_missing[span] = [value is None for value in own] if own else False
+            flags[span] = [value is True for value in values] if values else False
+            is_missing[span] = [value is None for value in values] if values else False
         return flags, is_missing
 
     def payloads(self) -> list[Any]:
         """Return the JSON of each step as a tree, None for none; see `step_payloads`."""
         trees: list[Any] = [None] * len(self)
-        for span, own in self._own("payloads"):
-            trees[span] = own
+        for span, values in self._lists_of_runs("payloads"):
+            trees[span] = values
         return trees

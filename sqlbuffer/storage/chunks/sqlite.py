@@ -17,8 +17,7 @@ from sqlbuffer.storage.chunks.numbered_chunk import (
 )
 from sqlbuffer.storage.chunks.slices import ANY_SIZE, Parts, Reach
 from sqlbuffer.storage.database.transactions import driver_of, fetch
-from sqlbuffer.storage.dialects.arrays import FIRST_OF_RUN, N_OF_RUN, number_list, run_list
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, insert_columns, number_list, run_list
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
 
 # Columns whose value all steps of a chunk share.
@@ -67,49 +66,49 @@ def insert_chunks(
     connection: Connection, buffer_id: int, numbered: Sequence[NumberedChunk]
 ) -> None:
     """Write chunks under their numbers."""
-    own = [one.chunk for one in numbered]
-    flags = flag_columns(own)
+    packed = [one.chunk for one in numbered]
+    flags = flag_columns(packed)
     firsts = [one.first_seq for one in numbered]
     of_both: dict[str, Sequence[Any]] = {
         "key": [buffer_id << NUMBER_BITS | first for first in firsts],
-        "buffer_id": [buffer_id] * len(own),
+        "buffer_id": [buffer_id] * len(packed),
         "first_seq": firsts,
-        "n_steps": [chunk.n_steps for chunk in own],
-        "task_id": [chunk.task_id for chunk in own],
-        "agent_id": [chunk.agent_id for chunk in own],
-        "step": [chunk.step for chunk in own],
-        "steps": json_column([chunk.steps for chunk in own]),
+        "n_steps": [chunk.n_steps for chunk in packed],
+        "task_id": [chunk.task_id for chunk in packed],
+        "agent_id": [chunk.agent_id for chunk in packed],
+        "step": [chunk.step for chunk in packed],
+        "steps": json_column([chunk.steps for chunk in packed]),
         "episode_id": [one.episode_id for one in numbered],
-        "t": [chunk.t for chunk in own],
+        "t": [chunk.t for chunk in packed],
     }
     columns: dict[str, Sequence[Any]] = {
         **of_both,
-        **{name: [getattr(chunk, name) for chunk in own] for name in _PLAIN},
+        **{name: [getattr(chunk, name) for chunk in packed] for name in _PLAIN},
         "session_id": [one.session_id for one in numbered],
-        "times": json_column([chunk.times for chunk in own]),
-        "reward_t": json_column([chunk.reward for chunk in own]),
-        "adv_t": json_column([chunk.adv_t for chunk in own]),
-        "v_t": json_column([chunk.v_t for chunk in own]),
+        "times": json_column([chunk.times for chunk in packed]),
+        "reward_t": json_column([chunk.reward for chunk in packed]),
+        "adv_t": json_column([chunk.adv_t for chunk in packed]),
+        "v_t": json_column([chunk.v_t for chunk in packed]),
         "terminated": json_column(flags.terminated),
         "truncated": json_column(flags.truncated),
         "initial_priority": json_column([one.initial_priority for one in numbered]),
-        "fields": [fields_json(chunk.fields) for chunk in own],
+        "fields": [fields_json(chunk.fields) for chunk in packed],
     }
     if numbered and numbered[0].inserted_at is not None:
         columns["inserted_at"] = [one.inserted_at for one in numbered]
     data: dict[str, Sequence[Any]] = {
         **of_both,
-        "rewards": reward_column(own),
+        "rewards": reward_column(packed),
         "ends": flags.ends,
-        "records": [chunk.records for chunk in own],
-        "block_steps": [chunk.block_steps for chunk in own],
-        "offsets": json_column([chunk.offsets for chunk in own]),
-        "payloads": [payloads_json(chunk.payloads) for chunk in own],
-        "payload_arrays": [chunk.payload_arrays for chunk in own],
+        "records": [chunk.records for chunk in packed],
+        "block_steps": [chunk.block_steps for chunk in packed],
+        "offsets": json_column([chunk.offsets for chunk in packed]),
+        "payloads": [payloads_json(chunk.payloads) for chunk in packed],
+        "payload_arrays": [chunk.payload_arrays for chunk in packed],
     }
     n_bytes = sum(
         len(chunk.records) + len(chunk.payload_arrays or b"") + len(payloads or "")
-        for chunk, payloads in zip(own, data["payloads"], strict=True)
+        for chunk, payloads in zip(packed, data["payloads"], strict=True)
     )
     insert_columns(connection, "chunks", columns, n_bytes)
     insert_columns(connection, "chunk_data", data, n_bytes)
@@ -121,12 +120,12 @@ def held_ids(connection: Connection, buffer_id: int, ids: Sequence[str]) -> list
     The call notes that the buffer has such ids. The id of a step that has left the window, or was
     deleted, is free again.
     """
-    given = {"id": buffer_id, "ids": json.dumps(list(ids))}
+    parameters = {"id": buffer_id, "ids": json.dumps(list(ids))}
     connection.exec_driver_sql(
-        "UPDATE buffers SET has_step_ids = 1 WHERE id = :id AND NOT has_step_ids", given
+        "UPDATE buffers SET has_step_ids = 1 WHERE id = :id AND NOT has_step_ids", parameters
     )
-    connection.exec_driver_sql(_FREE_IDS, given)
-    return [(id_, seq) for id_, seq in connection.exec_driver_sql(_HELD_IDS, given)]
+    connection.exec_driver_sql(_FREE_IDS, parameters)
+    return [(id_, seq) for id_, seq in connection.exec_driver_sql(_HELD_IDS, parameters)]
 
 
 def insert_ids(connection: Connection, buffer_id: int, ids: Mapping[int, str]) -> None:
@@ -141,14 +140,14 @@ def remove_steps(connection: Connection, buffer_id: int, seqs: Sequence[int]) ->
     Chunks are not rewritten. A chunk without steps left is deleted as a whole; the deleted steps of
     others are noted in `deleted_steps`. Triggers count the steps and clean the narrow tables.
     """
-    given = {"id": buffer_id, "seqs": json.dumps(list(seqs))}
-    found = connection.exec_driver_sql(_FOUND, given).all()
-    for first_seq, n_left, _, listed in found:
+    parameters = {"id": buffer_id, "seqs": json.dumps(list(seqs))}
+    rows = connection.exec_driver_sql(_FOUND, parameters).all()
+    for first_seq, n_left, _, listed in rows:
         if n_left:
             connection.exec_driver_sql(_NOTE, (buffer_id, listed))
         else:
             connection.exec_driver_sql(_DROP, (buffer_id, first_seq))
-    return sum(n_steps for _, _, n_steps, _ in found)
+    return sum(n_steps for _, _, n_steps, _ in rows)
 
 
 _SIZE = "(length(c.records) / c.n_steps)"
@@ -314,15 +313,15 @@ def read_keys(
         reach: The steps around them to read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "seqs": number_list(seqs), "most": reach.most_bytes}
+    parameters = {"id": buffer_id, "seqs": number_list(seqs), "most": reach.most_bytes}
     if not reach.is_alone:
-        given |= {
+        parameters |= {
             "first": reach.first, "last": reach.last, "stride": reach.stride,
             "final_within": reach.final_within,
         }  # fmt: skip
     if reach.is_alone:
-        return fetch(connection, _STEPS[has_versions], given)
-    return fetch(connection, _KEYS[reach.first == 0, has_versions], given)
+        return fetch(connection, _STEPS[has_versions], parameters)
+    return fetch(connection, _KEYS[reach.first == 0, has_versions], parameters)
 
 
 def read_ranges(
@@ -341,8 +340,12 @@ def read_ranges(
         reach: Says whether typed fields are read.
         has_versions: Each row ends with the model version and the session.
     """
-    given = {"id": buffer_id, "ranges": orjson.dumps(ranges).decode(), "most": reach.most_bytes}
-    return fetch(connection, _RANGES[has_versions], given)
+    parameters = {
+        "id": buffer_id,
+        "ranges": orjson.dumps(ranges).decode(),
+        "most": reach.most_bytes,
+    }
+    return fetch(connection, _RANGES[has_versions], parameters)
 
 
 def read_runs(
@@ -351,7 +354,7 @@ def read_runs(
     runs: Sequence[tuple[int, int]],
     parts: Parts,
 ) -> list[tuple[Any, ...]]:
-    """Return slices with all values of the steps of runs of numbers, for `rows.step_rows`.
+    """Return slices with all values of the steps of runs of numbers, for `read_rows` of layouts.
 
     Args:
         connection: The transaction.
@@ -359,12 +362,12 @@ def read_runs(
         runs: First number of each run, and its number of steps, at most 256.
         parts: Which of their bytes and JSON to read.
     """
-    given = {
+    parameters = {
         "id": buffer_id, "runs": run_list(runs),
         "most": ANY_SIZE if parts.fields else -1,
         "payloads": parts.payloads, "arrays": parts.arrays,
     }  # fmt: skip
-    return fetch(connection, _RUNS, given)
+    return fetch(connection, _RUNS, parameters)
 
 
 def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:

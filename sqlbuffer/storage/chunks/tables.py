@@ -15,6 +15,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from sqlbuffer.storage.schema.expressions import utc_now
 from sqlbuffer.storage.schema.metadata import (
     BYTES,
     FLAGS,
@@ -25,14 +26,14 @@ from sqlbuffer.storage.schema.metadata import (
     TIME,
     UUID,
     buffer_key,
+    flag_column,
     index_transactions,
     metadata,
+    overlay_table,
     seq_key,
     transaction_id,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
-from sqlbuffer.storage.schema.overlays import flag_column, overlay_table
-from sqlbuffer.storage.schema.server_clock import utc_now
 
 # Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
 MOST_STEPS = 256

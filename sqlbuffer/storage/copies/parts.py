@@ -32,8 +32,8 @@ from sqlbuffer.storage.chunks.numbered_chunk import values_json
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout
-from sqlbuffer.storage.schema.overlays import OVERLAYS
-from sqlbuffer.storage.schema.parameters import BooleanList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.expressions import BooleanList, IntegerList, RealList, listed
+from sqlbuffer.storage.schema.metadata import OVERLAYS
 
 # PostgreSQL writes the 9e999 that stands for infinity in JSON in this way.
 _INFINITY = re.compile("90{999}(?![0-9])")
@@ -297,8 +297,8 @@ class StepBatch:
         deleted: list[int] = []
         firsts: set[int] = set()
         if "chunks" in by_name:
-            own = by_name["chunks"]
-            for first, n in zip(own.numbers, own.values["n_steps"], strict=True):
+            chunk_rows = by_name["chunks"]
+            for first, n in zip(chunk_rows.numbers, chunk_rows.values["n_steps"], strict=True):
                 others = [seq for seq in range(first, first + n) if seq not in seqs]
                 if len(others) < n:
                     firsts.add(first)
@@ -309,6 +309,8 @@ class StepBatch:
             if rows.table.name != "deleted_steps":
                 kept.append(rows.where([number in numbers for number in rows.numbers]))
         if deleted:
-            table = next(each for each in step_tables(CHUNKS) if each.name == "deleted_steps")
+            table = next(
+                described for described in step_tables(CHUNKS) if described.name == "deleted_steps"
+            )
             kept.insert(2, TableRows(table, {"seq": list(deleted)}))
         self.tables = kept

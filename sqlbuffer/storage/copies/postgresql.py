@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.storage.buffers.postgresql import WRITERS_LOCK
+from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import (
+from sqlbuffer.storage.dialects import (
     HEADER,
     TRAILER,
     ArrayFields,
@@ -80,7 +80,7 @@ def read_rows(
 ) -> TableRows:
     """Return the rows of a table with low < number <= high, in order."""
     statement = (
-        f"SELECT {_listed(table)} FROM {table.name} "
+        f"SELECT {_selected_columns(table)} FROM {table.name} "
         f"WHERE buffer_id = %s AND {table.number} > %s AND {table.number} <= %s "
         f"ORDER BY {table.number}"
     )
@@ -92,7 +92,7 @@ def read_episodes(
 ) -> TableRows:
     """Return the first episodes whose keys are above a number."""
     statement = (
-        f"SELECT {_listed(table)} FROM {table.name} WHERE buffer_id = %s AND id > %s "
+        f"SELECT {_selected_columns(table)} FROM {table.name} WHERE buffer_id = %s AND id > %s "
         "ORDER BY id LIMIT %s"
     )
     return _rows(connection, table, statement, (buffer_id, after, limit))
@@ -106,7 +106,7 @@ def _rows(
         return TableRows.of(table, cursor.execute(statement, parameters).fetchall())
 
 
-def _listed(table: CopiedTable) -> str:
+def _selected_columns(table: CopiedTable) -> str:
     return ", ".join(
         f'"{name}"::text' if form in ("json", "uuid") else f'"{name}"'
         for name, form in zip(table.columns, table.forms, strict=True)
@@ -127,11 +127,11 @@ def write_rows(connection: Connection, buffer_id: int, rows: TableRows) -> None:
         copy.write(b"".join([HEADER, body, TRAILER]))
 
 
-def _each(encode: Callable[[Any], bytes]) -> Callable[[list[Any]], Fields]:
+def _encoder_of_values(encode: Callable[[Any], bytes]) -> Callable[[list[Any]], Fields]:
     return lambda values: fields_of(values, encode)
 
 
-def _lists(encode: ArrayFields, dtype: str) -> Callable[[list[Any]], Fields]:
+def _encoder_of_lists(encode: ArrayFields, dtype: str) -> Callable[[list[Any]], Fields]:
     def encoded(values: list[Any]) -> Fields:
         # Without nulls inside, an array is packed as a whole.
         arrays = [
@@ -143,18 +143,18 @@ def _lists(encode: ArrayFields, dtype: str) -> Callable[[list[Any]], Fields]:
 
 
 _ENCODE: dict[str, Callable[[list[Any]], Fields]] = {
-    "text": _each(text_field),
-    "json": _each(jsonb_field),
+    "text": _encoder_of_values(text_field),
+    "json": _encoder_of_values(jsonb_field),
     "uuid": uuid_fields,
-    "time": _each(time_field),
-    "flag": _each(bool_field),
-    "bigint": _each(bigint_field),
-    "integer": _each(integer_field),
-    "real": _each(double_field),
-    "bytes": _each(bytes_field),
-    "integers": _lists(bigint_array_fields, "i8"),
-    "reals": _lists(double_array_fields, "f8"),
-    "flags": _lists(bool_array_fields, "?"),
+    "time": _encoder_of_values(time_field),
+    "flag": _encoder_of_values(bool_field),
+    "bigint": _encoder_of_values(bigint_field),
+    "integer": _encoder_of_values(integer_field),
+    "real": _encoder_of_values(double_field),
+    "bytes": _encoder_of_values(bytes_field),
+    "integers": _encoder_of_lists(bigint_array_fields, "i8"),
+    "reals": _encoder_of_lists(double_array_fields, "f8"),
+    "flags": _encoder_of_lists(bool_array_fields, "?"),
 }
 
 

@@ -41,15 +41,15 @@ from sqlbuffer.storage.copies.parts import (
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading, snapshot
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.documents import stored_documents
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.holds import HOLD_S, Hold
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
-from sqlbuffer.storage.schema.parameters import listed
+from sqlbuffer.storage.schema.expressions import listed
 from sqlbuffer.storage.watermarks import is_standby, last_number
 
 # A batch has at most this many rows or chunks, and ends behind the one that reaches this size.
@@ -63,7 +63,9 @@ STANDBY_PAUSE_S = 0.1
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
 )  # fmt: skip
-_FLAGS = sorted({table.flag for own in (ROWS, CHUNKS) for table in step_tables(own) if table.flag})
+_FLAGS = sorted(
+    {table.flag for layout in (ROWS, CHUNKS) for table in step_tables(layout) if table.flag}
+)
 
 T = TypeVar("T")
 _COUNT = text(
@@ -104,9 +106,9 @@ class CopySource:
         """Return the identity of this buffer."""
 
         def look() -> SourceIdentity:
-            own = select(buffers.c.created_at).where(buffers.c.id == self._id)
+            statement = select(buffers.c.created_at).where(buffers.c.id == self._id)
             with translated(self.store.url), reading(self.store.engine) as connection:
-                created = connection.execute(own).scalar_one_or_none()
+                created = connection.execute(statement).scalar_one_or_none()
             if created is None:
                 raise self.store.dropped()
             shown = time_text(created) if isinstance(created, datetime) else str(created)
@@ -150,9 +152,9 @@ class CopySource:
                 )
             return settled
 
-        found = self.store.with_retries(look)
+        up_to = self.store.with_retries(look)
         self.buffer.own_writes.catch_up_with_all()
-        return found
+        return up_to
 
     def state(self, connection: Connection, settled: int | None) -> SourceState:
         """Return the copied data, in a snapshot that was opened after `settled` was found."""
@@ -166,20 +168,20 @@ class CopySource:
             cursor = low_chunk[0] - 1
         if high_chunk is not None:
             high = max(high, high_chunk[1])
-        own = buffers.c
-        found = connection.execute(
-            select(*(own[name] for name in BUFFER_COLUMNS), sessions.c.key.label("session"))
-            .outerjoin_from(buffers, sessions, own.session_id == sessions.c.id)
-            .where(own.id == self._id)
+        buffer = buffers.c
+        state = connection.execute(
+            select(*(buffer[name] for name in BUFFER_COLUMNS), sessions.c.key.label("session"))
+            .outerjoin_from(buffers, sessions, buffer.session_id == sessions.c.id)
+            .where(buffer.id == self._id)
         ).one()
         versions = connection.execute(
             select(sessions.c.key, sessions.c.current_version)
             .where(sessions.c.buffer_id == self._id)
             .order_by(sessions.c.id)
         )
-        columns = {name: found._mapping[name] for name in BUFFER_COLUMNS}
+        columns = {name: state._mapping[name] for name in BUFFER_COLUMNS}
         return SourceState(
-            CopiedRange(low, high, cursor), columns, found.session,
+            CopiedRange(low, high, cursor), columns, state.session,
             {row.key: row.current_version for row in versions},
             self.count(connection, low, high),
         )  # fmt: skip
@@ -188,8 +190,8 @@ class CopySource:
         """Return the number of steps between two numbers, if missing ones would not show."""
         if self.buffer.info.config.retention.evict_by == "row":
             return None
-        own = {"id": self._id, "low": low, "high": high}
-        return int(connection.execute(_COUNT, own).scalar_one())
+        parameters = {"id": self._id, "low": low, "high": high}
+        return int(connection.execute(_COUNT, parameters).scalar_one())
 
     def check_left(self, copied: CopiedRange, n_left: int | None) -> None:
         """Check that the source has all the steps that are still to be read.
@@ -221,8 +223,8 @@ class CopySource:
         Raises:
             CopyError: The steps differ.
         """
-        found = self.read(partial(self.newest, up_to=number))
-        if found is not None and found[0] == number and found[1] != mark:
+        newest = self.read(partial(self.newest, up_to=number))
+        if newest is not None and newest[0] == number and newest[1] != mark:
             raise CopyError(
                 f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has another step at "
                 f"seq {number:,} than the unfinished copy: it was restored, or is another one; "
@@ -231,14 +233,14 @@ class CopySource:
 
     def chunk_at(self, connection: Connection, seq: int) -> tuple[int, int] | None:
         """Return the first and last number of the last chunk that begins at or below a number."""
-        own = chunks.c
-        found = connection.execute(
-            select(own.first_seq, own.first_seq + own.n_steps - 1)
-            .where(own.buffer_id == self._id, own.first_seq <= seq, own.first_seq > seq - 256)
-            .order_by(own.first_seq.desc())
+        chunk = chunks.c
+        ends = connection.execute(
+            select(chunk.first_seq, chunk.first_seq + chunk.n_steps - 1)
+            .where(chunk.buffer_id == self._id, chunk.first_seq <= seq, chunk.first_seq > seq - 256)
+            .order_by(chunk.first_seq.desc())
             .limit(1)
         ).one_or_none()
-        return None if found is None else (found[0], found[1])
+        return None if ends is None else (ends[0], ends[1])
 
     def episodes(
         self, connection: Connection, copied: CopiedRange, after: int = -1
@@ -264,13 +266,13 @@ class CopySource:
 
     def _later_episodes(self, connection: Connection, high: int) -> dict[int, int]:
         """Return the first step above a number of each episode that has any."""
-        own, number = self._steps.table.c, self._steps.number
-        later = and_(own.buffer_id == self._id, own[number] > high, own.episode_id.is_not(None))
-        first = func.min(own.t).label("first")
-        found = connection.execute(
-            select(own.episode_id, first).where(later).group_by(own.episode_id)
+        step, number = self._steps.table.c, self._steps.number
+        later = and_(step.buffer_id == self._id, step[number] > high, step.episode_id.is_not(None))
+        first = func.min(step.t).label("first")
+        firsts = connection.execute(
+            select(step.episode_id, first).where(later).group_by(step.episode_id)
         )
-        return {row.episode_id: row.first for row in found}
+        return {row.episode_id: row.first for row in firsts}
 
     def episode_names(self) -> Iterator[list[tuple[int, str, str]]]:
         """Return the key, the id and the task of each episode, in the order of their keys."""
@@ -284,8 +286,8 @@ class CopySource:
             )  # fmt: skip
             if not len(page):
                 return
-            own = page.values
-            yield list(zip(own["id"], own["key"], own["task_id"], strict=True))
+            values = page.values
+            yield list(zip(values["id"], values["key"], values["task_id"], strict=True))
             after = page.numbers[-1]
 
     def documents(self) -> list[tuple[str, int, str]]:
@@ -298,9 +300,11 @@ class CopySource:
 
     def session_keys_in(self, connection: Connection) -> dict[int, str]:
         """Return the result of `session_keys`, in a transaction."""
-        own = sessions.c
-        found = connection.execute(select(own.id, own.key).where(own.buffer_id == self._id))
-        return {row.id: row.key for row in found}
+        session = sessions.c
+        keys = connection.execute(
+            select(session.id, session.key).where(session.buffer_id == self._id)
+        )
+        return {row.id: row.key for row in keys}
 
     def batch(self, copied: CopiedRange) -> StepBatch:
         """Return the next steps behind the cursor.
@@ -328,11 +332,11 @@ class CopySource:
         begin, low = copied.cursor, max(copied.cursor, copied.low)
         self._check_there(connection, low, copied.high)
         most = MOST_CHUNKS if self._steps is CHUNKS else MOST_ROWS
-        found = sizes(connection, self._id, begin, copied.high, most, self._steps)
-        n_bytes = np.cumsum([max(size, n * self._step_bytes) for _, n, size in found])
-        n_taken = min(int(np.searchsorted(n_bytes, BATCH_BYTES)) + 1, len(found))
-        is_last = n_taken == len(found) < most
-        last = None if is_last else found[n_taken - 1]
+        step_sizes = sizes(connection, self._id, begin, copied.high, most, self._steps)
+        n_bytes = np.cumsum([max(size, n * self._step_bytes) for _, n, size in step_sizes])
+        n_taken = min(int(np.searchsorted(n_bytes, BATCH_BYTES)) + 1, len(step_sizes))
+        is_last = n_taken == len(step_sizes) < most
+        last = None if is_last else step_sizes[n_taken - 1]
         end = copied.high if last is None else last[0] + last[1] - 1
         batch = StepBatch(begin, end)
         flags = self._flags(connection)
@@ -355,8 +359,8 @@ class CopySource:
         by_name = {rows.table.name: rows for rows in batch.tables}
         if "experiences" in by_name:
             return len(by_name["experiences"])
-        own = by_name["chunks"]
-        spans = zip(own.numbers, own.values["n_steps"], strict=True)
+        chunk_rows = by_name["chunks"]
+        spans = zip(chunk_rows.numbers, chunk_rows.values["n_steps"], strict=True)
         n_whole = sum(first + n - 1 - max(low, first - 1) for first, n in spans)
         deleted = by_name.get("deleted_steps")
         n_deleted = 0 if deleted is None else len(deleted)
@@ -364,9 +368,9 @@ class CopySource:
 
     def _flags(self, connection: Connection) -> dict[str, bool]:
         names = sorted({table.flag for table in overlay_tables() if table.flag} | {*_FLAGS})
-        own = select(*(buffers.c[name] for name in names)).where(buffers.c.id == self._id)
-        found = connection.execute(own).one()
-        return {name: bool(found._mapping[name]) for name in names}
+        statement = select(*(buffers.c[name] for name in names)).where(buffers.c.id == self._id)
+        flags = connection.execute(statement).one()
+        return {name: bool(flags._mapping[name]) for name in names}
 
     def _check_there(self, connection: Connection, low: int, high: int) -> None:
         """Raise an error unless the steps above a number are held, or in the window."""
@@ -396,17 +400,17 @@ def newest_mark(
     connection: Connection, buffer_id: int, up_to: int, steps: StepLayout
 ) -> tuple[int, str] | None:
     """Return the number of the newest chunk or row up to a number, and a mark unique to it."""
-    own, name = steps.table.c, steps.number
+    columns, name = steps.table.c, steps.number
     statement = (
-        select(own[name], own[steps.mark])
-        .where(own.buffer_id == buffer_id, own[name] <= up_to)
-        .order_by(own[name].desc())
+        select(columns[name], columns[steps.mark])
+        .where(columns.buffer_id == buffer_id, columns[name] <= up_to)
+        .order_by(columns[name].desc())
         .limit(1)
     )
-    found = connection.execute(statement).one_or_none()
-    if found is None:
+    row = connection.execute(statement).one_or_none()
+    if row is None:
         return None
-    number, mark = found
+    number, mark = row
     return number, time_text(mark) if isinstance(mark, datetime) else str(mark)
 
 
@@ -442,8 +446,8 @@ def range_pieces(
         starts = [low, *ends]
         cursors = [copied.cursor, *ends]
         stops = [*ends, high]
-        pieces = [CopiedRange(*each) for each in zip(starts, stops, cursors, strict=True)]
-        return [(each, source.count(connection, each.low, each.high)) for each in pieces]
+        pieces = [CopiedRange(*piece) for piece in zip(starts, stops, cursors, strict=True)]
+        return [(piece, source.count(connection, piece.low, piece.high)) for piece in pieces]
 
     return source.read(look) if copied.low < copied.high else []
 
@@ -503,8 +507,8 @@ class ScratchLists:
     def last(self, key: ScratchKey) -> tuple[Any, ...] | None:
         """Return the last tuple of a key; None if the key is unknown."""
         text = "SELECT * FROM items WHERE key = ? ORDER BY rowid DESC LIMIT 1"
-        found = self._run(text, orjson.dumps(key)).fetchone()
-        return None if found is None else found[1:]
+        row = self._run(text, orjson.dumps(key)).fetchone()
+        return None if row is None else row[1:]
 
     def __contains__(self, key: ScratchKey) -> bool:
         """Return whether a key is known."""
@@ -513,10 +517,10 @@ class ScratchLists:
     def pop(self, key: ScratchKey) -> list[tuple[Any, ...]]:
         """Remove a key and return its list, which is empty if the key is unknown."""
         text = orjson.dumps(key)
-        found = self._run("SELECT * FROM items WHERE key = ? ORDER BY rowid", text).fetchall()
-        if found:
+        rows = self._run("SELECT * FROM items WHERE key = ? ORDER BY rowid", text).fetchall()
+        if rows:
             self._run("DELETE FROM items WHERE key = ?", text)
-        return [row[1:] for row in found]
+        return [row[1:] for row in rows]
 
     def __iter__(self) -> Iterator[ScratchKey]:
         """Yield the keys, in the order of their first tuples. They may be removed as they come."""
@@ -566,31 +570,33 @@ def chunk_columns(
     Raises:
         FieldError: A step is damaged.
     """
-    own, data = tables["chunks"].values, tables["chunk_data"].values
-    of = StepColumns({**own, **data})
-    seq = np.array(own["first_seq"], np.int64)[of.run_of] + of.place
+    columns, data = tables["chunks"].values, tables["chunk_data"].values
+    steps = StepColumns({**columns, **data})
+    seq = np.array(columns["first_seq"], np.int64)[steps.run_of] + steps.place
     shared: dict[str, list[Any]] = {
-        name: own[name]
+        name: columns[name]
         for name in ("first_seq", "task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
-    shared["episode_id"] = list(map(episode_keys.get, own["episode_id"]))
-    shared["session_id"] = list(map(session_keys.get, own["session_id"]))
-    shared["inserted_at"] = list(map(utc_time, own["inserted_at"]))
-    batch = ColumnBatch(seq, of.run_of, shared, {"id": of.ids(), "step": of.steps(), "t": of.ts()})
+    shared["episode_id"] = list(map(episode_keys.get, columns["episode_id"]))
+    shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
+    shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
+    batch = ColumnBatch(
+        seq, steps.run_of, shared, {"id": steps.ids(), "step": steps.steps(), "t": steps.ts()}
+    )
     _note_missing(batch, "t", batch.own["t"] < 0)
-    reals: dict[str, Any] = {"execute_time": of.times(), "reward": of.rewards()}
-    reals |= {name: of.reals(column) for name, column in _REALS.items()}
+    reals: dict[str, Any] = {"execute_time": steps.times(), "reward": steps.rewards()}
+    reals |= {name: steps.reals(column) for name, column in _REALS.items()}
     for name, values in reals.items():
         if values is not None:
             batch.own[name] = values
             # A NaN is in the JSON of its step, so NaN here means that there is no number.
             _note_missing(batch, name, np.isnan(values))
     for name in _CHUNK_FLAGS:
-        batch.own[name], is_missing = of.flags(name)
+        batch.own[name], is_missing = steps.flags(name)
         _note_missing(batch, name, is_missing)
-    _add_payloads(batch, of, layout, data["payload_arrays"])
+    _add_payloads(batch, steps, layout, data["payload_arrays"])
     if wanted:
-        stored = zip(own["n_steps"], data["records"], data["block_steps"], data["offsets"],
+        stored = zip(columns["n_steps"], data["records"], data["block_steps"], data["offsets"],
                      strict=True)  # fmt: skip
         chunks = [
             ChunkContent(n, records, size, None if offsets is None else listed(offsets))
@@ -607,19 +613,19 @@ def _note_missing(batch: ColumnBatch, name: str, is_missing: NDArray[np.bool_]) 
 
 
 def _add_payloads(
-    batch: ColumnBatch, of: StepColumns, layout: Layout, arrays: Sequence[Any]
+    batch: ColumnBatch, steps: StepColumns, layout: Layout, arrays: Sequence[Any]
 ) -> None:
     """Add the payloads of the steps that have some."""
-    n, own = len(batch), batch.own
-    for place, (tree, run) in enumerate(zip(of.payloads(), of.run_of.tolist(), strict=True)):
+    n, columns = len(batch), batch.own
+    for place, (tree, run) in enumerate(zip(steps.payloads(), steps.run_of.tolist(), strict=True)):
         if tree is None:
             continue
         start, size = tree.pop("arrays", (0, 0))
         if size:
             raw = layout.expand([arrays[run][start : start + size]])[0]
-            own.setdefault("arrays", [None] * n)[place] = raw
+            columns.setdefault("arrays", [None] * n)[place] = raw
         for name, part in tree.items():
-            own.setdefault(name, [None] * n)[place] = dumps(part)
+            columns.setdefault(name, [None] * n)[place] = dumps(part)
 
 
 def _field_bytes(
@@ -646,7 +652,7 @@ def _field_bytes(
 
 
 def typed_columns(
-    layout: Layout, records: NDArray[Any], tails: Sequence[bytes] | None, wanted: Sequence[str]
+    layout: Layout, records: NDArray[Any], tails: Sequence[bytes] | None, names: Sequence[str]
 ) -> dict[str, Any]:
     """Return typed fields: arrays of shape (n, *shape), and `RaggedValues`.
 
@@ -654,10 +660,10 @@ def typed_columns(
         layout: The typed fields.
         records: The record of each step, shape (n,).
         tails: Values of varying length of each step.
-        wanted: Names of the fields to return.
+        names: Names of the fields to return.
     """
-    found: dict[str, Any] = layout.columns_of(
-        records, [name for name in wanted if not layout.specs[name].is_variable]
+    columns: dict[str, Any] = layout.columns_of(
+        records, [name for name in names if not layout.specs[name].is_variable]
     )
     starts = np.zeros(len(records), np.int64)
     for name, spec in layout.specs.items():
@@ -666,13 +672,13 @@ def typed_columns(
         others = int(np.prod([n for n in spec.shape if n != VARIABLE], dtype=np.int64))
         items = records[name].astype(np.int64) * others
         ends = starts + items * spec.dtype.itemsize
-        if name in wanted:
+        if name in names:
             spans = zip(tails or (), starts.tolist(), ends.tolist(), strict=True)
             raw = b"".join([tail[start:end] for tail, start, end in spans])
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(items)])
-            found[name] = RaggedValues(np.frombuffer(raw, spec.dtype), offsets, spec.shape)
+            columns[name] = RaggedValues(np.frombuffer(raw, spec.dtype), offsets, spec.shape)
         starts = ends
-    return {name: found[name] for name in wanted}
+    return {name: columns[name] for name in names}
 
 
 def kept_steps(batch: ColumnBatch, is_kept: NDArray[np.bool_]) -> ColumnBatch:
@@ -763,15 +769,15 @@ def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows
 
 
 def _episode_keys(connection: Connection, ids: Sequence[int | None]) -> dict[int, str]:
-    wanted = sorted({id_ for id_ in ids if id_ is not None})
-    found: dict[int, str] = {}
-    for i in range(0, len(wanted), _KEYS_AT_ONCE):
-        some = episodes.c.id.in_(wanted[i : i + _KEYS_AT_ONCE])
-        found.update(
+    known_ids = sorted({id_ for id_ in ids if id_ is not None})
+    keys: dict[int, str] = {}
+    for i in range(0, len(known_ids), _KEYS_AT_ONCE):
+        some = episodes.c.id.in_(known_ids[i : i + _KEYS_AT_ONCE])
+        keys.update(
             (row.id, row.key)
             for row in connection.execute(select(episodes.c.id, episodes.c.key).where(some))
         )
-    return found
+    return keys
 
 
 def row_columns(
@@ -781,30 +787,32 @@ def row_columns(
     session_keys: Mapping[int, str],
 ) -> ColumnBatch:
     """Return the steps of rows; see `chunk_columns`."""
-    own = tables["experiences"].values
-    n = len(own["seq"])
+    columns = tables["experiences"].values
+    n = len(columns["seq"])
     shared: dict[str, list[Any]] = {
-        name: own[name]
+        name: columns[name]
         for name in ("task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
-    shared["first_seq"] = own["seq"]
-    shared["episode_id"] = list(map(episode_keys.get, own["episode_id"]))
-    shared["session_id"] = list(map(session_keys.get, own["session_id"]))
-    shared["inserted_at"] = list(map(utc_time, own["inserted_at"]))
-    batch = ColumnBatch(np.array(own["seq"], np.int64), np.arange(n), shared, {})
+    shared["first_seq"] = columns["seq"]
+    shared["episode_id"] = list(map(episode_keys.get, columns["episode_id"]))
+    shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
+    shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
+    batch = ColumnBatch(np.array(columns["seq"], np.int64), np.arange(n), shared, {})
     for name in ("t", "step"):
-        batch.own[name] = np.array([-1 if v is None else v for v in own[name]], np.int64)
-        _note_missing_values(batch, name, own[name])
+        batch.own[name] = np.array([-1 if v is None else v for v in columns[name]], np.int64)
+        _note_missing_values(batch, name, columns[name])
     for name, shown in (*_SHOWN_REALS.items(), ("initial_priority", "priority")):
-        batch.own[shown] = np.array(own[name], np.float64)  # None is NaN
-        _note_missing_values(batch, shown, own[name])
+        batch.own[shown] = np.array(columns[name], np.float64)  # None is NaN
+        _note_missing_values(batch, shown, columns[name])
     for name in ("terminated", "truncated"):
-        batch.own[name] = np.array([value == 1 for value in own[name]], bool)
-        _note_missing_values(batch, name, own[name])
+        batch.own[name] = np.array([value == 1 for value in columns[name]], bool)
+        _note_missing_values(batch, name, columns[name])
     for name in (*PAYLOADS, "id"):
-        if name == "id" or any(value is not None for value in own[name]):
-            batch.own[name] = [_canonical(value) if name != "id" else value for value in own[name]]
-    arrays = _blobs(layout, own, tables.get("payload_parts"))
+        if name == "id" or any(value is not None for value in columns[name]):
+            batch.own[name] = [
+                _canonical(value) if name != "id" else value for value in columns[name]
+            ]
+    arrays = _blobs(layout, columns, tables.get("payload_parts"))
     if any(value is not None for value in arrays):
         batch.own["arrays"] = arrays
     return batch
@@ -822,20 +830,22 @@ def _canonical(text: str | None) -> str | None:
 
 
 def _blobs(
-    layout: Layout, own: Mapping[str, list[Any]], parts: TableRows | None
+    layout: Layout, columns: Mapping[str, list[Any]], parts: TableRows | None
 ) -> list[bytes | None]:
     """Return the bytes that the JSON of each row refers to."""
-    found = list(layout.expand(own["arrays"], own["seq"]))
+    blobs = list(layout.expand(columns["arrays"], columns["seq"]))
     if parts is not None and len(parts):
         by_seq: dict[int, list[tuple[int, Any]]] = {}
         values = parts.values
         for seq, part, raw in zip(values["seq"], values["part"], values["bytes"], strict=True):
             by_seq.setdefault(seq, []).append((part, raw))
-        for i, seq in enumerate(own["seq"]):
-            if own["payload_bytes"][i] is not None:
-                raws = [raw for _, raw in sorted(by_seq.get(seq, ()), key=lambda each: each[0])]
-                found[i] = b"".join(map(bytes, filter(None, layout.expand(raws))))
-    return [None if raw is None else bytes(raw) for raw in found]
+        for i, seq in enumerate(columns["seq"]):
+            if columns["payload_bytes"][i] is not None:
+                raws = [
+                    raw for _, raw in sorted(by_seq.get(seq, ()), key=lambda numbered: numbered[0])
+                ]
+                blobs[i] = b"".join(map(bytes, filter(None, layout.expand(raws))))
+    return [None if raw is None else bytes(raw) for raw in blobs]
 
 
 class _Overlay:
@@ -872,8 +882,8 @@ class _Overlay:
         rows = self._tables.get("labels")
         if rows is None or not len(rows):
             return
-        own = (rows.values[name] for name in ("seq", "reward_t", "adv_t", "v_t", "fields"))
-        labels = list(zip(*own, strict=True))
+        columns = (rows.values[name] for name in ("seq", "reward_t", "adv_t", "v_t", "fields"))
+        labels = list(zip(*columns, strict=True))
         late = late_values(labels, self._read, self._places_of)
         for name, (places, reals) in late.reals.items():
             self._set(_SHOWN.get(name, name), places, reals)
@@ -893,8 +903,8 @@ class _Overlay:
         return which, places[which]
 
     def _list(self, name: str) -> list[Any]:
-        found: list[Any] = self._batch.own.setdefault(name, [None] * len(self._batch))
-        return found
+        values: list[Any] = self._batch.own.setdefault(name, [None] * len(self._batch))
+        return values
 
     def _rows(self, name: str) -> Any:
         """Yield the place of the step of each row of a table, and the row."""
@@ -906,11 +916,11 @@ class _Overlay:
             yield place, {name: values[row] for name, values in rows.values.items()}
 
     def _set(self, name: str, places: Any, values: Any) -> None:
-        own, is_null = self._batch.own, self._batch.is_null
-        if name not in own:
-            own[name] = np.full(len(self._batch), np.nan)
+        columns, is_null = self._batch.own, self._batch.is_null
+        if name not in columns:
+            columns[name] = np.full(len(self._batch), np.nan)
             is_null[name] = np.ones(len(self._batch), bool)
-        own[name][places] = values
+        columns[name][places] = values
         if name in is_null:
             is_null[name][places] = False
 

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.column_inserts import insert_columns
+from sqlbuffer.storage.dialects import insert_columns
 from sqlbuffer.storage.rows.layouts import StepLayout
-from sqlbuffer.storage.rows.sqlite import small_cache
+from sqlbuffer.storage.rows.payload_parts import small_cache
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 CACHE_KIB = 8_192
@@ -97,8 +97,8 @@ def episode_ids(
     connection: Connection, buffer_id: int, names: Sequence[tuple[str, str]]
 ) -> list[int | None]:
     """Return the keys of episodes by their ids and tasks; None for an unknown episode."""
-    found = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
-    return [id_ for (id_,) in found]
+    rows = driver_of(connection).execute(_EPISODE_IDS, (json.dumps(names), buffer_id))
+    return [id_ for (id_,) in rows]
 
 
 def take_numbers(connection: Connection, buffer_id: int, high: int) -> None:

@@ -1,4 +1,4 @@
-"""Write a copy to its target, batch by batch, each in one transaction with its progress."""
+"""Begin a copy, and write it to its target, batch by batch, each with its progress."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,11 +8,26 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 
 from sqlbuffer.config import DEFAULT_CONNECTION
 from sqlbuffer.encoding.chunks import PackedChunk
-from sqlbuffer.errors import CopyError, StorageBusyError
+from sqlbuffer.errors import CopyError, StorageBusyError, StorageReadOnlyError
 from sqlbuffer.steps import uuid7
 from sqlbuffer.storage import flow
 from sqlbuffer.storage.buffers.catalog import read_config
@@ -37,20 +52,54 @@ from sqlbuffer.storage.copies.parts import (
     time_text,
 )
 from sqlbuffer.storage.copies.source import CopySource, few_pages, newest_mark
-from sqlbuffer.storage.copies.tables import copies
 from sqlbuffer.storage.database.engine import resolve_url
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import reading
-from sqlbuffer.storage.database.urls import Database
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.database.errors import retried, translated
+from sqlbuffer.storage.database.transactions import reading, snapshot
+from sqlbuffer.storage.database.urls import Database, is_memory
+from sqlbuffer.storage.dialects import by_database, writing
 from sqlbuffer.storage.documents import add_documents
 from sqlbuffer.storage.episodes import episode_ids, episodes, session_ids
 from sqlbuffer.storage.holds import Hold
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.rollout_stats import add_up
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, layout_of
-from sqlbuffer.storage.schema.server_clock import utc_now
+from sqlbuffer.storage.schema.expressions import utc_now
+from sqlbuffer.storage.schema.metadata import KEY, TIME, UUID, buffer_key, flag_column, metadata
+
+copies = Table(
+    "copies",
+    metadata,
+    buffer_key(),
+    Column("source_database", Text, nullable=False, comment="URL of the source, no password"),
+    Column("source_buffer", KEY, nullable=False, comment="name of the buffer that is copied"),
+    Column(
+        "source_id", Integer, nullable=False, comment="buffer_id of the source, in its database"
+    ),
+    Column("source_created_at", Text, nullable=False, comment="when the source was created, UTC"),
+    Column("condition", Text, comment="condition of the copied steps; null: all"),
+    Column("low_seq", BigInteger, nullable=False, comment="steps above this seq are copied"),
+    Column("high_seq", BigInteger, nullable=False, comment="no step above this seq is copied"),
+    Column("copied_seq", BigInteger, nullable=False, comment="steps up to this seq are copied"),
+    Column("n_steps", BigInteger, nullable=False, comment="steps copied so far"),
+    Column(
+        "n_read",
+        BigInteger,
+        nullable=False,
+        comment="steps read so far, also those that do not match",
+    ),
+    Column(
+        "n_expected", BigInteger, comment="steps to read, if whole tasks or episodes are evicted"
+    ),
+    Column("hold_id", UUID, comment="its hold on the source; null if it has none"),
+    Column(
+        "started_at", TIME, nullable=False, server_default=utc_now(), comment="time when it began"
+    ),
+    Column("finished_at", TIME, comment="time when it was complete; null while it is not"),
+    info={"learner_may": "DELETE"},
+)
+
+flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")
+
 
 # A copied step is free: the leases of the source are not copied.
 _LEASES = ("lease_id", "leased_until")
@@ -88,25 +137,27 @@ class TargetKeys:
         if "episode_id" in values:
             values["episode_id"] = self._episode_ids(values["episode_id"])
         if "session_id" in values:
-            values["session_id"] = [self.sessions.get(each) for each in values["session_id"]]
+            values["session_id"] = [self.sessions.get(number) for number in values["session_id"]]
         for name in _LEASES:
             if name in values:
                 values[name] = [None] * len(rows)
         return TableRows(rows.table, values)
 
-    def _episode_ids(self, given: list[int | None]) -> list[int | None]:
+    def _episode_ids(self, source_ids: list[int | None]) -> list[int | None]:
         theirs, ours = self.episodes
-        if not len(theirs) or given.count(None) == len(given):
-            return [None] * len(given)
-        wanted = np.array([-1 if each is None else each for each in given], np.int64)
-        places = np.minimum(np.searchsorted(theirs, wanted), len(theirs) - 1)
-        found = np.where(theirs[places] == wanted, ours[places], 0)
-        if self.is_complete and (found[wanted >= 0] == 0).any():
+        if not len(theirs) or source_ids.count(None) == len(source_ids):
+            return [None] * len(source_ids)
+        sources = np.array(
+            [-1 if source_id is None else source_id for source_id in source_ids], np.int64
+        )
+        places = np.minimum(np.searchsorted(theirs, sources), len(theirs) - 1)
+        target_ids = np.where(theirs[places] == sources, ours[places], 0)
+        if self.is_complete and (target_ids[sources >= 0] == 0).any():
             raise CopyError(
                 "an episode of steps to copy was stored again under the same id while the copy was "
                 "interrupted; drop the unfinished copy, and copy again"
             )
-        return [number or None for number in found.tolist()]
+        return [number or None for number in target_ids.tolist()]
 
 
 write_rows = by_database(sqlite=sqlite.write_rows, postgresql=postgresql.write_rows)
@@ -144,12 +195,12 @@ _DROP_EPISODES = text(
 
 def forget_copy(connection: Connection, buffer_id: int) -> bool:
     """Remove the mark of a copy from a buffer; return True if the copy was unfinished."""
-    own = copies.c.buffer_id == buffer_id
-    found = connection.execute(select(copies.c.finished_at).where(own)).one_or_none()
-    if found is None:
+    of_buffer = copies.c.buffer_id == buffer_id
+    row = connection.execute(select(copies.c.finished_at).where(of_buffer)).one_or_none()
+    if row is None:
         return False
-    connection.execute(delete(copies).where(own))
-    return found.finished_at is None
+    connection.execute(delete(copies).where(of_buffer))
+    return row.finished_at is None
 
 
 @dataclass(frozen=True)
@@ -191,9 +242,9 @@ class CopyTarget:
         """
 
         def look() -> CopyProgress | None:
-            own = select(copies).where(copies.c.buffer_id == self._id)
+            statement = select(copies).where(copies.c.buffer_id == self._id)
             with translated(self.buffer.url), reading(self.buffer.engine) as connection:
-                row = connection.execute(own).one_or_none()
+                row = connection.execute(statement).one_or_none()
             if row is None:
                 return None
             stored = SourceIdentity(
@@ -255,8 +306,8 @@ class CopyTarget:
         take_numbers(connection, self._id, copied.high)
         for key, version in state.sessions.items():
             connection.execute(INSERT_SESSION, {"buffer_id": self._id, "key": key})
-            own = (sessions.c.buffer_id == self._id) & (sessions.c.key == key)
-            connection.execute(update(sessions).where(own).values(current_version=version))
+            is_session = (sessions.c.buffer_id == self._id) & (sessions.c.key == key)
+            connection.execute(update(sessions).where(is_session).values(current_version=version))
         current = select(sessions.c.id).where(
             sessions.c.buffer_id == self._id, sessions.c.key == state.session
         )
@@ -275,15 +326,15 @@ class CopyTarget:
             write_rows(connection, self._id, self._converted(rows))
 
     def _check_empty(self, connection: Connection) -> None:
-        for table, what in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
+        for table, noun in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
             # For all steps, also those that have left the window; like text, they are not
             # rewritten.
-            found = connection.execute(
+            rows = connection.execute(
                 text(f"SELECT 1 FROM {table.name} WHERE buffer_id = :id LIMIT 1"), {"id": self._id}
             )
-            if found.one_or_none() is not None:
+            if rows.one_or_none() is not None:
                 raise CopyError(
-                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {what} "
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {noun} "
                     f"already; copy into an empty buffer, for example under another name"
                 )
 
@@ -298,9 +349,9 @@ class CopyTarget:
         theirs: list[NDArray[np.int64]] = []
         ours: list[NDArray[np.int64]] = []
         for page in source.episode_names():
-            found = self._episode_ids([(key, task) for _, key, task in page])
+            target_ids = self._episode_ids([(key, task) for _, key, task in page])
             theirs.append(np.array([number for number, _, _ in page], np.int64))
-            ours.append(np.array([number or 0 for number in found], np.int64))
+            ours.append(np.array([number or 0 for number in target_ids], np.int64))
         empty = np.empty(0, np.int64)
         of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
         return TargetKeys(of_episodes, self._session_ids(source), is_resumed)
@@ -315,13 +366,15 @@ class CopyTarget:
 
     def _session_ids(self, source: CopySource) -> dict[int, int]:
         def look() -> dict[str, int]:
-            own = select(sessions.c.key, sessions.c.id).where(sessions.c.buffer_id == self._id)
+            statement = select(sessions.c.key, sessions.c.id).where(
+                sessions.c.buffer_id == self._id
+            )
             with translated(self.buffer.url), reading(self.buffer.engine) as connection:
-                return {row.key: row.id for row in connection.execute(own)}
+                return {row.key: row.id for row in connection.execute(statement)}
 
         by_key = self.buffer.with_retries(look)
-        found = source.session_keys()
-        return {number: by_key[key] for number, key in found.items() if key in by_key}
+        keys = source.session_keys()
+        return {number: by_key[key] for number, key in keys.items() if key in by_key}
 
     def write(self, connection: Connection, batch: StepBatch, keys: TargetKeys) -> None:
         """Write a batch.
@@ -333,8 +386,8 @@ class CopyTarget:
         for rows in batch.tables:
             if rows.table.name == "queue_items":
                 # Triggers have inserted the steps there, as unused ones.
-                own = {"id": self._id, "low": batch.begin, "high": batch.end}
-                connection.execute(_FORGET_QUEUED, own)
+                parameters = {"id": self._id, "low": batch.begin, "high": batch.end}
+                connection.execute(_FORGET_QUEUED, parameters)
             self.write_rows(connection, keys.renamed(rows))
         self.refuse_others(connection)
 
@@ -387,15 +440,15 @@ class CopyTarget:
     def note_hold(self, connection: Connection) -> None:
         """Store the current hold of the copy on its source."""
         hold_id = None if self._source.hold is None else self._source.hold.id
-        own = update(copies).where(copies.c.buffer_id == self._id)
-        connection.execute(own.values(hold_id=hold_id))
+        statement = update(copies).where(copies.c.buffer_id == self._id)
+        connection.execute(statement.values(hold_id=hold_id))
 
     def finish(
         self, connection: Connection, documents: Sequence[tuple[str, int, str]] = ()
     ) -> None:
         """Store all counts and the documents of the source, and allow other writers."""
         self.buffer.lock(connection)
-        own = {"id": self._id}
+        parameters = {"id": self._id}
         done = connection.execute(
             update(copies)
             .where(copies.c.buffer_id == self._id, copies.c.finished_at.is_(None))
@@ -405,20 +458,20 @@ class CopyTarget:
         if done is None:
             return
         if done.condition is not None:
-            connection.execute(_DROP_EPISODES, own)
+            connection.execute(_DROP_EPISODES, parameters)
         add_documents(connection, self._id, documents)
         config = read_config(connection, self._id)
         counts: dict[str, Any] = {"deletions": buffers.c.deletions + 1}
         if config.retention.evict_by != "row":
-            connection.execute(_FORGET_TASKS, own)
+            connection.execute(_FORGET_TASKS, parameters)
             if config.retention.evict_by == "task":
-                connection.execute(_COUNT_TASKS, own)
+                connection.execute(_COUNT_TASKS, parameters)
             else:
-                connection.execute(_COUNT_EPISODES, own)
+                connection.execute(_COUNT_EPISODES, parameters)
             held = select(func.count()).where(
                 episodes.c.buffer_id == self._id, episodes.c.n_rows > 0
             )
-            counts["live_rows"] = connection.execute(_COUNT_STEPS, own).scalar_one()
+            counts["live_rows"] = connection.execute(_COUNT_STEPS, parameters).scalar_one()
             counts["live_episodes"] = connection.execute(held).scalar_one()
         self._update(connection, counts, False)
         add_up(connection, self._id)
@@ -428,14 +481,15 @@ class CopyTarget:
     def _update(
         self, connection: Connection, columns: dict[str, Any], is_copying: bool | None = None
     ) -> None:
-        given = columns if is_copying is None else {**columns, "is_copying": is_copying}
-        connection.execute(update(buffers).where(buffers.c.id == self._id).values(given))
+        values = columns if is_copying is None else {**columns, "is_copying": is_copying}
+        connection.execute(update(buffers).where(buffers.c.id == self._id).values(values))
 
     def _converted(self, rows: TableRows) -> TableRows:
         source, target = self._source.dialect, self.buffer.engine.dialect.name
         forms = dict(zip(rows.table.columns, rows.table.forms, strict=True))
         values = {
-            name: converted(own, forms[name], source, target) for name, own in rows.values.items()
+            name: converted(values_of_column, forms[name], source, target)
+            for name, values_of_column in rows.values.items()
         }
         return TableRows(rows.table, values)
 
@@ -574,10 +628,10 @@ class ImportTarget:
         for rows in batch.tables:
             self._target.write_rows(connection, rows)
         if uses is not None:
-            given = zip(uses["seq"], uses["n_uses"], uses["used_up"], strict=True)
+            counts = zip(uses["seq"], uses["n_uses"], uses["used_up"], strict=True)
             connection.execute(
                 _SET_USES,
-                [{"id": self._id, "seq": s, "n_uses": n, "used_up": u} for s, n, u in given],
+                [{"id": self._id, "seq": s, "n_uses": n, "used_up": u} for s, n, u in counts],
             )
         self._target.refuse_others(connection)
 
@@ -588,15 +642,15 @@ class ImportTarget:
 
         Two chunks have the same id in a file if a step was stored again after it was deleted.
         """
-        own = select(chunks.c.id).where(
+        statement = select(chunks.c.id).where(
             chunks.c.buffer_id == self._id,
             chunks.c.id.in_([chunk.id for _, _, chunk in steps.chunks]),
         )
-        taken = set(connection.execute(own).scalars())
+        taken = set(connection.execute(statement).scalars())
         gone = set(steps.overlays.get("deleted_steps", {}).get("seq", ()))
-        given = steps.overlays.get("step_ids", {"seq": [], "id": []})
-        ids = dict(zip(given["seq"], given["id"], strict=True))
-        found = []
+        step_ids = steps.overlays.get("step_ids", {"seq": [], "id": []})
+        ids = dict(zip(step_ids["seq"], step_ids["id"], strict=True))
+        renamed = []
         for first_seq, time, chunk in steps.chunks:
             if chunk.id in taken:
                 for place in range(chunk.n_steps):
@@ -604,19 +658,19 @@ class ImportTarget:
                         ids.setdefault(first_seq + place, f"{chunk.id}/{place}")
                 chunk = replace(chunk, id=uuid7())
             taken.add(chunk.id)
-            found.append((first_seq, time, chunk))
-        if len(ids) > len(given["seq"]):
+            renamed.append((first_seq, time, chunk))
+        if len(ids) > len(step_ids["seq"]):
             batch.tables = [rows for rows in batch.tables if rows.table.name != "step_ids"]
             table = next(table for table in step_tables(CHUNKS) if table.name == "step_ids")
             batch.tables.append(TableRows(table, {"seq": list(ids), "id": list(ids.values())}))
-        return found
+        return renamed
 
     def _write_chunks(
         self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
     ) -> None:
-        own = [chunk for _, _, chunk in placed]
-        episodes = episode_ids(connection, self._id, own, {})
-        sessions = session_ids(connection, self._id, own)
+        inserted = [chunk for _, _, chunk in placed]
+        episodes = episode_ids(connection, self._id, inserted, {})
+        sessions = session_ids(connection, self._id, inserted)
         numbered = [
             NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
             for (first_seq, time, chunk), episode, session in zip(
@@ -629,15 +683,111 @@ class ImportTarget:
         return time_text(time) if self._is_sqlite and time is not None else time
 
     def _rows(self, connection: Connection, values: dict[str, list[Any]]) -> TableRows:
-        own = dict(values)
-        named = [
-            own["task_id"], own.pop("episode_key"), own.pop("session_key"), own["agent_id"],
-            own["model_version"],
+        columns = dict(values)
+        names = [
+            columns["task_id"], columns.pop("episode_key"), columns.pop("session_key"),
+            columns["agent_id"], columns["model_version"],
         ]  # fmt: skip
-        found = [
+        keyed = [
             _Keyed(agent, episode, version, session, task)
-            for task, episode, session, agent, version in zip(*named, strict=True)
+            for task, episode, session, agent, version in zip(*names, strict=True)
         ]
-        own["episode_id"] = episode_ids(connection, self._id, found, {})
-        own["session_id"] = session_ids(connection, self._id, found)
-        return TableRows(step_tables(ROWS)[0], own)
+        columns["episode_id"] = episode_ids(connection, self._id, keyed, {})
+        columns["session_id"] = session_ids(connection, self._id, keyed)
+        return TableRows(step_tables(ROWS)[0], columns)
+
+
+def take_hold(source: CopySource) -> None:
+    """Hold the steps of a source, if it can be written.
+
+    Writers under way may not see the hold yet.
+
+    Raises:
+        CopyError: The source is itself an unfinished copy or import.
+    """
+    _check_finished(source.store)
+    source.hold = Hold(source.store)
+    try:
+        source.hold.take()
+    except StorageReadOnlyError:
+        source.hold = None
+
+
+def _check_finished(buffer: OpenBuffer) -> None:
+    """Raise an error if a buffer is an unfinished copy: its steps would look complete."""
+    statement = select(copies).where(
+        copies.c.buffer_id == buffer.info.id, copies.c.finished_at.is_(None)
+    )
+
+    def look() -> Any:
+        with translated(buffer.url), reading(buffer.engine) as connection:
+            return connection.execute(statement).one_or_none()
+
+    copy = buffer.with_retries(look)
+    if copy is not None:
+        raise CopyError(
+            f"buffer {buffer.info.name!r} in {buffer.shown_url} is an unfinished copy or import of "
+            f"{copy.source_buffer!r} in {copy.source_database}: it has {copy.n_steps:,} steps, "
+            f"and is at seq {copy.copied_seq:,} of {copy.high_seq:,}; copy or import again to "
+            f"complete it, or drop it"
+        )
+
+
+def resume_copy(source: CopySource, target: CopyTarget, progress: CopyProgress) -> None:
+    """Continue with the hold of an unfinished copy, or with a new one if that has ended.
+
+    Raises:
+        CopyError: Steps have left in between, or the source is a different buffer now.
+    """
+    copied = progress.range
+    newest = target.newest(copied.cursor)
+    if newest is not None:
+        source.check_same(*newest)
+    if progress.hold_id is not None:
+        source.hold = Hold(source.store, progress.hold_id)
+        if source.hold.extend(max(copied.cursor, copied.low)):
+            return
+    take_hold(source)
+    source.settled()
+    source.check_left(copied, progress.n_left)
+    target.buffer.write(target.note_hold)
+
+
+def begin_copy(source: CopySource, target: CopyTarget, identity: SourceIdentity) -> None:
+    """Write the data of the buffer as a whole, and its episodes.
+
+    All of it is of one state of the source, in one transaction of the target.
+    """
+    take_hold(source)
+    settled = source.settled()
+    buffer, once = target.buffer, target.buffer.once()
+    has_begun = False
+
+    def begin_at_once() -> None:
+        nonlocal has_begun
+        if has_begun:
+            return  # the source was lost at the end of its transaction
+        with translated(source.buffer.url), snapshot(source.buffer.engine) as there:
+            state = source.state(there, settled)
+            pages = _translated(source.episodes(there, state.range), source.buffer.url)
+            if is_memory(source.buffer.url):  # two buffers may share one connection
+                pages = list(pages)
+                there.rollback()
+            once.run(
+                buffer.engine,
+                buffer.options.durability,
+                lambda here: target.begin(here, identity, state, pages),
+            )
+            has_begun = True
+
+    def forget_connections() -> None:
+        source.buffer.forget_connections()
+        buffer.forget_connections()
+
+    # Both transactions again, whichever database was lost.
+    retried(begin_at_once, buffer.options.retry_s, forget_connections)
+
+
+def _translated(pages: Iterable[TableRows], url: URL) -> Iterable[TableRows]:
+    with translated(url):
+        yield from pages

@@ -85,16 +85,16 @@ def resolve_url(url: Database) -> URL:
     """
     if isinstance(url, Engine):
         url = url.url
-    given = url if url is not None else Settings().url
-    resolved = url_of_path(given) or parsed_url(given)
+    named = url if url is not None else Settings().url
+    resolved = url_of_path(named) or parsed_url(named)
     backend = resolved.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return _resolve_postgresql(resolved)
     if backend == "sqlite":
         return _resolve_sqlite(resolved)
     # Only a known name is shown: this part may belong to a password.
-    other = f", not {backend}" if backend in OTHER_DATABASES else ""
-    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL{other}; write {URL_FORMS}")
+    addition = f", not {backend}" if backend in OTHER_DATABASES else ""
+    raise URLError(f"sqlbuffer speaks SQLite and PostgreSQL{addition}; write {URL_FORMS}")
 
 
 def _resolve_postgresql(url: URL) -> URL:
@@ -258,8 +258,8 @@ def sqlite_engine(
         connect_args: Arguments of the driver, in addition to the library's own.
         sizes: Arguments of the pool.
     """
-    given = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, **connect_args}
-    engine = create_engine(url, poolclass=_Pool, connect_args=given, **sizes)
+    arguments = {"timeout": BUSY_TIMEOUT_S, "check_same_thread": False, **connect_args}
+    engine = create_engine(url, poolclass=_Pool, connect_args=arguments, **sizes)
     _listen_to_files(engine)
     return engine
 

@@ -357,7 +357,7 @@ def filesystem_of(path: Path) -> str | None:
     except OSError:
         return None
     place = os.path.realpath(path)
-    found, longest = None, -1
+    kind, longest = None, -1
     for line in lines:
         # "36 35 98:0 /root /mount/point rw,noatime master:1 - ext3 /dev/root rw"
         before, _, after = line.partition(" - ")
@@ -368,8 +368,8 @@ def filesystem_of(path: Path) -> str | None:
         inside = place == point or place.startswith(point.rstrip("/") + "/")
         # If two mounts have the same point, the later one hides the earlier.
         if inside and len(point) >= longest:
-            found, longest = after.split(" ")[0], len(point)
-    return found
+            kind, longest = after.split(" ")[0], len(point)
+    return kind
 
 
 _descriptors: set[int] = set()
@@ -648,19 +648,19 @@ class _Mover:
         # With this name SQLite does not create the file if it was removed.
         name = f"{Path(self._path).absolute().as_uri()}?mode=rw"
         with opened_file(name, uri=True, isolation_level=None, timeout=READERS_WAIT_S) as file:
-            (found,) = file.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-            return found  # type: ignore[no-any-return]
+            (result,) = file.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            return result  # type: ignore[no-any-return]
 
 
 _movers: dict[Path, _Mover] = {}
 
 
 def _mover_of(lock: Path) -> _Mover:
-    found = _movers.get(lock)
-    if found is None or found.pid != os.getpid():
-        found = _movers[lock] = _Mover(lock)
+    mover = _movers.get(lock)
+    if mover is None or mover.pid != os.getpid():
+        mover = _movers[lock] = _Mover(lock)
         at_process_end(_finish)
-    return found
+    return mover
 
 
 def _finish() -> None:

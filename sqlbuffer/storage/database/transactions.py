@@ -163,8 +163,8 @@ def keep_answer(connection: Connection, rows: Sequence[Any]) -> None:
 
 def answer(connection: Connection) -> Sequence[Any]:
     """Return the rows of the query that was sent with the begin."""
-    found: Sequence[Any] = connection.info.pop(_ANSWER)
-    return found
+    rows: Sequence[Any] = connection.info.pop(_ANSWER)
+    return rows
 
 
 class _Thread(threading.local):
@@ -223,7 +223,7 @@ def joined_connection(engine: Engine) -> Connection | None:
 
 def is_held(engine: Engine) -> bool:
     """Return True if a function of the user has a transaction open in this thread."""
-    return any(_is_same(own, engine) for own in _thread.held)
+    return any(_is_same(connection, engine) for connection in _thread.held)
 
 
 def check_not_held(engine: Engine) -> None:
@@ -257,11 +257,11 @@ def reading(engine: Engine, begin: Begin | None = READ) -> Iterator[Connection]:
 
     Where calls are part of a transaction (`joined`), it is the connection of that.
     """
-    own = joined_connection(engine)
-    if own is not None:
+    joined_here = joined_connection(engine)
+    if joined_here is not None:
         if begin is not None and begin.query is not None:
-            keep_answer(own, driver_of(own).execute(begin.query).fetchall())
-        yield own
+            keep_answer(joined_here, driver_of(joined_here).execute(begin.query).fetchall())
+        yield joined_here
         return
     with (
         engine.connect().execution_options(**{BEGIN: begin}) as connection,
@@ -380,6 +380,6 @@ def fetch(
         result = connection.exec_driver_sql(statement, dict(parameters or {}))
     else:
         result = connection.execute(statement, parameters)
-    found: Any = result.cursor.fetchall()
+    rows: Any = result.cursor.fetchall()
     result.close()
-    return list(found)
+    return list(rows)

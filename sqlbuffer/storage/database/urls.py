@@ -121,18 +121,18 @@ def is_database(word: str) -> bool:
         return False
 
 
-def url_of_path(given: object) -> URL | None:
+def url_of_path(value: object) -> URL | None:
     """Return the URL of a SQLite file that is named by its path; None for any other value.
 
     Raises:
         URLError: The path cannot be written in a URL.
     """
-    if isinstance(given, os.PathLike):
-        path = os.fspath(given)
+    if isinstance(value, os.PathLike):
+        path = os.fspath(value)
         if not isinstance(path, str):
             raise URLError("the path of a SQLite file is text, and this one is bytes; decode it")
-    elif isinstance(given, str) and not _SCHEME.match(given) and _is_path(given):
-        path = given
+    elif isinstance(value, str) and not _SCHEME.match(value) and _is_path(value):
+        path = value
     else:
         return None
     if "?" in path:
@@ -167,8 +167,8 @@ def folder_of(url: URL) -> str | None:
     if not folder.is_dir():
         return None
     names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
-    found = next((name for name in names if name.endswith(_SUFFIXES)), "replay.db")
-    return f"{folder} is a folder; name a database in it, such as {folder / found}"
+    name_of_file = next((name for name in names if name.endswith(_SUFFIXES)), "replay.db")
+    return f"{folder} is a folder; name a database in it, such as {folder / name_of_file}"
 
 
 def shown_url(url: URL) -> str:

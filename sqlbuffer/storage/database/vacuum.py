@@ -244,10 +244,10 @@ _cleaners: "WeakKeyDictionary[Engine, Cleaner]" = WeakKeyDictionary()
 
 def cleaner_for(engine: Engine) -> Cleaner:
     """Return this process's cleaner of the engine's database."""
-    found = _cleaners.get(engine)
-    if found is None or found.pid != os.getpid():
-        found = _cleaners[engine] = Cleaner()
-    return found
+    cleaner = _cleaners.get(engine)
+    if cleaner is None or cleaner.pid != os.getpid():
+        cleaner = _cleaners[engine] = Cleaner()
+    return cleaner
 
 
 def _finish() -> None:

@@ -1,11 +1,17 @@
 """Follow a buffer of chunks: read its state, and then its changes, look by look.
 
 Whole episodes are kept: a matching step is drawn with its neighbours.
+
+Changes of a SQLite file show without a statement. `PRAGMA data_version` reports them too, but on a
+connection that is kept open, and a fork would wait for it.
 """
 
+import os
+import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
@@ -15,14 +21,18 @@ from sqlalchemy import Connection, Integer, bindparam, literal, select
 
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.storage.buffers.hanging import (
+    HangingWriter,
+    postgresql_hanging_writers,
+    sqlite_hanging_writers,
+)
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import Follower, is_trimmed
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer, snapshot
+from sqlbuffer.storage.database.errors import ONCE_MORE_S, retried, translated
+from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.database.urls import is_memory, sqlite_path
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.following import postgresql, sqlite
-from sqlbuffer.storage.following.backlog import FileMark, file_mark, is_unchanged
 from sqlbuffer.storage.following.state import (
     MOST_CHUNKS,
     Anchor,
@@ -32,14 +42,86 @@ from sqlbuffer.storage.following.state import (
     ChunkSpan,
     EpisodeState,
 )
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.candidates import UPDATED, arrays
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import StepLayout, layout_of
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW
-from sqlbuffer.storage.schema.parameters import SeqList
+from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW
+from sqlbuffer.storage.schema.expressions import SeqList
+
+# Some file systems store the time of a change in steps of two seconds.
+COARSEST_NS = 2_500_000_000
+
+
+class FileMark(NamedTuple):
+    """Data of the file system about a database file and its log.
+
+    Attributes:
+        parts: Number, size and time of the last change of each.
+        is_old: The last change is old enough that a later one must have another time.
+    """
+
+    parts: tuple[tuple[int, int, int], ...]
+    is_old: bool
+
+
+def file_mark(path: Path) -> FileMark | None:
+    """Return the mark of a database file; None if it cannot be read."""
+    now, parts = time.time_ns(), []
+    for file in (path, path.with_name(path.name + "-wal")):
+        try:
+            status = os.stat(file)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        parts.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    newest = max((time_ns for _, _, time_ns in parts), default=now)
+    return FileMark(tuple(parts), newest + COARSEST_NS < now)
+
+
+def is_unchanged(before: FileMark | None, now: FileMark | None) -> bool:
+    """Return True if nothing can have been committed since an earlier mark was taken."""
+    return before is not None and now is not None and before.is_old and before.parts == now.parts
+
+
+_count_beyond = by_database(sqlite=sqlite.count_beyond, postgresql=postgresql.count_beyond)
+_hanging_writers = by_database(
+    sqlite=sqlite_hanging_writers,
+    postgresql=postgresql_hanging_writers,
+)
+
+
+class Backlog(NamedTuple):
+    """Steps that a follower has not read yet.
+
+    Attributes:
+        n_steps: Number of steps of the buffer that are not in the follower's state.
+        writer: The writer whose transaction has been open longest, if it hangs.
+    """
+
+    n_steps: int
+    writer: HangingWriter | None
+
+
+def backlog_of(buffer: OpenBuffer, state: BufferState) -> Backlog:
+    """Return the backlog of a follower. An outage is not waited for.
+
+    Raises:
+        StorageError: The database cannot be read.
+    """
+    buffer_id = buffer.info.id
+
+    def look() -> Backlog:
+        with translated(buffer.url), reading(buffer.engine) as connection:
+            n_steps = _count_beyond(connection, buffer_id, state)
+            writers = _hanging_writers(connection, buffer.url, buffer_id)
+        return Backlog(n_steps, writers[0][1] if writers else None)
+
+    return retried(look, ONCE_MORE_S, buffer.forget_connections)
+
 
 # Maximum number of steps that one statement looks up.
 _AT_ONCE = 10_000
@@ -96,8 +178,8 @@ class SelectedSteps:
         """Return the steps to take of a whole buffer."""
         node = resolve_labels(self._node, bool(now.has_labels))
         where = statements.in_window(self._buffer_id, now.low, node, self._table)
-        found = connection.execute(select(self._table.c.seq).where(where)).scalars().all()
-        matching = np.sort(np.array(found, np.int64))
+        seqs = connection.execute(select(self._table.c.seq).where(where)).scalars().all()
+        matching = np.sort(np.array(seqs, np.int64))
         new = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
         hits = _with_any(new, matching)
         episodes = _episodes(hits)
@@ -123,21 +205,21 @@ class SelectedSteps:
             held: Steps that the follower has.
         """
         database, buffer_id = self._database, self._buffer_id
-        new = _left(database.new_spans(connection, buffer_id, before, now), now)
-        firsts = {span.first_seq for span in new}
+        new_spans = _left(database.new_spans(connection, buffer_id, before, now), now)
+        firsts = {span.first_seq for span in new_spans}
         # Apart, because changed steps may be far from new ones.
-        matching = self._matching(connection, now, _seqs(new))
+        matching = self._matching(connection, now, _seqs(new_spans))
         matching |= self._matching(connection, now, changed)
         missed = [seq for seq in changed if seq in matching and not held.has_step(seq)]
-        other = database.step_spans(connection, buffer_id, missed) if missed else []
-        hits = _with_any([*new, *other], np.sort(np.array(list(matching), np.int64)))
+        other_spans = database.step_spans(connection, buffer_id, missed) if missed else []
+        hits = _with_any([*new_spans, *other_spans], np.sort(np.array(list(matching), np.int64)))
         episodes = _episodes(hits)
         unknown = [id_ for id_ in sorted(episodes) if not held.has_episode(id_)]
         if unknown:
-            other = [*other, *database.episode_spans(connection, buffer_id, unknown)]
+            other_spans = [*other_spans, *database.episode_spans(connection, buffer_id, unknown)]
         older = {
             span.first_seq: span
-            for span in _left(other, now)
+            for span in _left(other_spans, now)
             if span.first_seq not in firsts and not held.has_step(span.first_seq)
         }
         older_seqs = _seqs(older.values())
@@ -145,7 +227,7 @@ class SelectedSteps:
         hit = {span.first_seq for span in hits}
         kept = [
             span
-            for span in new
+            for span in new_spans
             if span.first_seq in hit
             or span.episode_id in episodes
             or (span.episode_id is not None and held.has_episode(span.episode_id))
@@ -155,7 +237,7 @@ class SelectedSteps:
             [span.first_seq for span in spans],
             _n_steps(spans),
             sorted(matching),
-            new,
+            new_spans,
             sorted(set(changed).difference(matching)),
             older_seqs,
         )
@@ -163,20 +245,20 @@ class SelectedSteps:
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
         """Return the given steps that match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
-        found = set[int]()
+        matching = set[int]()
         if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
             # A lookup of each step would read the values of its whole chunk again.
             first = max(listed[0], now.low + 1)
             seq = self._table.c.seq
             where = statements.matching(self._buffer_id, node, self._table) & (seq >= first)
-            found.update(connection.execute(select(seq).where(where)).scalars())
-            return found.intersection(listed)
+            matching.update(connection.execute(select(seq).where(where)).scalars())
+            return matching.intersection(listed)
         for i in range(0, len(listed), _AT_ONCE):
             wanted = bindparam(None, listed[i : i + _AT_ONCE], SeqList(), unique=True)
             table, is_one = self._steps.at(literal(self._buffer_id, Integer()), wanted)
             where = statements.matching(self._buffer_id, node, table) & is_one
-            found.update(connection.execute(select(table.c.seq).where(where)).scalars())
-        return {seq for seq in found if seq > now.low}
+            matching.update(connection.execute(select(table.c.seq).where(where)).scalars())
+        return {seq for seq in matching if seq > now.low}
 
 
 def _left(spans: Iterable[ChunkSpan], now: BufferState) -> list[ChunkSpan]:
@@ -288,8 +370,8 @@ class News:
 
     def _read_marks(self, runs: Sequence[tuple[int, int]], wanted: Wanted) -> None:
         """Read marks of the steps of runs of numbers, (first, n)."""
-        own = read_marks(self._connection, self._buffer_id, runs, wanted, has_chunks=True)
-        self.marks.add(own)
+        marks = read_marks(self._connection, self._buffer_id, runs, wanted, has_chunks=True)
+        self.marks.add(marks)
 
     def read_priorities(self, entries: Sequence[ChangeEntry], origin: str) -> None:
         """Read the priorities that were set.
@@ -312,8 +394,8 @@ class News:
             self._read_priorities_of(sorted(changed))
 
     def _read_priorities_of(self, steps: Sequence[int]) -> None:
-        found = _priorities_of(self._connection, self._buffer_id, steps)
-        seqs, values = zip(*found, strict=True) if found else ((), ())
+        priorities = _priorities_of(self._connection, self._buffer_id, steps)
+        seqs, values = zip(*priorities, strict=True) if priorities else ((), ())
         self.priorities = (
             np.concatenate([self.priorities[0], np.array(seqs, np.int64)]),
             np.concatenate([self.priorities[1], np.array(values, np.float64)]),
@@ -357,18 +439,18 @@ class News:
         connection, now = self._connection, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
-        own = selected.at_look(connection, self._before, now, self.labelled, kept)
-        self.selection = own
-        if own.older and self._reads_priorities:
-            self._read_priorities_of(own.older)
-        return own
+        selection = selected.at_look(connection, self._before, now, self.labelled, kept)
+        self.selection = selection
+        if selection.older and self._reads_priorities:
+            self._read_priorities_of(selection.older)
+        return selection
 
-    def episodes(self, new: Sequence[int]) -> list[EpisodeState]:
+    def episodes(self, new_ids: Sequence[int]) -> list[EpisodeState]:
         """Return the current state of the given episodes, and of those that were open."""
-        wanted = sorted(self.open_episodes.union(new))
-        found = _read_episodes(self._connection, wanted) if wanted else []
-        self.open_episodes = {episode.id for episode in found if episode.status == "open"}
-        return found
+        episode_ids = sorted(self.open_episodes.union(new_ids))
+        states = _read_episodes(self._connection, episode_ids) if episode_ids else []
+        self.open_episodes = {episode.id for episode in states if episode.status == "open"}
+        return states
 
     def session_keys(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
         """Return (number, id) of sessions."""

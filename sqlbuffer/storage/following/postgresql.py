@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
-from sqlbuffer.storage.dialects.arrays import number_array
+from sqlbuffer.storage.dialects import number_array
 from sqlbuffer.storage.following.state import (
     AnchorQueries,
     BufferState,
@@ -128,9 +128,9 @@ def all_chunks(
     """Yield the chunks with a step above a number; see `sqlite.all_chunks`."""
     after, driver = max(low - 256, 0), driver_of(connection)
     while rows := driver.execute(_ALL_CHUNKS, (buffer_id, after, n)).fetchall():
-        found = list(map(_chunk, rows))
-        after = found[-1].first_seq
-        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > low]
+        chunks = list(map(_chunk, rows))
+        after = chunks[-1].first_seq
+        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > low]
 
 
 def new_chunks(
@@ -155,30 +155,30 @@ def chunks_at(
 def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
     """Return the steps of the chunks that begin above a number, or up to 256 below."""
     query = f"SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND first_seq > %s ORDER BY first_seq"
-    found = driver_of(connection).execute(query, (buffer_id, low - 256))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(query, (buffer_id, low - 256))
+    return list(map(ChunkSpan._make, rows))
 
 
 def new_spans(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of a state that are not in an earlier one."""
-    found = driver_of(connection).execute(_NEW_SPANS, _spans_since(buffer_id, before)).fetchall()
-    return sorted(ChunkSpan._make(row) for row in found if row[0] > now.low - 256)
+    rows = driver_of(connection).execute(_NEW_SPANS, _spans_since(buffer_id, before)).fetchall()
+    return sorted(ChunkSpan._make(row) for row in rows if row[0] > now.low - 256)
 
 
 def episode_spans(
     connection: Connection, buffer_id: int, episodes: Sequence[int]
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of episodes."""
-    found = driver_of(connection).execute(_EPISODE_SPANS, (number_array(episodes), buffer_id))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(_EPISODE_SPANS, (number_array(episodes), buffer_id))
+    return list(map(ChunkSpan._make, rows))
 
 
 def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[ChunkSpan]:
     """Return the steps of the chunks that may have some steps."""
-    found = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id, buffer_id))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(_STEP_SPANS, (number_array(seqs), buffer_id, buffer_id))
+    return list(map(ChunkSpan._make, rows))
 
 
 def _chunk(row: tuple[Any, ...]) -> ChunkRow:
@@ -190,8 +190,8 @@ def _chunk(row: tuple[Any, ...]) -> ChunkRow:
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
     """Return the entries of the change log that are not in an earlier state."""
-    found = driver_of(connection).execute(_ENTRIES, _since(buffer_id, before))
-    return [ChangeEntry._make(row) for row in found]
+    rows = driver_of(connection).execute(_ENTRIES, _since(buffer_id, before))
+    return [ChangeEntry._make(row) for row in rows]
 
 
 def _since(buffer_id: int, before: BufferState) -> tuple[Any, ...]:
@@ -232,8 +232,8 @@ def priorities_of(
 
 def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     """Return episodes by their keys."""
-    found = driver_of(connection).execute(_EPISODES, (number_array(ids),))
-    return [EpisodeState._make(row) for row in found]
+    rows = driver_of(connection).execute(_EPISODES, (number_array(ids),))
+    return [EpisodeState._make(row) for row in rows]
 
 
 def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[int, str]]:
@@ -262,15 +262,15 @@ def newest_entry(connection: Connection, buffer_id: int) -> tuple[int, str] | No
         "SELECT id, inserted_at::text FROM change_log WHERE buffer_id = %s "
         "ORDER BY xid DESC, id DESC LIMIT 1"
     )
-    found: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
-    return found
+    entry: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
+    return entry
 
 
 def entry_time(connection: Connection, entry: int) -> str | None:
     """Return the time of an entry of the change log."""
     query = "SELECT inserted_at::text FROM change_log WHERE id = %s"
-    found = driver_of(connection).execute(query, (entry,)).fetchone()
-    return None if found is None else str(found[0])
+    row = driver_of(connection).execute(query, (entry,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 # The driver's connection: a crash or a shutdown of the server closes it.

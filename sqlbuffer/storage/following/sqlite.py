@@ -67,9 +67,9 @@ def all_chunks(
     """Yield the chunks with a step above a number, n at a time, in the order of their numbers."""
     # A chunk that begins at or below the number may end above it.
     after = max(low - 256, 0)
-    while found := _chunks_after(connection, buffer_id, after, n):
-        after = found[-1].first_seq
-        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > low]
+    while chunks := _chunks_after(connection, buffer_id, after, n):
+        after = chunks[-1].first_seq
+        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > low]
 
 
 def new_chunks(
@@ -77,9 +77,9 @@ def new_chunks(
 ) -> Iterator[list[ChunkRow]]:
     """Yield the chunks of a state that are not in an earlier one, n at a time."""
     after = before.high
-    while found := _chunks_after(connection, buffer_id, after, n):
-        after = found[-1].first_seq
-        yield [chunk for chunk in found if chunk.first_seq + chunk.n_steps - 1 > now.low]
+    while chunks := _chunks_after(connection, buffer_id, after, n):
+        after = chunks[-1].first_seq
+        yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > now.low]
 
 
 def chunks_at(
@@ -94,8 +94,8 @@ def chunks_at(
 def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
     """Return the steps of the chunks that begin above a number, or up to 256 below."""
     query = f"{_SPANS} WHERE buffer_id = ? AND first_seq > ? ORDER BY first_seq"
-    found = driver_of(connection).execute(query, (buffer_id, low - 256))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(query, (buffer_id, low - 256))
+    return list(map(ChunkSpan._make, rows))
 
 
 def new_spans(
@@ -110,8 +110,8 @@ def episode_spans(
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of episodes."""
     query = f"{_SPANS} WHERE buffer_id = ? AND episode_id {_IN_LIST}"
-    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(episodes))))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(query, (buffer_id, json.dumps(list(episodes))))
+    return list(map(ChunkSpan._make, rows))
 
 
 def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[ChunkSpan]:
@@ -120,31 +120,31 @@ def step_spans(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> l
         f"{_SPANS} WHERE key IN (SELECT (SELECT max(k.key) FROM chunks k WHERE k.key > ?1 << "
         f"{NUMBER_BITS} AND k.key <= (?1 << {NUMBER_BITS} | w.value)) FROM json_each(?2) w)"
     )
-    found = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
-    return list(map(ChunkSpan._make, found))
+    rows = driver_of(connection).execute(query, (buffer_id, json.dumps(list(seqs))))
+    return list(map(ChunkSpan._make, rows))
 
 
 def _chunks_after(connection: Connection, buffer_id: int, after: int, n: int) -> list[ChunkRow]:
-    found = driver_of(connection).execute(_CHUNKS, (buffer_id, after, n)).fetchall()
-    return list(map(_chunk, found))
+    rows = driver_of(connection).execute(_CHUNKS, (buffer_id, after, n)).fetchall()
+    return list(map(_chunk, rows))
 
 
 def _chunk(row: tuple[Any, ...]) -> ChunkRow:
     chunk = ChunkRow._make(row)
     if chunk.priorities is not None:
-        given = json.loads(row[-1])
-        chunk = chunk._replace(priorities=np.array([1.0 if p is None else p for p in given]))
+        priorities = json.loads(row[-1])
+        chunk = chunk._replace(priorities=np.array([1.0 if p is None else p for p in priorities]))
     if chunk.steps is None and chunk.offsets is None:
         return chunk
-    steps, offsets = (each and json.loads(each) for each in (chunk.steps, chunk.offsets))
+    steps, offsets = (column and json.loads(column) for column in (chunk.steps, chunk.offsets))
     return chunk._replace(steps=steps, offsets=offsets)
 
 
 def log_entries(connection: Connection, buffer_id: int, before: BufferState) -> list[ChangeEntry]:
     """Return the entries of the change log that are not in an earlier state."""
     query = "SELECT kind, origin, seqs FROM change_log WHERE buffer_id = ? AND id > ? ORDER BY id"
-    found = driver_of(connection).execute(query, (buffer_id, int(before.position)))
-    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in found]
+    rows = driver_of(connection).execute(query, (buffer_id, int(before.position)))
+    return [ChangeEntry(kind, origin, seqs and json.loads(seqs)) for kind, origin, seqs in rows]
 
 
 def priorities_of(
@@ -159,8 +159,8 @@ def episodes(connection: Connection, ids: Sequence[int]) -> list[EpisodeState]:
     """Return episodes by their keys."""
     columns = 'id, key, status, length, final_arrays, "return", reward'
     query = f"SELECT {columns} FROM episodes WHERE id {_IN_LIST}"
-    found = driver_of(connection).execute(query, (json.dumps(list(ids)),))
-    return [EpisodeState._make(row) for row in found]
+    rows = driver_of(connection).execute(query, (json.dumps(list(ids)),))
+    return [EpisodeState._make(row) for row in rows]
 
 
 def session_keys(connection: Connection, numbers: Sequence[int]) -> list[tuple[int, str]]:
@@ -191,15 +191,15 @@ def newest_entry(connection: Connection, buffer_id: int) -> tuple[int, str] | No
         "SELECT id, CAST(inserted_at AS text) FROM change_log WHERE buffer_id = ? "
         "ORDER BY id DESC LIMIT 1"
     )
-    found: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
-    return found
+    entry: tuple[int, str] | None = driver_of(connection).execute(query, (buffer_id,)).fetchone()
+    return entry
 
 
 def entry_time(connection: Connection, entry: int) -> str | None:
     """Return the time of an entry of the change log."""
     query = "SELECT CAST(inserted_at AS text) FROM change_log WHERE id = ?"
-    found = driver_of(connection).execute(query, (entry,)).fetchone()
-    return None if found is None else str(found[0])
+    row = driver_of(connection).execute(query, (entry,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 class _AnySession:

@@ -64,9 +64,9 @@ class Anchor:
         if not self.is_certain(connection):
             return self._has_all(connection, low)
         for chunk in reversed(self._chunks):
-            found = self._queries.chunk_ids(connection, self._buffer_id, [chunk[0]])
-            if found:
-                return found == [(chunk[0], chunk[2])]
+            ids = self._queries.chunk_ids(connection, self._buffer_id, [chunk[0]])
+            if ids:
+                return ids == [(chunk[0], chunk[2])]
             if not self._has_left(chunk, low):
                 return False
         # All rows that were read have left.
@@ -74,12 +74,12 @@ class Anchor:
 
     def _has_all(self, connection: Connection, low: int) -> bool:
         firsts = [first for first, _, _ in self._chunks]
-        found = dict(self._queries.chunk_ids(connection, self._buffer_id, firsts))
+        ids = dict(self._queries.chunk_ids(connection, self._buffer_id, firsts))
         for chunk in self._chunks:
-            id_ = found.get(chunk[0])
+            id_ = ids.get(chunk[0])
             if id_ != chunk[2] and (id_ is not None or not self._has_left(chunk, low)):
                 return False
-        if self._chunks and not found:
+        if self._chunks and not ids:
             return False
         if self._entry is None:
             return True

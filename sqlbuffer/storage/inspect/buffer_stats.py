@@ -36,11 +36,17 @@ from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import flow as flow_rows
 from sqlbuffer.storage.flow import flow_history
-from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.priorities.tables import priorities
-from sqlbuffer.storage.reading.row_queries import RowQueries
-from sqlbuffer.storage.schema.parameters import IntegerList, SeqList, is_one_of, numbers_in
-from sqlbuffer.storage.schema.server_clock import age_s, unix_now
+from sqlbuffer.storage.leases.choosing import queue_items
+from sqlbuffer.storage.priorities.blocks import priorities
+from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.schema.expressions import (
+    IntegerList,
+    SeqList,
+    age_s,
+    is_one_of,
+    numbers_in,
+    unix_now,
+)
 from sqlbuffer.storage.watermarks import Watermark, last_number
 
 # Looked at in each range by one statement: a round trip takes as long as some 20 lookups. In many
@@ -83,21 +89,21 @@ def first_step(buffer_id: Any, seq: Any) -> tuple[Any, Any]:
     of_row = (row.buffer_id == buffer_id, row.seq >= seq), (row.seq,)
     near = step.first_seq > seq - MOST_STEPS
     of_chunk = (step.buffer_id == buffer_id, near, step.seq >= seq), (step.first_seq, step.seq)
-    return _either((row.seq, of_row), (step.seq, of_chunk)), _either(
+    return _first_of_either((row.seq, of_row), (step.seq, of_chunk)), _first_of_either(
         (age_s(row.inserted_at), of_row), (age_s(step.inserted_at), of_chunk)
     )
 
 
 def newest_step_age(buffer_id: Any, low: Any) -> Any:
     """Return the age in seconds of the last step of a buffer that is above a number."""
-    row, own = experiences.c, chunks.c
+    row, chunk = experiences.c, chunks.c
     of_row = (row.buffer_id == buffer_id, row.seq > low), (row.seq.desc(),)
-    is_held = own.first_seq + own.n_steps - 1 > low
-    of_chunk = (own.buffer_id == buffer_id, is_held), (own.first_seq.desc(),)
-    return _either((age_s(row.inserted_at), of_row), (age_s(own.inserted_at), of_chunk))
+    is_held = chunk.first_seq + chunk.n_steps - 1 > low
+    of_chunk = (chunk.buffer_id == buffer_id, is_held), (chunk.first_seq.desc(),)
+    return _first_of_either((age_s(row.inserted_at), of_row), (age_s(chunk.inserted_at), of_chunk))
 
 
-def _either(*choices: tuple[Any, tuple[Any, Any]]) -> Any:
+def _first_of_either(*choices: tuple[Any, tuple[Any, Any]]) -> Any:
     """Return the first value of rows or of chunks: a buffer has one of them."""
     return func.coalesce(
         *(
@@ -121,22 +127,24 @@ class EvictionCount:
     settled: int | None = None
     most: int = 0
 
-    def update(self, connection: Connection, about: Any, given: int, rows: int, left: int) -> int:
-        """Return how many steps left in other ways than those in `left`.
+    def update(
+        self, connection: Connection, about: Any, inserted: int, rows: int, n_others: int
+    ) -> int:
+        """Return how many steps left in other ways than those in `n_others`.
 
         Args:
             connection: A snapshot, opened after `settled` was read.
             about: Number and window of the buffer.
-            given: Latest number that the buffer has given.
+            inserted: Latest number that the buffer has given.
             rows: Number of stored steps.
-            left: Number of steps that were deleted and are counted elsewhere.
+            n_others: Number of steps that were deleted and are counted elsewhere.
         """
-        end = given if self.settled is None else min(self.settled, given)
+        end = inserted if self.settled is None else min(self.settled, inserted)
         above = 0
         if end < about.high_seq:
             start = max(end, about.low_seq) + 1
-            above = _stored(connection, about.buffer_id, start, int(about.high_seq) + 1)
-        self.most = max(self.most, end - (rows - above) - left)
+            above = _n_steps_between(connection, about.buffer_id, start, int(about.high_seq) + 1)
+        self.most = max(self.most, end - (rows - above) - n_others)
         return self.most
 
 
@@ -158,7 +166,7 @@ def eviction_counts(engine: Engine, ids: Collection[int]) -> dict[int, EvictionC
 def evicted_rows(
     connection: Connection,
     about: Any,
-    given: int,
+    inserted: int,
     rows: int,
     counts: Mapping[int, EvictionCount],
 ) -> int:
@@ -167,14 +175,14 @@ def evicted_rows(
     Args:
         connection: A snapshot.
         about: Number, window and counters of the buffer.
-        given: Latest number that the buffer has given.
+        inserted: Latest number that the buffer has given.
         rows: Number of stored steps.
         counts: See `eviction_counts`. A buffer without gets a lower bound: those below the window.
     """
-    left = sum(left_otherwise(about))
+    n_others = sum(left_otherwise(about))
     if about.buffer_id not in counts:
-        return max(0, int(about.low_seq) - left)
-    return counts[about.buffer_id].update(connection, about, given, rows, left)
+        return max(0, int(about.low_seq) - n_others)
+    return counts[about.buffer_id].update(connection, about, inserted, rows, n_others)
 
 
 def left_otherwise(about: Any) -> tuple[int, int, int, int]:
@@ -182,13 +190,13 @@ def left_otherwise(about: Any) -> tuple[int, int, int, int]:
     return (about.n_expired, about.n_used_up, about.n_other_session, about.n_partial)
 
 
-def _stored(connection: Connection, buffer_id: int, start: int, end: int) -> int:
+def _n_steps_between(connection: Connection, buffer_id: int, start: int, end: int) -> int:
     """Return the number of steps with start <= seq < end."""
-    own = experiences.c
-    inside = (own.buffer_id == buffer_id, own.seq >= start, own.seq < end)
+    row = experiences.c
+    inside = (row.buffer_id == buffer_id, row.seq >= start, row.seq < end)
     rows = select(func.count()).select_from(experiences).where(*inside).scalar_subquery()
-    found = connection.execute(select(rows + n_steps(buffer_id, start, end)))
-    return int(found.scalar_one())
+    counted = connection.execute(select(rows + n_steps(buffer_id, start, end)))
+    return int(counted.scalar_one())
 
 
 # At 300,000 rows a sample of 5,000 took 100 ms on either database. The median of 2,000 rows is
@@ -231,10 +239,10 @@ def stats(queries: RowQueries, window_s: float) -> Stats:
         settled = counts[number].settled if counts else None
         with snapshot(engine) as connection:
             rows = queries.count_all_in(connection, settled)
-            found = look(connection, {number: HeldRows(rows)}, window_s, counts)
-    if not found:
+            statistics = look(connection, {number: HeldRows(rows)}, window_s, counts)
+    if not statistics:
         raise queries.buffer.dropped()
-    return found[0]
+    return statistics[0]
 
 
 def look(
@@ -258,9 +266,9 @@ def look(
             and no distributions.
         most_episodes: Maximum number of episodes that are counted, of all buffers together.
     """
-    about = connection.execute(_about(list(held))).all()
+    about = connection.execute(_select_buffers(list(held))).all()
     ids = [buffer.buffer_id for buffer in about]
-    spans_s = {each.buffer_id: min(window_s, max(each.age_s, SHORTEST_S)) for each in about}
+    spans_s = {row.buffer_id: min(window_s, max(row.age_s, SHORTEST_S)) for row in about}
     totals = _totals(connection, ids)
     insert_rates = _insert_rates(connection, about, spans_s)
     sample_rates = _sample_rates(connection, about, spans_s)
@@ -268,24 +276,24 @@ def look(
     distributions = _distributions(connection, about if in_depth else [])
     waiting = _waiting(connection, ids)
     evicted = {
-        each.buffer_id: evicted_rows(
-            connection, each, _inserted(each), held[each.buffer_id].rows, counts or {}
+        row.buffer_id: evicted_rows(
+            connection, row, _inserted(row), held[row.buffer_id].rows, counts or {}
         )
-        for each in about
+        for row in about
     }
     return [
         _stats(
-            each,
-            held[each.buffer_id],
-            evicted[each.buffer_id],
-            totals.get(each.buffer_id, (0, 0)),
-            spans_s[each.buffer_id],
-            (insert_rates[each.buffer_id], sample_rates[each.buffer_id]),
-            n_episodes[each.buffer_id],
-            distributions.get(each.buffer_id, _NO_DISTRIBUTIONS),
-            tuple(waiting[each.buffer_id]),
+            row,
+            held[row.buffer_id],
+            evicted[row.buffer_id],
+            totals.get(row.buffer_id, (0, 0)),
+            spans_s[row.buffer_id],
+            (insert_rates[row.buffer_id], sample_rates[row.buffer_id]),
+            n_episodes[row.buffer_id],
+            distributions.get(row.buffer_id, _NO_DISTRIBUTIONS),
+            tuple(waiting[row.buffer_id]),
         )
-        for each in about
+        for row in about
     ]
 
 
@@ -320,12 +328,12 @@ def _stats(
     )
 
 
-def _among(column_: Any, ids: Sequence[int]) -> Any:
+def _is_listed(column_: Any, ids: Sequence[int]) -> Any:
     return is_one_of(column_, bindparam(None, list(ids), IntegerList(), unique=True))
 
 
-def _about(ids: Sequence[int]) -> Any:
-    window, own = windows.c, buffers.c
+def _select_buffers(ids: Sequence[int]) -> Any:
+    window, buffer = windows.c, buffers.c
     oldest_seq, oldest_age = first_step(window.buffer_id, window.low_seq + 1)
     newest_age = newest_step_age(window.buffer_id, window.low_seq)
 
@@ -336,25 +344,25 @@ def _about(ids: Sequence[int]) -> Any:
             window.max_capacity,
             window.low_seq,
             window.high_seq,
-            own.clock,
-            own.has_priorities,
-            own.has_uses,
-            own.has_queue,
-            own.has_chunks,
-            own.n_expired,
-            own.n_used_up,
-            own.n_other_session,
-            own.n_partial,
-            age_s(own.created_at).label("age_s"),
-            last_number(own.id).label("inserted"),
+            buffer.clock,
+            buffer.has_priorities,
+            buffer.has_uses,
+            buffer.has_queue,
+            buffer.has_chunks,
+            buffer.n_expired,
+            buffer.n_used_up,
+            buffer.n_other_session,
+            buffer.n_partial,
+            age_s(buffer.created_at).label("age_s"),
+            last_number(buffer.id).label("inserted"),
             unix_now().label("now"),
             oldest_seq.label("oldest_seq"),
             oldest_age.label("oldest_age_s"),
             newest_age.label("newest_age_s"),
         )
-        .join_from(windows, buffers, own.id == window.buffer_id)
-        .where(_among(own.id, ids))
-        .order_by(own.name)
+        .join_from(windows, buffers, buffer.id == window.buffer_id)
+        .where(_is_listed(buffer.id, ids))
+        .order_by(buffer.name)
     )
 
 
@@ -364,12 +372,14 @@ def _inserted(about: Any) -> int:
 
 def _totals(connection: Connection, ids: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return the numbers of sampled rows and batches, for buffers that were sampled."""
-    own = flow_rows.c
-    sums = (func.sum(own.n_sampled), func.sum(own.n_batches))
-    found = connection.execute(
-        select(own.buffer_id, *sums).where(_among(own.buffer_id, ids)).group_by(own.buffer_id)
+    flow_row = flow_rows.c
+    sums = (func.sum(flow_row.n_sampled), func.sum(flow_row.n_batches))
+    totals = connection.execute(
+        select(flow_row.buffer_id, *sums)
+        .where(_is_listed(flow_row.buffer_id, ids))
+        .group_by(flow_row.buffer_id)
     )
-    return {number: (int(sampled), int(batches)) for number, sampled, batches in found}
+    return {number: (int(sampled), int(batches)) for number, sampled, batches in totals}
 
 
 def _insert_rates(
@@ -377,25 +387,25 @@ def _insert_rates(
 ) -> dict[int, float | None]:
     rates: dict[int, float | None] = {}
     searched = []
-    for each in about:
-        number, span_s, inserted = each.buffer_id, spans_s[each.buffer_id], _inserted(each)
-        if each.oldest_age_s is None:
+    for buffer in about:
+        number, span_s, inserted = buffer.buffer_id, spans_s[buffer.buffer_id], _inserted(buffer)
+        if buffer.oldest_age_s is None:
             rates[number] = None if inserted else 0.0
-        elif each.newest_age_s > span_s:
+        elif buffer.newest_age_s > span_s:
             rates[number] = 0.0
-        elif each.oldest_age_s > span_s:
-            searched.append(each)
-        elif each.oldest_seq == 1:
+        elif buffer.oldest_age_s > span_s:
+            searched.append(buffer)
+        elif buffer.oldest_seq == 1:
             rates[number] = inserted / span_s
         else:
             # The other rows of the time have left.
-            since = inserted - each.oldest_seq + 1
-            rates[number] = since / max(each.oldest_age_s, SHORTEST_S)
-    spans = np.array([spans_s[each.buffer_id] for each in searched])
-    for each, first, span_s in zip(
+            since = inserted - buffer.oldest_seq + 1
+            rates[number] = since / max(buffer.oldest_age_s, SHORTEST_S)
+    spans = np.array([spans_s[buffer.buffer_id] for buffer in searched])
+    for buffer, first, span_s in zip(
         searched, _first_younger(connection, searched, spans), spans.tolist(), strict=True
     ):
-        rates[each.buffer_id] = (_inserted(each) - first + 1) / span_s
+        rates[buffer.buffer_id] = (_inserted(buffer) - first + 1) / span_s
     return rates
 
 
@@ -406,9 +416,9 @@ def _first_younger(
 
     Rows are written approximately in the order of their numbers.
     """
-    ids = np.array([each.buffer_id for each in about], np.int64)
-    low = np.array([each.low_seq + 1 for each in about], np.int64)
-    high = np.array([each.high_seq for each in about], np.int64)
+    ids = np.array([buffer.buffer_id for buffer in about], np.int64)
+    low = np.array([buffer.low_seq + 1 for buffer in about], np.int64)
+    high = np.array([buffer.high_seq for buffer in about], np.int64)
 
     def is_older(places: Numbers, numbers: Numbers) -> NDArray[np.bool_]:
         return _ages(connection, ids[places] * _NUMBERS + numbers) > ages_s[places]
@@ -418,18 +428,18 @@ def _first_younger(
 
 def _ages(connection: Connection, keys: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each key the age in seconds of the first row of its buffer from its number on."""
-    given, number, seq = _rows_of(keys)
+    table, number, seq = _rows_of(keys)
     _, age = first_step(number, seq)
-    found = connection.execute(select(age).select_from(given).order_by(given.c.place)).scalars()
-    return np.array([0.0 if each is None else each for each in found])
+    ages = connection.execute(select(age).select_from(table).order_by(table.c.place)).scalars()
+    return np.array([0.0 if age_or_none is None else age_or_none for age_or_none in ages])
 
 
 def _rows_of(keys: NDArray[np.int64]) -> tuple[Any, Any, Any]:
     """Return a table of keys with their places, and each key's buffer and number."""
     bound = bindparam("keys", keys.tolist(), SeqList())
-    given = numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
-    value = given.c.value
-    return given, value // _NUMBERS, value % _NUMBERS
+    table = numbers_in(bound).table_valued(column("value", BigInteger), column("place", BigInteger))
+    value = table.c.value
+    return table, value // _NUMBERS, value % _NUMBERS
 
 
 def _sample_rates(
@@ -437,10 +447,10 @@ def _sample_rates(
 ) -> dict[int, float]:
     # The interval in which a buffer was made has no draws of an earlier time.
     start = {}
-    for each in about:
-        is_younger = each.age_s <= spans_s[each.buffer_id]
-        span_s = each.age_s + flow.BUCKET_S if is_younger else spans_s[each.buffer_id]
-        start[each.buffer_id] = each.now - span_s
+    for buffer in about:
+        is_younger = buffer.age_s <= spans_s[buffer.buffer_id]
+        span_s = buffer.age_s + flow.BUCKET_S if is_younger else spans_s[buffer.buffer_id]
+        start[buffer.buffer_id] = buffer.now - span_s
     totals = dict.fromkeys(start, 0.0)
     if not start:
         return totals
@@ -448,12 +458,12 @@ def _sample_rates(
     statement = (
         select(table.buffer_id, table.bucket, func.sum(table.n_sampled))
         .where(
-            _among(table.buffer_id, list(start)),
+            _is_listed(table.buffer_id, list(start)),
             table.bucket >= int(min(start.values()) // flow.BUCKET_S),
         )
         .group_by(table.buffer_id, table.bucket)
     )
-    now = {each.buffer_id: each.now for each in about}
+    now = {buffer.buffer_id: buffer.now for buffer in about}
     for number, bucket, n_rows in connection.execute(statement):
         if bucket >= start[number] // flow.BUCKET_S:
             share = flow.share_since(start[number], int(bucket), now[number])
@@ -464,22 +474,22 @@ def _sample_rates(
 def _episodes(connection: Connection, ids: Sequence[int], in_all: int) -> dict[int, int]:
     """Return the number of episodes of each buffer, up to a limit."""
     most = max(FEWEST_EPISODES, in_all // max(len(ids), 1))
-    window, own = windows.c, episodes.c
+    window, episode = windows.c, episodes.c
     held = (
-        select(own.id)
+        select(episode.id)
         .where(
-            own.buffer_id == window.buffer_id,
-            or_(own.last_seq > window.low_seq, own.last_seq.is_(None)),
+            episode.buffer_id == window.buffer_id,
+            or_(episode.last_seq > window.low_seq, episode.last_seq.is_(None)),
         )
         .limit(most)
         .correlate(windows)
         .subquery()
     )
     counted = select(func.count()).select_from(held).scalar_subquery()
-    found = connection.execute(
-        select(window.buffer_id, counted).where(_among(window.buffer_id, ids))
+    counts = connection.execute(
+        select(window.buffer_id, counted).where(_is_listed(window.buffer_id, ids))
     )
-    return {number: int(n) for number, n in found}
+    return {number: int(n) for number, n in counts}
 
 
 _Distributions = tuple[Distribution | None, Distribution | None, Distribution | None]
@@ -488,20 +498,25 @@ _NO_DISTRIBUTIONS: _Distributions = (None, None, None)
 
 def _distributions(connection: Connection, about: Sequence[Any]) -> dict[int, _Distributions]:
     """Return the distributions of uses, priorities and staleness of rows, if they have any."""
-    found = {each.buffer_id: _NO_DISTRIBUTIONS for each in about}
-    wanted = [
-        each
-        for each in about
-        if each.has_uses or each.has_queue or each.has_priorities or each.clock is not None
+    distributions = {buffer.buffer_id: _NO_DISTRIBUTIONS for buffer in about}
+    buffers_with_values = [
+        buffer
+        for buffer in about
+        if buffer.has_uses or buffer.has_queue or buffer.has_priorities or buffer.clock is not None
     ]
-    if wanted:
-        rows = _sampled_rows(connection, wanted)
-        found.update({each.buffer_id: _distributed(each, rows[each.buffer_id]) for each in wanted})
-    return found
+    if buffers_with_values:
+        rows = _sampled_rows(connection, buffers_with_values)
+        distributions.update(
+            {
+                buffer.buffer_id: _distributed(buffer, rows[buffer.buffer_id])
+                for buffer in buffers_with_values
+            }
+        )
+    return distributions
 
 
 def _distributed(about: Any, rows: Sequence[Any]) -> _Distributions:
-    given = [
+    priorities_of_rows = [
         next(p for p in (row.priority, row.initial_priority, 1.0) if p is not None) for row in rows
     ]
     used = [(row.n_claimed if about.has_queue else row.n_uses) or 0 for row in rows]
@@ -510,7 +525,7 @@ def _distributed(about: Any, rows: Sequence[Any]) -> _Distributions:
     stale = [] if clock is None else [max(0, clock - version) for version in versions]
     return (
         distribution(used if about.has_uses or about.has_queue else []),
-        distribution(given if about.has_priorities else []),
+        distribution(priorities_of_rows if about.has_priorities else []),
         distribution(stale),
     )
 
@@ -519,47 +534,52 @@ def _sampled_rows(connection: Connection, about: Sequence[Any]) -> dict[int, lis
     """Return values of the rows of buffers, or of a uniform sample of them."""
     most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_ROWS_IN_ALL // len(about)))
     rows: dict[int, list[Any]] = defaultdict(list)
-    seqs = {each.buffer_id: _numbers(each.low_seq, each.high_seq, most) for each in about}
-    for each in about:
-        if each.has_chunks:
-            wanted = bindparam("seqs", seqs.pop(each.buffer_id).tolist(), SeqList())
-            step = steps_at(literal(each.buffer_id), wanted).c
-            columns = _of_step(step.buffer_id, step.seq)
-            rows[each.buffer_id] = list(
+    seqs = {buffer.buffer_id: _numbers(buffer.low_seq, buffer.high_seq, most) for buffer in about}
+    for buffer in about:
+        if buffer.has_chunks:
+            listed = bindparam("seqs", seqs.pop(buffer.buffer_id).tolist(), SeqList())
+            step = steps_at(literal(buffer.buffer_id), listed).c
+            columns = _overlay_values(step.buffer_id, step.seq)
+            rows[buffer.buffer_id] = list(
                 connection.execute(select(step.model_version, step.initial_priority, *columns))
             )
     if not seqs:
         return rows
-    keys = np.concatenate([number * _NUMBERS + own for number, own in seqs.items()])
+    keys = np.concatenate(
+        [number * _NUMBERS + seqs_of_buffer for number, seqs_of_buffer in seqs.items()]
+    )
     _, number, seq = _rows_of(keys)
-    columns = [_of(experiences, "seq", number, seq).label("found")]
+    columns = [_value_at(experiences, "seq", number, seq).label("found")]
     columns += [
-        _of(experiences, name, number, seq) for name in ("model_version", "initial_priority")
+        _value_at(experiences, name, number, seq) for name in ("model_version", "initial_priority")
     ]
-    columns += _of_step(number, seq)
+    columns += _overlay_values(number, seq)
     for row in connection.execute(select(cast(number, BigInteger).label(_ID), *columns)):
         if row.found is not None:
             rows[row.buffer_id].append(row)
     return rows
 
 
-def _of_step(number: Any, seq: Any) -> list[Any]:
+def _overlay_values(number: Any, seq: Any) -> list[Any]:
     """Return the values of a step in the overlays."""
-    columns = [_of(priorities, "priority", number, seq), _of(uses, "n_uses", number, seq)]
-    return [*columns, _of(queue_items, "n_uses", number, seq).label("n_claimed")]
+    columns = [
+        _value_at(priorities, "priority", number, seq),
+        _value_at(uses, "n_uses", number, seq),
+    ]
+    return [*columns, _value_at(queue_items, "n_uses", number, seq).label("n_claimed")]
 
 
-def _of(table: Any, name: str, number: Any, seq: Any) -> Any:
+def _value_at(table: Any, name: str, number: Any, seq: Any) -> Any:
     """Look up a column row by row: without statistics a join would read the whole table."""
-    own = (table.c.buffer_id == number) & (table.c.seq == seq)
-    return select(table.c[name]).where(own).scalar_subquery().label(name)
+    is_row = (table.c.buffer_id == number) & (table.c.seq == seq)
+    return select(table.c[name]).where(is_row).scalar_subquery().label(name)
 
 
 def _waiting(connection: Connection, ids: Sequence[int]) -> dict[int, list[Waiting]]:
-    found: dict[int, list[Waiting]] = defaultdict(list)
+    waiting: dict[int, list[Waiting]] = defaultdict(list)
     for number, call in flow.waiting(connection, ids):
-        found[number].append(call)
-    return found
+        waiting[number].append(call)
+    return waiting
 
 
 def _numbers(low: int, high: int, most: int) -> Any:

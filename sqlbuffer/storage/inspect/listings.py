@@ -24,22 +24,20 @@ from sqlbuffer.config import RETRY_S
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers.catalog import BufferInfo, why_empty
-from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.buffers.window import BLOCK, windows
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.guarding.statement_process import Stream
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.readonly import Answer, query, stream
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.statement_process import Stream
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility import Eligibility
 from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.inspect.buffer_stats import HeldRows, eviction_counts
-from sqlbuffer.storage.labels.late_values import resolve_labels
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.parameters import IntegerList, is_one_of
+from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of
 
 
 @dataclass(frozen=True)
@@ -79,18 +77,18 @@ def undrawn_rows(source: CandidateSource, node: Node, *, of_episodes: bool) -> U
 def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnRows:
     buffer = source.buffer
     with translated(buffer.url), snapshot(buffer.engine) as connection:
-        now = source.sampled_window(connection)
-        matching = resolve_labels(node, bool(now.has_labels))
+        window = source.sampled_window(connection)
+        matching = resolve_labels(node, bool(window.has_labels))
         steps = steps_of(buffer.info)
-        where = statements.in_window(buffer.info.id, now.low, matching, steps)
-        limits = source.restrictions.limits(now)
+        where = statements.in_window(buffer.info.id, window.low, matching, steps)
+        limits = source.restrictions.limits(window)
 
         def count(cause: ColumnElement[bool]) -> int:
             query = select(func.count()).select_from(steps).where(where, cause)
             return int(connection.execute(query).scalar_one())
 
         if not count(true()):
-            return UndrawnRows(_why_none(connection, buffer.info, now.low, node), 0, 0, 0, 0, 0)
+            return UndrawnRows(_why_none(connection, buffer.info, window.low, node), 0, 0, 0, 0, 0)
 
         def barred(limit: Eligibility) -> int:
             return count(limit.is_ineligible(steps)) if limit else 0
@@ -206,7 +204,7 @@ def _listed(url: str | None, statement: str, exact: bool) -> Answer:
     ((n_numbers, n_uncounted),) = query(url, _TOTALS).rows
     counts_tasks = exact or n_numbers <= MOST_COUNTED
     counts_rows = exact or n_uncounted <= MOST_UNCOUNTED
-    found = query(
+    answer = query(
         url,
         statement.format(
             rows="b.rows" if counts_rows else _MEASURED,
@@ -216,19 +214,19 @@ def _listed(url: str | None, statement: str, exact: bool) -> Answer:
             newest_at="b.newest_at" if counts_tasks else _TIME_OF.format("high_seq"),
         ),
     )
-    place = found.columns.index("exact")  # which SQLite returns as a number
-    rows = [(*row[:place], bool(row[place]), *row[place + 1 :]) for row in found.rows]
-    return Answer(found.columns, rows)
+    place = answer.columns.index("exact")  # which SQLite returns as a number
+    rows = [(*row[:place], bool(row[place]), *row[place + 1 :]) for row in answer.rows]
+    return Answer(answer.columns, rows)
 
 
 def fields(url: str | None) -> dict[str, list[dict[str, Any]]]:
     """Return the typed fields of each buffer that has some: `field`, `level`, `dtype`, `shape` and
     `comparable`, those of steps before those of episodes.
     """
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    fields_of: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for buffer, field, level, dtype, shape, comparable in query(url, _FIELDS).rows:
         lengths = orjson.loads(shape) if isinstance(shape, str) else shape
-        found[buffer].append(
+        fields_of[buffer].append(
             {
                 "field": field,
                 "level": level,
@@ -237,7 +235,7 @@ def fields(url: str | None) -> dict[str, list[dict[str, Any]]]:
                 "comparable": bool(comparable),
             }
         )
-    return found
+    return fields_of
 
 
 def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]:
@@ -249,8 +247,8 @@ def figures(url: str | None, buffer: str | None, window_s: float) -> list[Stats]
         window_s: Time of the rates in seconds. `rows` is as in `buffers`.
     """
     named = "" if buffer is None else " WHERE buffer = :buffer"
-    found = query(url, f"SELECT buffer_id FROM v_windows{named}", {"buffer": buffer}).rows
-    ids = [int(number) for (number,) in found]
+    rows = query(url, f"SELECT buffer_id FROM v_windows{named}", {"buffer": buffer}).rows
+    ids = [int(number) for (number,) in rows]
     resolved = resolve_url(url)
 
     def look() -> list[Stats]:
@@ -301,8 +299,8 @@ def buffers_of_task(url: str | None, task: str) -> list[str]:
 def task_ids(url: str | None, buffer: str | None, limit: int) -> list[str]:
     """Return up to `limit` tasks of a buffer, or of all of them."""
     statement = _TASK_IDS if buffer is None else _TASK_IDS_OF_BUFFER
-    found = query(url, statement, {"buffer": buffer, "limit": limit})
-    return [task_id for (task_id,) in found.rows]
+    answer = query(url, statement, {"buffer": buffer, "limit": limit})
+    return [task_id for (task_id,) in answer.rows]
 
 
 def newest_seq(url: str | None, buffer: str) -> int:
@@ -313,13 +311,13 @@ def newest_seq(url: str | None, buffer: str) -> int:
 
 def buffers_with_layout(url: str | None) -> list[str]:
     """Return the names of the buffers that keep more than rows, for compat."""
-    found = query(url, "SELECT name FROM buffers WHERE layout IS NOT NULL ORDER BY name")
-    return [name for (name,) in found.rows]
+    names = query(url, "SELECT name FROM buffers WHERE layout IS NOT NULL ORDER BY name")
+    return [name for (name,) in names.rows]
 
 
 def unfinished_copies(url: str | None) -> list[str]:
     """Return the source and the progress of each buffer that is an unfinished copy."""
-    found = query(
+    answer = query(
         url,
         "SELECT b.name, c.source_buffer, c.source_database, c.copied_seq, c.high_seq, c.n_steps "
         "FROM copies c JOIN buffers b ON b.id = c.buffer_id WHERE c.finished_at IS NULL "
@@ -328,5 +326,5 @@ def unfinished_copies(url: str | None) -> list[str]:
     return [
         f"buffer {name!r} is an unfinished copy of {source!r} in {database}: it has {n_steps:,} "
         f"steps, and is at seq {copied:,} of {high:,}; copy again to continue, or drop it"
-        for name, source, database, copied, high, n_steps in found.rows
+        for name, source, database, copied, high, n_steps in answer.rows
     ]

@@ -1,4 +1,4 @@
-"""Choose the rows or groups of the queue that a consumer may claim.
+"""The tables of leases, and the choice of the rows or groups that a consumer may claim.
 
 The rows of a group that was never claimed have no `group_seq`; its first claim gives them one, and
 rows that arrive later form another group.
@@ -13,77 +13,187 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from sqlalchemy import (
     BigInteger,
+    Boolean,
+    Column,
     Connection,
+    Index,
     Integer,
     Select,
+    Table,
     Text,
     and_,
     bindparam,
     case,
     cast,
     column,
+    false,
     func,
     literal,
     or_,
     select,
     table,
+    text,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.labels.late_values import resolve_labels
-from sqlbuffer.storage.leases.tables import queue_items as items
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
-from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_number_of, is_one_of
-from sqlbuffer.storage.schema.planner import unindexed
-from sqlbuffer.storage.schema.server_clock import age_s, is_past
+from sqlbuffer.storage.schema.expressions import (
+    KeyList,
+    SeqList,
+    age_s,
+    is_number_of,
+    is_one_of,
+    is_past,
+    unindexed,
+    utc_now,
+)
+from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, overlay_table
+
+queue_items = overlay_table(
+    "queue_items",
+    Column("task_id", KEY, nullable=False, comment="its task"),
+    Column("episode_id", BigInteger, comment="key of its episode"),
+    Column("model_version", BigInteger, comment="version of the model that acted"),
+    Column("session_id", Integer, comment="key of its session"),
+    Column(
+        "freshness",
+        BigInteger,
+        nullable=False,
+        comment="model_version, or the smallest number if it has none",
+    ),
+    Column(
+        "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
+    ),
+    Column(
+        "used_up",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="reached max_use: the row leaves",
+    ),
+    Column("lease_id", KEY, comment="the lease that holds it"),
+    Column("leased_until", TIME, comment="when the lease runs out; null if it is free"),
+    Column(
+        "group_seq",
+        BigInteger,
+        comment="number of the group of its first claim; null if it was never claimed",
+    ),
+    Column(
+        "inserted_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="when the row was written",
+    ),
+    flag="has_queue",
+    flag_comment="rows may have a row in queue_items",
+    learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
+)
+Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
+
+# Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
+# index in place of the primary key.
+Index(
+    "ix_queue_items_freshness",
+    queue_items.c.buffer_id,
+    queue_items.c.freshness,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 0"),
+    postgresql_where=text("NOT used_up"),
+)
+Index(
+    "ix_queue_items_buffer_id_episode_id",
+    queue_items.c.buffer_id,
+    queue_items.c.episode_id,
+    sqlite_where=queue_items.c.episode_id.is_not(None),
+    postgresql_where=queue_items.c.episode_id.is_not(None),
+)
+Index(
+    "ix_queue_items_used_up",
+    queue_items.c.buffer_id,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 1"),
+    postgresql_where=text("used_up"),
+)
+
+# Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
+# finds out their state.
+leases = Table(
+    "leases",
+    metadata,
+    buffer_key(),
+    Column("id", KEY, primary_key=True, comment="the lease"),
+    Column("n_rows", BigInteger, nullable=False, comment="rows claimed"),
+    Column(
+        "claimed_at",
+        TIME,
+        nullable=False,
+        server_default=utc_now(),
+        comment="time of the claim, or of the last renewal",
+    ),
+    Column("leased_until", TIME, nullable=False, comment="time when it runs out"),
+    Column(
+        "acknowledged",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true after its uses were counted",
+    ),
+)
+
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
 OnPartial = Literal["use", "drop"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
-    "fifo": (items.c.seq,),
-    "freshest": (items.c.freshness.desc(), items.c.seq.desc()),
-    "stalest": (items.c.freshness, items.c.seq),
+    "fifo": (queue_items.c.seq,),
+    "freshest": (queue_items.c.freshness.desc(), queue_items.c.seq.desc()),
+    "stalest": (queue_items.c.freshness, queue_items.c.seq),
 }
 GROUPS: dict[str, ColumnElement[Any]] = {
-    "task_id": items.c.task_id,
-    "episode_id": items.c.episode_id,
+    "task_id": queue_items.c.task_id,
+    "episode_id": queue_items.c.episode_id,
 }
 # Names of parameters: they differ from those of columns, which an update uses itself.
 BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
 LARGEST = 2**63 - 1
 
-in_buffer: Any = items.c.buffer_id == bindparam(BUFFER, type_=Integer())
-in_seqs: Any = in_buffer & is_number_of(items.c.seq, bindparam(SEQS, type_=SeqList()))
+in_buffer: Any = queue_items.c.buffer_id == bindparam(BUFFER, type_=Integer())
+in_seqs: Any = in_buffer & is_number_of(queue_items.c.seq, bindparam(SEQS, type_=SeqList()))
 
 
-def _bounds(seq: Any) -> Any:
+def _is_in_window(seq: Any) -> Any:
     low, high = (bindparam(name, type_=BigInteger()) for name in (LOW, HIGH))
     return (seq > low) & (seq <= high)
 
 
 # Rows of the queue that are in the window, also used up ones that have not left yet.
-in_window = in_buffer & _bounds(items.c.seq)
+in_window = in_buffer & _is_in_window(queue_items.c.seq)
 
 
-def _held(seq: Any) -> Any:
-    return in_buffer & _bounds(seq) & ~items.c.used_up
+def _is_held(seq: Any) -> Any:
+    return in_buffer & _is_in_window(seq) & ~queue_items.c.used_up
 
 
 # Rows of the queue that the buffer holds. If an index other than that of their numbers must find
 # them, the bounds must not attract either planner.
-held = _held(items.c.seq)
-held_unindexed = _held(unindexed(items.c.seq))
+held = _is_held(queue_items.c.seq)
+held_unindexed = _is_held(unindexed(queue_items.c.seq))
 # The same by key, written so that the index of freshness does not match.
-held_by_key = in_buffer & _bounds(unindexed(items.c.seq)) & (cast(items.c.used_up, Integer) == 0)
+held_by_key = (
+    in_buffer
+    & _is_in_window(unindexed(queue_items.c.seq))
+    & (cast(queue_items.c.used_up, Integer) == 0)
+)
 # Rows of a consumer that died are free when its lease has run out.
-is_free: Any = or_(items.c.leased_until.is_(None), is_past(items.c.leased_until))
+is_free: Any = or_(queue_items.c.leased_until.is_(None), is_past(queue_items.c.leased_until))
 
 
 @dataclass(frozen=True)
@@ -139,17 +249,17 @@ class Scope:
 
 def allowed(limits: Eligibility) -> ColumnElement[bool]:
     """Return the expression for a row that is free, and that no limit excludes."""
-    return and_(is_free, limits.hold(items)) if limits else is_free
+    return and_(is_free, limits.hold(queue_items)) if limits else is_free
 
 
 def matches(node: Node, steps: StepLayout) -> ColumnElement[bool]:
     """Return the expression for a row of the queue whose step matches a condition."""
     table = steps.of(None)
-    row = steps.is_numbered(table.c, items.c.buffer_id, items.c.seq)
+    row = steps.is_numbered(table.c, queue_items.c.buffer_id, queue_items.c.seq)
     # Labels are always resolved: rows may get late values during the wait.
-    found = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True), table))
+    matching = select(1).where(row, compile_condition(resolve_labels(node, has_labels=True), table))
     # PostgreSQL would make a join of it, over all rows of the buffer.
-    return found.correlate(items).offset(0).exists()
+    return matching.correlate(queue_items).offset(0).exists()
 
 
 def claimable(
@@ -163,8 +273,8 @@ def claimable(
         steps: How the steps are stored.
         within: `held` or `held_unindexed`.
     """
-    found: ColumnElement[bool] = within & allowed(limits)
-    return found if node == EVERYTHING else found & matches(node, steps)
+    condition: ColumnElement[bool] = within & allowed(limits)
+    return condition if node == EVERYTHING else condition & matches(node, steps)
 
 
 # In a window this narrow all rows are put into a random order: about a millisecond.
@@ -173,51 +283,51 @@ ROW_PROBE_ROUNDS = 4
 # Below this share of hits, one scan over the queue is cheaper than the probes.
 LOWEST_HIT_RATE = 1 / 32
 
-_LOWEST = select(func.min(items.c.seq)).where(in_buffer)
+_LOWEST = select(func.min(queue_items.c.seq)).where(in_buffer)
 
 
-def choose_rows(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int]:
+def choose_rows(connection: Connection, scope: Scope, request: ClaimRequest) -> list[int]:
     """Return up to n rows that may be claimed, in the requested order."""
-    probed = _probed(connection, scope, wanted) if wanted.order == "random" else None
+    probed = _probed(connection, scope, request) if request.order == "random" else None
     if probed is not None:
         return probed
-    statement = _first_rows(scope.limits, wanted.node, wanted.steps, wanted.order)
-    return _scalars(connection, statement, scope.parameters(**{COUNT: wanted.n}))
+    statement = _first_rows(scope.limits, request.node, request.steps, request.order)
+    return _scalars(connection, statement, scope.parameters(**{COUNT: request.n}))
 
 
 def lowest(connection: Connection, scope: Scope) -> int:
     """Return the number below the first row of the queue, or the lower end of the window."""
-    found = scope.first
-    if found is None:
-        found = connection.execute(_LOWEST, scope.parameters()).scalar_one()
-    return scope.low if found is None else max(scope.low, int(found) - 1)
+    first = scope.first
+    if first is None:
+        first = connection.execute(_LOWEST, scope.parameters()).scalar_one()
+    return scope.low if first is None else max(scope.low, int(first) - 1)
 
 
-def _probed(connection: Connection, scope: Scope, wanted: ClaimRequest) -> list[int] | None:
+def _probed(connection: Connection, scope: Scope, request: ClaimRequest) -> list[int] | None:
     """Return n rows by rejection, uniform over those that may be claimed.
 
     Return None if too few numbers of the window are such rows.
     """
     assert scope.high is not None
-    n, low = wanted.n, lowest(connection, scope)
+    n, low = request.n, lowest(connection, scope)
     span = scope.high - low
     if span <= max(SMALL_SPAN, 4 * n):
         return None
-    statement = _among(scope.limits, wanted.node, wanted.steps)
+    statement = _among(scope.limits, request.node, request.steps)
     rng = np.random.default_rng()
     drawn: set[int] = set()
-    found: list[int] = []
+    rows: list[int] = []
     size = n
     for _ in range(ROW_PROBE_ROUNDS):
         numbers = (low + 1 + (rng.random(size) * span).astype(np.int64)).tolist()
-        new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
-        drawn.update(new)
-        hits = set(_scalars(connection, statement, scope.parameters(**{SEQS: new})))
-        found += [seq for seq in new if seq in hits]
-        if len(found) >= n:
-            return found[:n]
-        hit_rate = max(len(found) / len(drawn), LOWEST_HIT_RATE)
-        size = math.ceil(1.2 * (n - len(found)) / hit_rate) + 4
+        untried = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
+        drawn.update(untried)
+        hits = set(_scalars(connection, statement, scope.parameters(**{SEQS: untried})))
+        rows += [seq for seq in untried if seq in hits]
+        if len(rows) >= n:
+            return rows[:n]
+        hit_rate = max(len(rows) / len(drawn), LOWEST_HIT_RATE)
+        size = math.ceil(1.2 * (n - len(rows)) / hit_rate) + 4
     return None
 
 
@@ -226,14 +336,14 @@ def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order
     by = (func.random(),) if order == "random" else ORDERS[order]
     count = bindparam(COUNT, type_=BigInteger())
     within = held if order in ("random", "fifo") else held_unindexed
-    found = select(items.c.seq).where(claimable(limits, node, steps, within))
-    return found.order_by(*by).limit(count).with_for_update(skip_locked=True)
+    rows = select(queue_items.c.seq).where(claimable(limits, node, steps, within))
+    return rows.order_by(*by).limit(count).with_for_update(skip_locked=True)
 
 
 @remembered
 def _among(limits: Eligibility, node: Node, steps: StepLayout) -> Select[Any]:
-    found = select(items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
-    return found.with_for_update(skip_locked=True)
+    rows = select(queue_items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
+    return rows.with_for_update(skip_locked=True)
 
 
 def _scalars(
@@ -278,59 +388,59 @@ class LeaseGroup(NamedTuple):
 
 
 @remembered
-def groups(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+def groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the groups of a buffer in the columns of `LeaseGroup`.
 
     They are those of all tasks or episodes, or the named ones.
     """
-    own = _summed(limits, wanted, named=named).subquery("groups").c
-    may_go, late = _may_go(own, wanted)
+    group = _summed(limits, request, named=named).subquery("groups").c
+    may_go, late = _may_go(group, request)
     return select(
-        own.key, own.group_seq, own.first_seq, own.n_rows, own.size, own.n_held,
+        group.key, group.group_seq, group.first_seq, group.n_rows, group.size, group.n_held,
         case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
     )  # fmt: skip
 
 
-def states_of_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the key, the size and the state of each group: `free`, or the first reason why it
     cannot be claimed.
     """
-    own = _summed(limits, wanted, named=False).subquery("groups").c
-    may_go, _ = _may_go(own, wanted)
-    is_small: Any = literal(wanted.group_by == "task_id") & (own.size < wanted.min_group_size)
+    group = _summed(limits, request, named=False).subquery("groups").c
+    may_go, _ = _may_go(group, request)
+    is_small: Any = literal(request.group_by == "task_id") & (group.size < request.min_group_size)
     tests = {
         "free": may_go,
-        "leased": own.n_held > 0,
-        "unmatched": own.matches == 0,
-        "in quarantine": own.n_in_quarantine > 0,
-        "stale": own.n_stale > 0,
-        "of another session": own.n_of_other_sessions > 0,
-        "open": own.n_open > 0,
+        "leased": group.n_held > 0,
+        "unmatched": group.matches == 0,
+        "in quarantine": group.n_in_quarantine > 0,
+        "stale": group.n_stale > 0,
+        "of another session": group.n_of_other_sessions > 0,
+        "open": group.n_open > 0,
         "small": is_small,
     }
     state = case(*((test, name) for name, test in tests.items()), else_="cut")
-    return select(own.key, own.size, state.label("state")).order_by(own.first_seq)
+    return select(group.key, group.size, state.label("state")).order_by(group.first_seq)
 
 
-def _may_go(own: Any, wanted: ClaimRequest) -> tuple[Any, Any]:
+def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
     """Return the expressions for a group that may be claimed, and for one that is late."""
-    is_whole: Any = (own.n_open == 0) & (own.n_clipped == 0)
-    if wanted.group_by == "task_id":
+    is_whole: Any = (group.n_open == 0) & (group.n_clipped == 0)
+    if request.group_by == "task_id":
         # A group that was claimed once is closed: later steps of an episode form another group.
-        is_closed = (own.n_open == 0) | own.group_seq.is_not(None)
-        is_whole = is_closed & (own.size >= wanted.min_group_size) & (own.n_evicted == 0)
+        is_closed = (group.n_open == 0) | group.group_seq.is_not(None)
+        is_whole = is_closed & (group.size >= request.min_group_size) & (group.n_evicted == 0)
     late: Any = literal(False)
-    if wanted.group_timeout_s is not None:
-        is_old = age_s(own.newest) > wanted.group_timeout_s
-        late = and_(~is_whole, is_old, own.matches == 1, own.n_in_quarantine == 0)
-    may_go = is_whole if wanted.drops or wanted.group_timeout_s is None else is_whole | late
-    return and_(own.n_ineligible == 0, own.matches == 1, may_go), late
+    if request.group_timeout_s is not None:
+        is_old = age_s(group.newest) > request.group_timeout_s
+        late = and_(~is_whole, is_old, group.matches == 1, group.n_in_quarantine == 0)
+    may_go = is_whole if request.drops or request.group_timeout_s is None else is_whole | late
+    return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
-def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the sums over each group."""
-    parts = _parts(limits, wanted, named=named).subquery("parts")
-    own = parts.c
+    parts = _parts(limits, request, named=named).subquery("parts")
+    part = parts.c
     is_open = (
         select(case((_states.c.status == "open", 1), else_=0))
         .where(_states.c.id == episodes.c.id)
@@ -338,108 +448,108 @@ def _summed(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select
         .scalar_subquery()
     )
     n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
-    rollouts = func.sum(case((own.episode_id.is_(None), own.n), else_=1))
+    rollouts = func.sum(case((part.episode_id.is_(None), part.n), else_=1))
     has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
-    found = select(
-        own.key, own.group_seq, func.min(own.first_seq).label("first_seq"),
-        func.sum(own.n).label("n_rows"), (rollouts - n_open).label("size"),
-        n_open.label("n_open"), func.sum(own.n_held).label("n_held"),
-        func.sum(own.n_ineligible).label("n_ineligible"),
-        func.sum(own.n_in_quarantine).label("n_in_quarantine"),
-        func.sum(own.n_stale).label("n_stale"),
-        func.sum(own.n_of_other_sessions).label("n_of_other_sessions"),
-        func.max(own.newest).label("newest"),
-        func.sum(case((own.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
+    sums = select(
+        part.key, part.group_seq, func.min(part.first_seq).label("first_seq"),
+        func.sum(part.n).label("n_rows"), (rollouts - n_open).label("size"),
+        n_open.label("n_open"), func.sum(part.n_held).label("n_held"),
+        func.sum(part.n_ineligible).label("n_ineligible"),
+        func.sum(part.n_in_quarantine).label("n_in_quarantine"),
+        func.sum(part.n_stale).label("n_stale"),
+        func.sum(part.n_of_other_sessions).label("n_of_other_sessions"),
+        func.max(part.newest).label("newest"),
+        func.sum(case((part.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
         func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
-        func.max(own.matches).label("matches"),
+        func.max(part.matches).label("matches"),
     )  # fmt: skip
-    found = found.select_from(parts.outerjoin(episodes, episodes.c.id == own.episode_id))
-    return found.group_by(own.key, own.group_seq)
+    sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
+    return sums.group_by(part.key, part.group_seq)
 
 
-def _parts(limits: Eligibility, wanted: ClaimRequest, *, named: bool) -> Select[Any]:
+def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the parts of groups: one for each episode, and one for rows without an episode."""
-    key = _key(wanted)
+    key = _key(request)
     match: Any = literal(1, BigInteger())
-    if wanted.node != EVERYTHING:
-        match = case((matches(wanted.node, wanted.steps), 1), else_=0)
+    if request.node != EVERYTHING:
+        match = case((matches(request.node, request.steps), 1), else_=0)
     is_kept = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))
-    found = select(
-        key.label("key"), items.c.group_seq, items.c.episode_id,
-        func.min(items.c.seq).label("first_seq"), func.count().label("n"),
+    statement = select(
+        key.label("key"), queue_items.c.group_seq, queue_items.c.episode_id,
+        func.min(queue_items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
         func.sum(case((is_free, 0), else_=1)).label("n_held"),
         func.sum(is_kept).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
-        func.max(items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+        func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
-    found = found.where(*((held_by_key, _is_named(wanted)) if named else (held,)))
-    found = found.where(key.is_not(None))
-    return found.group_by(key, items.c.group_seq, items.c.episode_id)
+    statement = statement.where(*((held_by_key, _is_named(request)) if named else (held,)))
+    statement = statement.where(key.is_not(None))
+    return statement.group_by(key, queue_items.c.group_seq, queue_items.c.episode_id)
 
 
 def excluded(limits: Eligibility) -> Any:
     """Return 1 for a row of the queue that limits exclude, else 0."""
-    return case((limits.is_ineligible(items), 1), else_=0) if limits else literal(0)
+    return case((limits.is_ineligible(queue_items), 1), else_=0) if limits else literal(0)
 
 
-def _key(wanted: ClaimRequest) -> ColumnElement[Any]:
-    return GROUPS[wanted.group_by or "task_id"]
+def _key(request: ClaimRequest) -> ColumnElement[Any]:
+    return GROUPS[request.group_by or "task_id"]
 
 
-def _is_named(wanted: ClaimRequest) -> ColumnElement[bool]:
-    if wanted.group_by == "task_id":
-        return is_one_of(_key(wanted), bindparam(KEYS, type_=KeyList()))
-    return is_number_of(_key(wanted), bindparam(KEYS, type_=SeqList()))
+def _is_named(request: ClaimRequest) -> ColumnElement[bool]:
+    if request.group_by == "task_id":
+        return is_one_of(_key(request), bindparam(KEYS, type_=KeyList()))
+    return is_number_of(_key(request), bindparam(KEYS, type_=SeqList()))
 
 
-_FIRSTS = select(items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
+_FIRSTS = select(queue_items.c.seq).where(in_seqs).with_for_update(skip_locked=True)
 
 
 @remembered
-def _rows_of(wanted: ClaimRequest) -> Select[Any]:
+def _rows_of(request: ClaimRequest) -> Select[Any]:
     """Select the rows of named groups, locked in the order of their numbers."""
-    found = select(_key(wanted), items.c.group_seq, items.c.seq).where(
-        held_by_key, _is_named(wanted)
+    rows = select(_key(request), queue_items.c.group_seq, queue_items.c.seq).where(
+        held_by_key, _is_named(request)
     )
-    return found.order_by(unindexed(items.c.seq)).with_for_update(skip_locked=True)
+    return rows.order_by(unindexed(queue_items.c.seq)).with_for_update(skip_locked=True)
 
 
 @remembered
-def _first_groups(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the groups of the first rows in an order, and their number of these rows."""
-    key, order = _key(wanted), ORDERS[wanted.order]
+    key, order = _key(request), ORDERS[request.order]
     place = func.row_number().over(order_by=order).label("place")
-    rows = select(key.label("key"), items.c.group_seq, place)
-    within = held if wanted.order == "fifo" else held_unindexed
+    rows = select(key.label("key"), queue_items.c.group_seq, place)
+    within = held if request.order == "fifo" else held_unindexed
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
-    found = select(first.key, first.group_seq, func.count())
-    return found.group_by(first.key, first.group_seq).order_by(func.min(first.place))
+    statement = select(first.key, first.group_seq, func.count())
+    return statement.group_by(first.key, first.group_seq).order_by(func.min(first.place))
 
 
 @remembered
-def _first_rows_among(limits: Eligibility, wanted: ClaimRequest) -> Select[Any]:
+def _first_rows_among(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the rows among some numbers that are the first of their group."""
-    earlier: Any = items.alias("earlier")
-    key = _key(wanted)
+    earlier: Any = queue_items.alias("earlier")
+    key = _key(request)
     has_earlier = (
         select(1)
         .where(
-            earlier.c.buffer_id == items.c.buffer_id,
+            earlier.c.buffer_id == queue_items.c.buffer_id,
             earlier.c[key.key] == key,
             unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
-            unindexed(earlier.c.seq) < items.c.seq,
-            earlier.c.group_seq.is_not_distinct_from(items.c.group_seq),
+            unindexed(earlier.c.seq) < queue_items.c.seq,
+            earlier.c.group_seq.is_not_distinct_from(queue_items.c.group_seq),
             cast(earlier.c.used_up, Integer) == 0,
         )
-        .correlate(items)
+        .correlate(queue_items)
         .offset(0)
         .exists()
     )
-    return select(items.c.seq, key, items.c.group_seq).where(
+    return select(queue_items.c.seq, key, queue_items.c.group_seq).where(
         held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
 
@@ -456,8 +566,8 @@ class GroupChoice:
         late: Groups that it found which must be dropped.
     """
 
-    def __init__(self, connection: Connection, scope: Scope, wanted: ClaimRequest) -> None:
-        self._connection, self._scope, self._wanted = connection, scope, wanted
+    def __init__(self, connection: Connection, scope: Scope, request: ClaimRequest) -> None:
+        self._connection, self._scope, self._request = connection, scope, request
         self.late: list[LeaseGroup] = []
 
     def choose(self) -> list[list[int]]:
@@ -465,14 +575,14 @@ class GroupChoice:
         taken: dict[Key, list[int]] = {}
         for candidates in self._candidates():
             for group in candidates:
-                if group.is_late and self._wanted.drops and not group.n_held:
+                if group.is_late and self._request.drops and not group.n_held:
                     self.late.append(group)
             free = [g for g in candidates if g.is_claimable and g.name not in taken]
-            while free and len(taken) < self._wanted.n:
-                missing = self._wanted.n - len(taken)
+            while free and len(taken) < self._request.n:
+                missing = self._request.n - len(taken)
                 taken |= self.lock(free[:missing])
                 free = free[missing:]
-            if len(taken) == self._wanted.n:
+            if len(taken) == self._request.n:
                 break
         return list(taken.values())
 
@@ -490,29 +600,29 @@ class GroupChoice:
             return {}
         keys = list(dict.fromkeys(key for key, _ in names))
         parameters = self._scope.parameters(**{KEYS: keys})
-        found = self._connection.execute(_rows_of(self._wanted), parameters)
+        rows = self._connection.execute(_rows_of(self._request), parameters)
         locked: dict[Key, list[int]] = {name: [] for name in names}
-        for own, group_seq, seq in found:
-            if (own, group_seq) in locked:
-                locked[own, group_seq].append(seq)
-        now = {group.name: group for group in self._read(keys)}
+        for name_of_row, group_seq, seq in rows:
+            if (name_of_row, group_seq) in locked:
+                locked[name_of_row, group_seq].append(seq)
+        groups_by_name = {group.name: group for group in self._read(keys)}
         return {
             name: seqs
             for name, seqs in locked.items()
-            if (group := now.get(name)) is not None
+            if (group := groups_by_name.get(name)) is not None
             and group.n_rows == len(seqs)
             and ((group.is_late and not group.n_held) if late else group.is_claimable)
         }
 
     def _read(self, keys: Sequence[Any] | None = None) -> list[LeaseGroup]:
-        named = {} if keys is None else {KEYS: keys}
-        statement = groups(self._scope.limits, self._wanted, named=keys is not None)
-        found = self._connection.execute(statement, self._scope.parameters(**named))
-        return [_group(row) for row in found]
+        parameters = {} if keys is None else {KEYS: keys}
+        statement = groups(self._scope.limits, self._request, named=keys is not None)
+        rows = self._connection.execute(statement, self._scope.parameters(**parameters))
+        return [_group(row) for row in rows]
 
     def _candidates(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the requested order, until there are no more."""
-        if self._wanted.order != "random":
+        if self._request.order != "random":
             yield from self._in_order()
             return
         probed = self._probed()
@@ -526,16 +636,18 @@ class GroupChoice:
     def _in_order(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order of their first rows, reading more and more rows."""
         seen: set[Key] = set()
-        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._wanted)
+        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._request)
         while True:
             parameters = self._scope.parameters(**{COUNT: limit})
-            found = self._connection.execute(statement, parameters).all()
-            new = [(own, number) for own, number, _ in found if (own, number) not in seen]
-            seen.update(new)
-            if new:
-                read = {g.name: g for g in self._read(list(dict.fromkeys(own for own, _ in new)))}
-                yield [read[name] for name in new if name in read]
-            if sum(n for *_, n in found) < limit:
+            rows = self._connection.execute(statement, parameters).all()
+            new_groups = [(key, number) for key, number, _ in rows if (key, number) not in seen]
+            seen.update(new_groups)
+            if new_groups:
+                read = {
+                    g.name: g for g in self._read(list(dict.fromkeys(key for key, _ in new_groups)))
+                }
+                yield [read[name] for name in new_groups if name in read]
+            if sum(n for *_, n in rows) < limit:
                 return
             limit *= GROWTH
 
@@ -544,7 +656,7 @@ class GroupChoice:
 
         A drawn number counts if it is the first row of its group.
         """
-        scope, n = self._scope, self._wanted.n
+        scope, n = self._scope, self._request.n
         assert scope.high is not None
         low = lowest(self._connection, scope)
         span = scope.high - low
@@ -552,29 +664,29 @@ class GroupChoice:
             return None
         rng = np.random.default_rng()
         drawn: set[int] = set()
-        found: list[LeaseGroup] = []
+        chosen: list[LeaseGroup] = []
         for _ in range(GROUP_PROBE_ROUNDS):
             numbers = (low + 1 + (rng.random(PROBES) * span).astype(np.int64)).tolist()
-            new = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
-            drawn.update(new)
-            firsts = {name: seq for seq, name in self._first_rows(new)}
+            untried = [seq for seq in dict.fromkeys(numbers) if seq not in drawn]
+            drawn.update(untried)
+            firsts = {name: seq for seq, name in self._first_rows(untried)}
             if firsts:
                 keys = list(dict.fromkeys(key for key, _ in firsts))
                 read = {g.name: g for g in self._read(keys) if g.name in firsts}
-                place = {seq: i for i, seq in enumerate(new)}
-                found += sorted(
+                place = {seq: i for i, seq in enumerate(untried)}
+                chosen += sorted(
                     (g for g in read.values() if g.is_claimable or g.is_late),
                     key=lambda group: place[firsts[group.name]],
                 )
-            if sum(group.is_claimable for group in found) >= n:
-                return found
+            if sum(group.is_claimable for group in chosen) >= n:
+                return chosen
         return None
 
     def _first_rows(self, seqs: Sequence[int]) -> Iterator[tuple[int, Key]]:
-        statement = _first_rows_among(self._scope.limits, self._wanted)
+        statement = _first_rows_among(self._scope.limits, self._request)
         parameters = self._scope.parameters(**{SEQS: seqs})
-        for seq, own, group_seq in self._connection.execute(statement, parameters):
-            yield seq, (own, group_seq)
+        for seq, key, group_seq in self._connection.execute(statement, parameters):
+            yield seq, (key, group_seq)
 
 
 def _group(row: Any) -> LeaseGroup:

@@ -1,12 +1,15 @@
-"""Rows that are leased for a time: claimed, acknowledged or given back.
+"""Rows that are leased for a time: waited for, claimed, acknowledged or given back.
 
 The row of the lease and the database's clock decide if a consumer is too late: a lease that has run
 out is lost, even if no other consumer has claimed its rows since.
 """
 
 import math
+import random
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,19 +20,24 @@ from sqlalchemy import (
     Connection,
     Double,
     Integer,
+    Select,
     bindparam,
+    case,
     delete,
     func,
     insert,
+    literal,
     null,
     select,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.errors import LeaseLostError
+from sqlbuffer.config import SamplingConfig
+from sqlbuffer.errors import FlowControlError, InsufficientDataError, LeaseLostError
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import uuid7
+from sqlbuffer.storage.buffers.catalog import why_empty
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import (
@@ -41,10 +49,10 @@ from sqlbuffer.storage.buffers.window import (
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import Deadlock, translated
-from sqlbuffer.storage.database.transactions import answer, snapshot
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import at_once, claiming
-from sqlbuffer.storage.eligibility import is_in_quarantine
+from sqlbuffer.storage.database.transactions import answer, reading, snapshot
+from sqlbuffer.storage.dialects import at_once, by_database, claiming
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility, is_in_quarantine
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.choosing import (
     BUFFER,
@@ -55,22 +63,34 @@ from sqlbuffer.storage.leases.choosing import (
     LeaseGroup,
     Scope,
     choose_rows,
+    claimable,
+    groups,
     in_buffer,
     in_seqs,
+    in_window,
     is_free,
+    leases,
+    matches,
+    queue_items,
+    states_of_groups,
 )
-from sqlbuffer.storage.leases.tables import leases, queue_items
-from sqlbuffer.storage.leases.tables import queue_items as items
-from sqlbuffer.storage.rows.layouts import layout_of, steps_of
+from sqlbuffer.storage.leases.choosing import queue_items as items
+from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
-from sqlbuffer.storage.rows.stored_rows import Row, task_order
+from sqlbuffer.storage.rows.statements import remembered
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.schema.expressions import (
+    KeyList,
+    in_seconds,
+    is_one_of,
+    is_past,
+    seconds_ago,
+)
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.schema.parameters import KeyList, is_one_of
-from sqlbuffer.storage.schema.server_clock import in_seconds, is_past, seconds_ago
 from sqlbuffer.storage.use_counts import LogEntry, SamplingSession, SamplingSessions
+from sqlbuffer.waits import begin_wait
 
 T = TypeVar("T")
 
@@ -130,9 +150,9 @@ class LeaseKeeping:
 
 def not_leased(buffer_id: int, steps: Any) -> Any:
     """Return the expression for a step of a table of steps without a lease."""
-    own = queue_items.c
+    item = queue_items.c
     held = select(1).where(
-        own.buffer_id == buffer_id, own.seq == steps.c.seq, ~is_past(own.leased_until)
+        item.buffer_id == buffer_id, item.seq == steps.c.seq, ~is_past(item.leased_until)
     )
     return ~held.correlate(steps).offset(0).exists()
 
@@ -186,20 +206,22 @@ def _retire(connection: Connection, buffer: OpenBuffer) -> int:
         return 0
     if held_low(connection, buffer.info.id) is not None:
         return 0
-    found = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
-    return remove_counted(connection, buffer, list(found), "n_used_up")
+    seqs = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
+    return remove_counted(connection, buffer, list(seqs), "n_used_up")
 
 
-def drop(leases: LeaseKeeping, wanted: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+def drop(leases: LeaseKeeping, request: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
     """Delete groups that were not complete in time."""
     buffer = leases.buffer
 
     def work(connection: Connection) -> None:
         # First, like every transaction that deletes rows.
         connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
-        now = leases.source.sampled_window(connection)
-        scope = Scope(buffer.info.id, now.low, None, leases.restrictions.limits_of_leases(now))
-        locked = GroupChoice(connection, scope, wanted).lock(late, late=True)
+        window = leases.source.sampled_window(connection)
+        scope = Scope(
+            buffer.info.id, window.low, None, leases.restrictions.limits_of_leases(window)
+        )
+        locked = GroupChoice(connection, scope, request).lock(late, late=True)
         seqs = sorted(seq for seqs in locked.values() for seq in seqs)
         remove_counted(connection, buffer, seqs, "n_partial")
 
@@ -293,8 +315,8 @@ class Claim:
         scope: The queue at the last attempt.
     """
 
-    def __init__(self, leases: LeaseKeeping, wanted: ClaimRequest) -> None:
-        self._leases, self._wanted, self._lease_id = leases, wanted, uuid7()
+    def __init__(self, leases: LeaseKeeping, request: ClaimRequest) -> None:
+        self._leases, self._request, self._lease_id = leases, request, uuid7()
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
@@ -310,31 +332,31 @@ class Claim:
         held, late = self._leases.buffer.with_retries(partial(self._attempt, session))
         self._leases.remove_expired()
         if late:
-            drop(self._leases, self._wanted, late)
+            drop(self._leases, self._request, late)
         return held
 
     def _attempt(self, session: SamplingSession) -> tuple[HeldRows | None, list[LeaseGroup]]:
         leases = self._leases
-        deadline = time.monotonic() + self._wanted.lease_s
+        deadline = time.monotonic() + self._request.lease_s
         try:
-            is_random = self._wanted.order == "random"
+            is_random = self._request.order == "random"
             with translated(leases.buffer.url), leases.claiming(with_first=is_random) as connection:
-                found, first = answer(connection), None
-                if is_random and found:
-                    *window, first = found[0]
-                    found = [window]
-                now = leases.source.window_answered(found)
+                window_rows, first = answer(connection), None
+                if is_random and window_rows:
+                    *columns, first = window_rows[0]
+                    window_rows = [columns]
+                window = leases.source.window_answered(window_rows)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost after its commit.
-                    return self._held(connection, now, deadline), []
+                    return self._held(connection, window, deadline), []
                 _end_future_leases(connection, leases)
-                late = self._choose(connection, now, first)
+                late = self._choose(connection, window, first)
                 if not self._chosen:
                     return None, late
                 self._take(connection)
-                held = self._held(connection, now, deadline)
-                note = LogEntry(f"lease ({self._wanted.order})")
-                session.log(connection, held.seqs, now.clock, note)
+                held = self._held(connection, window, deadline)
+                note = LogEntry(f"lease ({self._request.order})")
+                session.log(connection, held.seqs, window.clock, note)
                 held.number = session.batch_id
         except IntegrityError as error:
             # The server process of an earlier attempt ended only now: try again.
@@ -346,27 +368,29 @@ class Claim:
         return connection.execute(IS_CLAIMED, values).first() is not None
 
     def _choose(
-        self, connection: Connection, now: SampledWindow, first: int | None
+        self, connection: Connection, window: SampledWindow, first: int | None
     ) -> list[LeaseGroup]:
-        leases, wanted = self._leases, self._wanted
-        limits = leases.restrictions.for_leases(connection, now, server_epoch(leases.buffer.engine))
-        self.scope = scope = Scope(leases.buffer.info.id, now.low, now.high, limits, first)
+        leases, request = self._leases, self._request
+        limits = leases.restrictions.for_leases(
+            connection, window, server_epoch(leases.buffer.engine)
+        )
+        self.scope = scope = Scope(leases.buffer.info.id, window.low, window.high, limits, first)
         late: list[LeaseGroup] = []
-        if wanted.group_by is None:
-            chosen = [[seq] for seq in choose_rows(connection, scope, wanted)]
+        if request.group_by is None:
+            chosen = [[seq] for seq in choose_rows(connection, scope, request)]
         else:
-            choice = GroupChoice(connection, scope, wanted)
+            choice = GroupChoice(connection, scope, request)
             chosen, late = choice.choose(), choice.late
-        self._chosen = chosen if len(chosen) == wanted.n else []
+        self._chosen = chosen if len(chosen) == request.n else []
         return late
 
     def _take(self, connection: Connection) -> None:
         seqs = [seq for group in self._chosen for seq in group]
         values = {
             BUFFER: self._leases.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
-            COUNT: len(seqs), SECONDS: self._wanted.lease_s,
+            COUNT: len(seqs), SECONDS: self._request.lease_s,
         }  # fmt: skip
-        if self._wanted.group_by is None:
+        if self._request.group_by is None:
             connection.execute(_TAKE_ROWS, values)
         else:
             # A number that no other claim gives: that of a row whose group is new.
@@ -375,21 +399,26 @@ class Claim:
         connection.execute(_ADD_LEASE, values)
         _clean(connection, self._leases)
 
-    def _held(self, connection: Connection, now: SampledWindow, deadline: float) -> HeldRows:
+    def _held(self, connection: Connection, window: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
-        found = self._read(connection, now, seqs)
-        groups = [[found[seq] for seq in group if seq in found] for group in self._chosen]
+        rows = self._read(connection, window, seqs)
+        groups = [[rows[seq] for seq in group if seq in rows] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
         return HeldRows(self._lease_id, groups, deadline)
 
-    def _read(self, connection: Connection, now: SampledWindow, seqs: list[int]) -> dict[int, Row]:
+    def _read(
+        self, connection: Connection, window: SampledWindow, seqs: list[int]
+    ) -> dict[int, Row]:
         buffer, columns = self._leases.buffer, self._leases.reading
         candidates = Candidates(
-            connection, buffer.info.id, 0, now.high, EVERYTHING, columns,
+            connection, buffer.info.id, 0, window.high, EVERYTHING, columns,
             steps=layout_of(buffer.info),
         )  # fmt: skip
-        candidates.has_labels, candidates.has_deleted = bool(now.has_labels), bool(now.has_deleted)
+        candidates.has_labels, candidates.has_deleted = (
+            bool(window.has_labels),
+            bool(window.has_deleted),
+        )
         return {row[0]: row for row in candidates.rows(seqs)}
 
 
@@ -527,9 +556,9 @@ def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
     return {BUFFER: leases.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
 
 
-def _lost(leases: LeaseKeeping, held: HeldRows, what: str) -> LeaseLostError:
+def _lost(leases: LeaseKeeping, held: HeldRows, call: str) -> LeaseLostError:
     return LeaseLostError(
-        f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {what}: "
+        f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {call}: "
         f"others can claim its {len(held.seqs)} rows, and this use is not counted; lease for "
         f"longer (lease_s), or call batch.renew() in time"
     )
@@ -541,5 +570,273 @@ def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], lo
     if gone and leases.buffer.info.has_chunks:
         _evict_chunks(connection, leases.buffer.info.id)
     elif gone:
-        found = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
-        remove_rows(connection, leases.buffer.info.id, list(found), leases.buffer.origin)
+        unheld = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
+        remove_rows(connection, leases.buffer.info.id, list(unheld), leases.buffer.origin)
+
+
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
+# Pause between two looks: 4 looks a second. If a look takes long, the pause is this many times as
+# long.
+PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
+# Maximum number of groups that an error names.
+SHOWN = 5
+# If several processes claim at the same moment, each waits for a random time.
+CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
+
+
+def claimed(
+    leases: LeaseKeeping, request: ClaimRequest, timeout_s: float, cancelled: threading.Event
+) -> HeldRows:
+    """Return a batch, after a wait if there are too few rows.
+
+    Args:
+        leases: Leases the rows of the buffer.
+        request: The request.
+        timeout_s: Maximum wait in seconds; 0 for no wait.
+        cancelled: Event that ends the wait.
+
+    Raises:
+        InsufficientDataError: There were too few rows all that time; the message names what is
+            missing.
+        FlowControlError: The rate limiter did not allow the batch in that time.
+    """
+    deadline = time.monotonic() + timeout_s
+    claim, look = Claim(leases, request), Look(leases, request)
+    reason = ""
+    rounds = 0
+    while True:
+        held, reason = _attempt(leases, claim, request, max(0.0, deadline - time.monotonic()))
+        if held is not None:
+            return held
+        rounds += 1
+        if rounds % (1 + CONTENDED_ROUNDS) and look.said_enough:
+            pause_s = _RANDOM.uniform(0, CONTENDED_PAUSE_S)
+            _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
+            continue
+        if not look.wait(deadline, cancelled, claim.scope):
+            raise InsufficientDataError(reason or missing(leases, request, timeout_s))
+
+
+def _attempt(
+    leases: LeaseKeeping, claim: Claim, request: ClaimRequest, wait_s: float
+) -> tuple[HeldRows | None, str]:
+    """Try once; return the batch, or None and the reason if it is known."""
+    try:
+        with leases.sessions.open(request.n, wait_s) as session:
+            held = claim.attempt(session)
+            session.n_rows = 0 if held is None else len(held.seqs)
+    except FlowControlError:
+        raise
+    except InsufficientDataError as error:
+        return None, str(error)
+    return held, ""
+
+
+def _sleep(cancelled: threading.Event, pause_s: float) -> None:
+    begin_wait()
+    if cancelled.wait(max(0.0, pause_s)):
+        raise InsufficientDataError("the wait was cancelled")
+
+
+class Look:
+    """Checks from time to time if there may be enough rows, with one statement that locks nothing.
+
+    Args:
+        leases: Leases the rows of the buffer.
+        wanted: The request.
+
+    Attributes:
+        said_enough: Result of the last look.
+    """
+
+    def __init__(self, leases: LeaseKeeping, request: ClaimRequest) -> None:
+        self._leases, self._request = leases, request
+        self._limits: Eligibility | None = None
+        self._low = 0
+        self._next = time.monotonic() + PAUSE_S
+        self.said_enough = False
+
+    def wait(self, deadline: float, cancelled: threading.Event, scope: Scope | None = None) -> bool:
+        """Wait until there may be enough rows; return False at the deadline.
+
+        Args:
+            deadline: Deadline on the monotonic clock.
+            cancelled: Event that ends the wait.
+            scope: The queue at the last look.
+        """
+        if scope is not None:
+            self._low, self._limits = scope.low, scope.limits
+        while True:
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            _sleep(cancelled, min(self._next, deadline) - now)
+            began = time.monotonic()
+            self.said_enough = self._leases.buffer.with_retries(self._look)
+            took_s = time.monotonic() - began
+            self._next = began + max(PAUSE_S, PAUSE_PER_LOOK * took_s)
+            if self.said_enough:
+                return True
+
+    def _look(self) -> bool:
+        leases = self._leases
+        with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
+            while True:
+                row = connection.execute(*self._statement()).one_or_none()
+                window = leases.source.window_answered([] if row is None else [row[1:]])
+                self._low = window.low
+                if self._limits == (limits := leases.restrictions.limits_of_leases(window)):
+                    return bool(
+                        row
+                        and row[0]
+                        and window.span >= leases.buffer.info.config.sampling.min_size
+                    )
+                # This is the first look, or the clock has moved: the last count was under other
+                # limits.
+                self._limits = limits
+
+    def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
+        info = self._leases.buffer.info
+        scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
+        statement = _look(info.id, info.config.retention.evict_by, self._limits, self._request)
+        return statement, scope.parameters(**{COUNT: self._request.n})
+
+
+@remembered
+def _look(
+    buffer_id: int, evict_by: str, limits: Eligibility | None, request: ClaimRequest
+) -> Select[Any]:
+    """Select True if there may be enough rows under these limits, and the window.
+
+    Without limits, select the window alone.
+    """
+    window = select_sampled_window(buffer_id, evict_by, request.steps.of(buffer_id)).subquery("w").c
+    enough = literal(False) if limits is None else _is_enough(limits, request)
+    return select(enough, *window)
+
+
+def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
+    if request.group_by is None:
+        count = bindparam(COUNT, type_=BigInteger())
+        can_claim = claimable(limits, request.node, request.steps)
+        some = select(literal(1)).select_from(items).where(can_claim)
+        n_rows = select(func.count()).select_from(some.limit(count).subquery())
+        return n_rows.scalar_subquery() >= count
+    group = groups(limits, request, named=False).subquery("g").c
+    is_late = case((group.n_held == 0, group.late), else_=0)
+    droppable = func.sum(is_late) > 0 if request.drops else literal(False)
+    is_enough = (func.sum(group.claimable) >= request.n) | droppable
+    return select(func.coalesce(is_enough, False)).scalar_subquery()
+
+
+def missing(leases: LeaseKeeping, request: ClaimRequest, timeout_s: float) -> str:
+    """Return a message for people that names what is missing."""
+    info = leases.buffer.info
+    with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
+        statement = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
+        window = SampledWindow(*connection.execute(statement).one())
+        limits = leases.restrictions.limits_of_leases(window)
+        scope = Scope(info.id, window.low, None, limits)
+        rows = _rows_by_state(connection, scope, request)
+        if not rows:
+            lack = f"the buffer {why_empty(connection, info.id)}"
+        elif request.group_by is None:
+            lack = _described_rows(rows, info.config.sampling)
+        else:
+            lack = _described_groups(connection, scope, request, rows, info.config.sampling)
+    asked = "rows" if request.group_by is None else f"groups by {request.group_by}"
+    return (
+        f"buffer {info.name!r}: asked for {request.n} {asked}, and within {timeout_s:g} s there "
+        f"were too few: {lack}; wait longer (timeout_s), ask for fewer, or see v_queue and "
+        f"v_leases"
+    )
+
+
+def _rows_by_state(
+    connection: Connection, scope: Scope, request: ClaimRequest
+) -> Mapping[str, int]:
+    """Return the number of rows of the queue by what they are, or by why they cannot be claimed.
+
+    If there are several reasons, a row counts under the first.
+    """
+    limits = scope.limits
+    tests: dict[str, Any] = {"leased": ~is_free, "used up": items.c.used_up}
+    if request.group_by == "episode_id":
+        tests["in no episode"] = items.c.episode_id.is_(None)
+    if request.node != EVERYTHING and request.group_by is None:
+        tests["unmatched"] = ~matches(request.node, request.steps)
+    for name, limit in (
+        ("in quarantine", Eligibility(quarantine=limits.quarantine)),
+        ("stale", Eligibility(oldest_version=limits.oldest_version)),
+        ("of another session", Eligibility(session=limits.session)),
+    ):
+        if limit:
+            tests[name] = limit.is_ineligible(items)
+    state = case(*((test, name) for name, test in tests.items()), else_="free")
+    states = select(state.label("state")).where(in_window).subquery("states").c
+    counted: Any = select(states.state, func.count()).group_by(states.state)
+    return {name: int(n) for name, n in connection.execute(counted, scope.parameters())}
+
+
+def _described_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
+    words = {
+        "leased": "leased by others",
+        "unmatched": "that do not match the condition",
+        **_limit_words(settings),
+    }
+    parts = [f"{rows.get('free', 0)} rows may be claimed"]
+    return ", ".join([*parts, *(f"{rows[name]} {words[name]}" for name in words if name in rows)])
+
+
+def _limit_words(settings: SamplingConfig) -> dict[str, str]:
+    return {
+        "used up": f"used up (max_use {settings.max_use})",
+        "in quarantine": "in quarantine",
+        "stale": f"more than {settings.max_staleness} behind the clock (max_staleness)",
+        "of another session": "of another session (current_session_only)",
+    }
+
+
+def _described_groups(
+    connection: Connection,
+    scope: Scope,
+    request: ClaimRequest,
+    rows: Mapping[str, int],
+    settings: SamplingConfig,
+) -> str:
+    groups_by_state: dict[str, list[Any]] = defaultdict(list)
+    for group in connection.execute(states_of_groups(scope.limits, request), scope.parameters()):
+        groups_by_state[group.state].append(group)
+    is_episode = request.group_by == "episode_id"
+    words = {
+        "leased": "leased by others",
+        "unmatched": "without a row that matches the condition",
+        **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
+        "open": "open" if is_episode else "with an open episode",
+        "small": f"of fewer than {request.min_group_size} rollouts",
+        "cut": "with steps that were evicted",
+    }
+    parts = [f"{len(groups_by_state['free'])} groups may be claimed"]
+    for state, text in words.items():
+        if groups_of_state := groups_by_state[state]:
+            sizes = _described_sizes(connection, groups_of_state, is_episode)
+            parts.append(f"{len(groups_of_state)} {text}{sizes}")
+    if len(parts) == 1:
+        of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
+        parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]
+    return ", ".join(parts)
+
+
+def _described_sizes(
+    connection: Connection, groups_of_state: Sequence[Any], is_episode: bool
+) -> str:
+    """Return the first groups with their numbers of rollouts."""
+    shown: dict[Any, int] = {group.key: group.size for group in groups_of_state[:SHOWN]}
+    names: dict[Any, str] = {}
+    if is_episode:
+        known: Any = select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(shown))
+        names = dict(connection.execute(known).all())
+    sizes = [f"{names.get(key, key)!r}: {size}" for key, size in shown.items()]
+    return f" ({', '.join([*sizes, '...'] if len(groups_of_state) > SHOWN else sizes)})"

@@ -28,14 +28,13 @@ from sqlbuffer.storage.database.engine import (
     engine_for,
     resolve_url,
 )
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.retrying import retried
+from sqlbuffer.storage.database.errors import retried, translated
 from sqlbuffer.storage.database.sqlite import lock_path, writer_lock
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, reading
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
 from sqlbuffer.storage.migrations import required_features
 from sqlbuffer.storage.migrations.required_features import check_postgresql
-from sqlbuffer.storage.schema.tables import schema_info
+from sqlbuffer.storage.schema.metadata import schema_info
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -149,15 +148,15 @@ def _upgrade(engine: Engine, resolved: URL, revision: str) -> None:
                 connection.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK}
                 )
-            found = current(connection)
-            if found not in (None, *REVISIONS):
-                check(connection, resolved, found)
+            revision_before = current(connection)
+            if revision_before not in (None, *REVISIONS):
+                check(connection, resolved, revision_before)
                 return
-            if found is None:
+            if revision_before is None:
                 _refuse_taken_names(connection, resolved)
             # Another process was faster. Alembic takes a quarter of a second, for which all would
             # wait.
-            if found == HEAD and revision in ("head", HEAD):
+            if revision_before == HEAD and revision in ("head", HEAD):
                 return
             _run_alembic(connection, "upgrade", revision)
 
@@ -325,10 +324,10 @@ def with_schema(
 
     It is repeated as in `retried`.
     """
-    own = url if isinstance(url, Engine) else None
+    users_engine = url if isinstance(url, Engine) else None
 
     def attempt() -> T:
-        engine = own if own is not None else engine_for(resolved)
+        engine = users_engine if users_engine is not None else engine_for(resolved)
         ensure_schema(engine, resolved, create=False)
         return work(engine)
 

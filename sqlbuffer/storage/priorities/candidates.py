@@ -28,13 +28,11 @@ from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.priorities.blocks import Upkeep, needs_resummary
-from sqlbuffer.storage.priorities.tables import priorities, priority_blocks
-from sqlbuffer.storage.rows.row_selection import BUFFER_ID, LOW, SEQS
-from sqlbuffer.storage.rows.statements import in_order
+from sqlbuffer.storage.priorities.blocks import Upkeep, needs_resummary, priorities, priority_blocks
+from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW, SEQS, in_order
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.schema.expressions import SeqList
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
-from sqlbuffer.storage.schema.parameters import SeqList
 from sqlbuffer.weighted_sampling import Weights, weights_of
 
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
@@ -208,8 +206,8 @@ def _processed(element: FunctionElement[Any], compiler: Any, kw: Any) -> list[st
 
 
 def _all_packed(statement: Select[Any]) -> Select[Any]:
-    found = statement.subquery("found")
-    return select(*(packed(each) for each in found.c))
+    columns = statement.subquery("found")
+    return select(*(packed(column_of_it) for column_of_it in columns.c))
 
 
 def _number(name: str) -> Any:
@@ -309,7 +307,7 @@ def arrays(
     if isinstance(rows[0][0], bytes):
         return [unpacked(value, dtype) for value, dtype in zip(rows[0], dtypes, strict=True)]
     columns = zip(*rows, strict=True)
-    return [np.array(each, dtype) for each, dtype in zip(columns, dtypes, strict=True)]
+    return [np.array(values, dtype) for values, dtype in zip(columns, dtypes, strict=True)]
 
 
 def unpacked(value: bytes, dtype: Any) -> NDArray[Any]:
@@ -395,16 +393,16 @@ class Priorities:
         is_summarized = np.zeros(blocks.size, bool)
         if not blocks.size:
             return sums, bounds, is_summarized
-        found, found_sums, tops = self._read_summaries(int(blocks[0]), int(blocks[-1]))
-        at = found - blocks[0]
-        sums[at], bounds[at] = found_sums, weights_of(np.abs(tops), self.alpha) * SLACK
-        is_summarized[at] = True
+        known, known_sums, tops = self._read_summaries(int(blocks[0]), int(blocks[-1]))
+        places = known - blocks[0]
+        sums[places], bounds[places] = known_sums, weights_of(np.abs(tops), self.alpha) * SLACK
+        is_summarized[places] = True
         # Some rows of a block that the window cuts have left; a draw from a part of the window cuts
         # a block at its upper end as well.
         is_cut = np.maximum(blocks * size, 1) <= low
         is_full = (blocks + 1) * size - 1 <= self._candidates.high
         is_summarized &= ~is_cut & is_full
-        worst = needs_resummary(size, sums, bounds, at[tops < 0])
+        worst = needs_resummary(size, sums, bounds, places[tops < 0])
         self._upkeep.note(size, blocks, is_full & ~is_cut & ~is_summarized, worst)
         return sums, bounds, is_summarized
 
@@ -435,9 +433,9 @@ class Priorities:
         """Return the weights of numbers, each once and in order; 0 for rows that do not match."""
         low, high = self._candidates.low, self._candidates.high
         asked = seqs[(low < seqs) & (seqs <= high)]
-        found, priorities = self._look_up(asked)
+        matching, priorities = self._look_up(asked)
         weights = np.zeros(seqs.size)
-        weights[np.searchsorted(seqs, found)] = weights_of(priorities, self.alpha)
+        weights[np.searchsorted(seqs, matching)] = weights_of(priorities, self.alpha)
         return weights
 
     def among(self, candidates: Candidates) -> "Priorities":
@@ -447,31 +445,31 @@ class Priorities:
     def of(self, seqs: Sequence[int] | Integers) -> Reals:
         """Return the priorities of rows of the candidates."""
         wanted = np.asarray(seqs, np.int64)
-        found = np.full(wanted.size, np.nan)
-        self._fill(wanted, found)
-        if np.isnan(found).any():
-            self._look_up(np.unique(wanted[np.isnan(found)]))
-            self._fill(wanted, found)
-        return found
+        values = np.full(wanted.size, np.nan)
+        self._fill(wanted, values)
+        if np.isnan(values).any():
+            self._look_up(np.unique(wanted[np.isnan(values)]))
+            self._fill(wanted, values)
+        return values
 
-    def _fill(self, wanted: Integers, found: Reals) -> None:
+    def _fill(self, wanted: Integers, values: Reals) -> None:
         for seqs, seen in self._seen:
             if not seqs.size:
                 continue
-            at = np.minimum(np.searchsorted(seqs, wanted), seqs.size - 1)
-            is_there = seqs[at] == wanted
-            found[is_there] = seen[at[is_there]]
+            places = np.minimum(np.searchsorted(seqs, wanted), seqs.size - 1)
+            is_there = seqs[places] == wanted
+            values[is_there] = seen[places[is_there]]
 
     def _look_up(self, seqs: Integers) -> tuple[Integers, Reals]:
         """Return the given numbers that match, in order, and their priorities."""
         if not seqs.size:
             return seqs, np.empty(0)
         parameters = {BUFFER_ID: self._info.id, SEQS: seqs.tolist()}
-        found, priorities = self._arrays(self._of_numbers, parameters)
-        order = np.argsort(found, kind="stable")
-        found, priorities = found[order], priorities[order]
-        self._seen.append((found, priorities))
-        return found, priorities
+        numbers, priorities = self._arrays(self._of_numbers, parameters)
+        order = np.argsort(numbers, kind="stable")
+        numbers, priorities = numbers[order], priorities[order]
+        self._seen.append((numbers, priorities))
+        return numbers, priorities
 
     @cached_property
     def _of_numbers(self) -> Any:
@@ -491,9 +489,9 @@ class Priorities:
         seqs, priorities = self._arrays(initial(candidates), {})
         updated, values = self._arrays(UPDATED, {BUFFER_ID: self._info.id, LOW: candidates.low})
         if updated.size:
-            at = np.minimum(np.searchsorted(updated, seqs), updated.size - 1)
-            is_updated = updated[at] == seqs
-            priorities[is_updated] = values[at[is_updated]]
+            places = np.minimum(np.searchsorted(updated, seqs), updated.size - 1)
+            is_updated = updated[places] == seqs
+            priorities[is_updated] = values[places[is_updated]]
         self._seen.append((seqs, priorities))
         return seqs, priorities
 
@@ -506,10 +504,10 @@ class Priorities:
         weights, n_seen = self.weights, 0
         least = self._least_seen()
         while True:
-            found = self._least_blocks(weights, n_seen)
+            blocks = self._least_blocks(weights, n_seen)
             unknown = [
                 (place, priority, is_lower_bound)
-                for place, priority, is_lower_bound in found
+                for place, priority, is_lower_bound in blocks
                 if priority < least and not weights.has_read(place)
             ]
             least = min(
@@ -519,8 +517,8 @@ class Priorities:
             if bounded:
                 weights.read(np.array(bounded))
                 least = min(least, self._least_seen())
-            n_seen += len(found)
-            if len(found) < LEAST_AT_ONCE or found[-1][1] >= least:
+            n_seen += len(blocks)
+            if len(blocks) < LEAST_AT_ONCE or blocks[-1][1] >= least:
                 return least
 
     def _least_seen(self) -> float:

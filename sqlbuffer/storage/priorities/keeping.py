@@ -1,28 +1,231 @@
 """Set the priorities of rows, and summarize them by block."""
 
+import json
+import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Integer, bindparam, insert, select
 
 from sqlbuffer.errors import StorageBusyError, StorageFullError, StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, retry_on_disconnect
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.buffers.writes import commits_of
-from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import is_joined, joined_connection
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.dialects.connections import writing
-from sqlbuffer.storage.priorities import postgresql, sqlite
-from sqlbuffer.storage.priorities.blocks import Blocks, Upkeep
-from sqlbuffer.storage.priorities.candidates import Priorities
+from sqlbuffer.storage.database.errors import NO_BUFFER, translated
+from sqlbuffer.storage.database.transactions import driver_of, is_joined, joined_connection
+from sqlbuffer.storage.dialects import by_database, number_array, real_array, writing
+from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.priorities.blocks import (
+    SUMMARIZE_TIMEOUT_S,
+    Blocks,
+    Changes,
+    Kept,
+    Upkeep,
+    priority_blocks,
+    summary,
+)
+from sqlbuffer.storage.priorities.candidates import (
+    Priorities,
+    sqlite_initial_priority,
+    sqlite_steps_between,
+)
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+# A row of `priorities` belongs to a row that the buffer holds. If the row is gone, its priority is
+# null here and the caller drops it: a condition here would double the time.
+_SQLITE_HELD = (
+    "SELECT j.value, p.rowid, coalesce(p.priority, (SELECT coalesce(e.initial_priority, 1.0) "
+    f"FROM experiences e WHERE e.key = (:id << {NUMBER_BITS}) + j.value AND e.seq = j.value), "
+    f"{sqlite_initial_priority(':id', 'j.value')}) FROM json_each(:seqs) j "
+    "LEFT JOIN priorities p ON p.buffer_id = :id AND p.seq = j.value "
+    "WHERE j.value > (SELECT low_seq FROM v_windows WHERE buffer_id = :id)"
+)
+_SQLITE_STEPS_OF_BLOCK = sqlite_steps_between("(SELECT 1)", ":id", ":first", ":last")
+_SQLITE_OF_BLOCK = (
+    "SELECT coalesce(p.priority, e.initial_priority, 1.0) FROM experiences e "
+    "LEFT JOIN priorities p ON p.buffer_id = e.buffer_id AND p.seq = e.seq "
+    f"WHERE e.key >= (:id << {NUMBER_BITS}) + :first AND e.key <= (:id << {NUMBER_BITS}) + :last "
+    f"UNION ALL SELECT priority FROM ({_SQLITE_STEPS_OF_BLOCK})"
+)
+_SQLITE_UPDATE = "UPDATE priorities SET priority = ? WHERE rowid = ?"
+_SQLITE_ADD = "INSERT INTO priorities (buffer_id, seq, priority) VALUES (?, ?, ?)"
+_SQLITE_BLOCKS = (
+    "SELECT k.block, k.weight_sum, k.max_priority, coalesce(k.min_priority, 9e999), "
+    "k.max_is_upper_bound, k.min_is_lower_bound FROM json_each(:blocks) j "
+    "CROSS JOIN priority_blocks k ON k.buffer_id = :id AND k.block = j.value"
+)
+_SQLITE_CHANGE = (
+    "UPDATE priority_blocks SET weight_sum = ?, max_priority = ?, min_priority = ?, "
+    "max_is_upper_bound = ?, min_is_lower_bound = ? WHERE block = ? AND buffer_id = ?"
+)
+_SQLITE_FORGET = "DELETE FROM priority_blocks WHERE buffer_id = ? AND block = ?"
+_SQLITE_RAISE = (
+    "UPDATE buffers SET max_priority = :largest WHERE id = :id "
+    "AND (max_priority IS NULL OR max_priority < :largest)"
+)
+_SQLITE_LOG = (
+    "INSERT INTO change_log (buffer_id, kind, seqs, origin) "
+    "SELECT id, 'priorities', :seqs, :origin FROM buffers WHERE id = :id AND has_followers"
+)
+_SQLITE_SUMMARIZE = (
+    "INSERT INTO priority_blocks (buffer_id, block, n_rows, weight_sum, max_priority, "
+    "min_priority) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, block) DO UPDATE "
+    "SET n_rows = excluded.n_rows, weight_sum = excluded.weight_sum, "
+    "max_priority = excluded.max_priority, min_priority = excluded.min_priority, "
+    "max_is_upper_bound = 0, min_is_lower_bound = 0"
+)
+
+
+def _sqlite_update_priorities(
+    connection: Connection,
+    of: Blocks,
+    seqs: Sequence[int],
+    priorities: Sequence[float],
+    origin: str | None = None,
+) -> int:
+    """Set the priorities of the rows that the buffer holds, and log them; return how many."""
+    driver = driver_of(connection)
+    listed = json.dumps(list(seqs))
+    asked = driver.execute(_SQLITE_HELD, {"id": of.buffer_id, "seqs": listed})
+    stored = [row for row in asked if row[2] is not None]
+    if not stored:
+        _sqlite_check_there(connection, of.buffer_id)
+        return 0
+    priority_of = dict(zip(seqs, priorities, strict=True))
+    held, places, old = zip(*stored, strict=True)
+    new = [priority_of[seq] for seq in held]
+    rows = list(zip(held, places, new, strict=True))
+    driver.executemany(_SQLITE_UPDATE, [(p, place) for _, place, p in rows if place is not None])
+    driver.executemany(
+        _SQLITE_ADD, [(of.buffer_id, seq, p) for seq, place, p in rows if place is None]
+    )
+    _sqlite_change_blocks(driver, of, of.changes(np.array(held), np.array(old), np.array(new)))
+    driver.execute(_SQLITE_RAISE, {"id": of.buffer_id, "largest": max(new)})
+    driver.execute(_SQLITE_LOG, {"id": of.buffer_id, "seqs": listed, "origin": origin})
+    return len(rows)
+
+
+def _sqlite_check_there(connection: Connection, buffer_id: int) -> None:
+    rows = connection.exec_driver_sql("SELECT 1 FROM buffers WHERE id = ?", (buffer_id,))
+    if rows.first() is None:
+        raise sqlite3.IntegrityError(f"{NO_BUFFER} with buffer_id {buffer_id}")
+
+
+def _sqlite_change_blocks(driver: sqlite3.Connection, of_buffer: Blocks, changes: Changes) -> None:
+    listed = json.dumps(changes.block.tolist())
+    stored = driver.execute(
+        _SQLITE_BLOCKS, {"id": of_buffer.buffer_id, "blocks": listed}
+    ).fetchall()
+    if not stored:
+        return
+    kept = of_buffer.changed(Kept.of(stored), changes)
+    columns = [column.tolist() for column in (*kept[1:], kept.block)]
+    columns[2] = [None if least == np.inf else least for least in columns[2]]
+    rows = [(*row, of_buffer.buffer_id) for row in zip(*columns, strict=True)]
+    driver.executemany(_SQLITE_CHANGE, rows)
+    for block in kept.block[of_buffer.are_lost(kept)].tolist():
+        driver.execute(_SQLITE_FORGET, (of_buffer.buffer_id, block))
+
+
+def _sqlite_summarize(
+    connection: Connection, of: Blocks, blocks: Sequence[int], settled: int
+) -> int:
+    """Add up the blocks in the window that can get no more rows; return how many were added up.
+
+    Rows of priorities that have left the window are deleted.
+    """
+    state = connection.exec_driver_sql(
+        "SELECT w.low_seq, b.clean_seq FROM v_windows w JOIN buffers b ON b.id = w.buffer_id "
+        "WHERE b.id = ?",
+        (of.buffer_id,),
+    ).one_or_none()
+    if state is None:
+        return 0
+    low, clean_seq = state
+    held = held_low(connection, of.buffer_id)
+    _sqlite_clean(connection, of, low if held is None else min(low, held), clean_seq)
+    size = of.size
+    summaries = [
+        summary(block, _sqlite_priorities(connection, of, block), of.alpha)
+        for block in blocks
+        if max(block * size, 1) > low and (block + 1) * size <= settled + 1
+    ]
+    if summaries:
+        connection.exec_driver_sql(_SQLITE_SUMMARIZE, [(of.buffer_id, *row) for row in summaries])
+    return len(summaries)
+
+
+def _sqlite_clean(connection: Connection, of: Blocks, low: int, clean_seq: int) -> None:
+    size = of.size
+    cleaned = min(low + 1, clean_seq + of.n_cleaned) // size * size - 1
+    if cleaned <= clean_seq:
+        return
+    for table, key, first, last in (
+        ("priorities", "seq", clean_seq, cleaned),
+        ("priority_blocks", "block", clean_seq // size, cleaned // size),
+    ):
+        connection.exec_driver_sql(
+            f"DELETE FROM {table} WHERE buffer_id = ? AND {key} >= ? AND {key} <= ?",
+            (of.buffer_id, first, last),
+        )
+    connection.exec_driver_sql(
+        "UPDATE buffers SET clean_seq = ? WHERE id = ?", (cleaned, of.buffer_id)
+    )
+
+
+def _sqlite_priorities(connection: Connection, of: Blocks, block: int) -> NDArray[np.float64]:
+    """Return the priorities of the rows of a block."""
+    first, last = block * of.size, (block + 1) * of.size - 1
+    values = {"id": of.buffer_id, "first": first, "last": last}
+    rows = connection.exec_driver_sql(_SQLITE_OF_BLOCK, values).scalars()
+    return np.fromiter(rows, np.float64)
+
+
+_POSTGRESQL_UPDATE = (
+    "SELECT sqlbuffer_update_priorities_v1(%s::integer, %s::bigint[], %s::double precision[], "
+    "%s::uuid)"
+)
+_POSTGRESQL_SUMMARIZE = (
+    "SELECT sqlbuffer_summarize_v1(%s::integer, %s::bigint[], %s::bigint, %s::bigint)"
+)
+
+
+def _postgresql_update_priorities(
+    connection: Connection,
+    of: Blocks,
+    seqs: Sequence[int],
+    priorities: Sequence[float],
+    origin: str | None = None,
+) -> int:
+    values = (of.buffer_id, number_array(seqs), real_array(priorities), origin)
+    ((n_updated,),) = driver_of(connection).execute(_POSTGRESQL_UPDATE, values)
+    return int(n_updated)
+
+
+def _postgresql_summarize(
+    connection: Connection, of: Blocks, blocks: Sequence[int], settled: int
+) -> int:
+    driver = driver_of(connection)
+    driver.execute(f"SET LOCAL lock_timeout = '{SUMMARIZE_TIMEOUT_S}s'")
+    values = (of.buffer_id, list(blocks), settled, of.n_cleaned)
+    ((n_summarized,),) = driver.execute(_POSTGRESQL_SUMMARIZE, values)
+    return int(n_summarized)
+
 
 update_priorities = by_database(
-    sqlite=sqlite.update_priorities, postgresql=postgresql.update_priorities
+    sqlite=_sqlite_update_priorities, postgresql=_postgresql_update_priorities
 )
-summarize = by_database(sqlite=sqlite.summarize, postgresql=postgresql.summarize)
+summarize = by_database(sqlite=_sqlite_summarize, postgresql=_postgresql_summarize)
 
 
 # Number of updates of priorities after which rows below the window are cleaned.
@@ -88,9 +291,13 @@ class PriorityKeeping:
     def _update_priorities(
         self, seqs: Sequence[int], priorities: Sequence[float], origin: str
     ) -> int:
-        own, engine = joined_connection(self.buffer.engine), self.buffer.engine
+        joined, engine = joined_connection(self.buffer.engine), self.buffer.engine
         # No write that must take effect once: the same priorities may be set again.
-        begun = writing(engine, self.buffer.options.durability) if own is None else nullcontext(own)
+        begun = (
+            writing(engine, self.buffer.options.durability)
+            if joined is None
+            else nullcontext(joined)
+        )
         with translated(self.buffer.url), begun as connection:
             return update_priorities(connection, self.blocks, seqs, priorities, origin)
 
@@ -155,3 +362,42 @@ class PriorityKeeping:
         """The parameters of the blocks."""
         info = self.buffer.info
         return Blocks(info.id, info.block_size, info.config.priorities.alpha)
+
+
+Sums = list[dict[str, Any]]
+
+_SUMS = select(priority_blocks).where(
+    priority_blocks.c.buffer_id == bindparam("buffer", type_=Integer()),
+    is_number_of(priority_blocks.c.block, bindparam("blocks", type_=SeqList())),
+)
+
+
+def weightless_sums(
+    connection: Connection, info: BufferInfo, seqs: Sequence[int], origin: str
+) -> Sums:
+    """Subtract the weights of rows that are about to be deleted from the sums of their blocks.
+
+    Return these sums: the deletion discards them, and `add_sums` stores them again. Otherwise each
+    draw would read as many blocks as rows were deleted.
+    """
+    if not info.config.priorities.enabled or info.has_chunks or not seqs:
+        return []
+    size = info.block_size
+    blocks = Blocks(info.id, size, info.config.priorities.alpha)
+    update_priorities(connection, blocks, seqs, [0.0] * len(seqs), origin)
+    leaving = Counter(seq // size for seq in seqs)
+    sums = connection.execute(_SUMS, {"buffer": info.id, "blocks": sorted(leaving)}).mappings()
+    return [{**row, "n_rows": row["n_rows"] - leaving[row["block"]]} for row in sums]
+
+
+def add_sums(connection: Connection, sums: Sums, n_removed: int, n_given: int) -> None:
+    """Store the sums of `weightless_sums` again, after the rows were deleted.
+
+    Args:
+        connection: The transaction.
+        sums: The sums.
+        n_removed: Number of rows that were deleted.
+        n_given: Number of rows that were subtracted; if some did not exist, no sum is stored.
+    """
+    if sums and n_removed == n_given:
+        connection.execute(insert(priority_blocks), sums)

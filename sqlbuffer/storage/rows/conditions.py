@@ -27,9 +27,17 @@ from sqlbuffer.codec.plain_values import dumps, escape_key, hex_text, is_storabl
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
 from sqlbuffer.query.tree import Field, Group, Leaf, Node
+from sqlbuffer.storage import labels
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.labels import late_values
+from sqlbuffer.storage.schema.expressions import (
+    IntegerList,
+    KeyList,
+    Number,
+    NumberList,
+    Real,
+    one_of,
+)
 from sqlbuffer.storage.schema.json_values import (
     json_has_element,
     json_has_key,
@@ -43,14 +51,6 @@ from sqlbuffer.storage.schema.json_values import (
     user_extra,
 )
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.schema.parameters import (
-    IntegerList,
-    KeyList,
-    Number,
-    NumberList,
-    Real,
-    one_of,
-)
 
 Table = Any  # experiences, steps of chunks, the view v_experiences, or an alias of one
 # Columns that the view shows under another name.
@@ -135,9 +135,9 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
 def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     """Return a column of the row, or the late value in its place."""
     if field.is_labelled:
-        return late_values.value_of(column, table)
-    own: ColumnElement[Any] = table.c[column]
-    return own
+        return labels.value_of(column, table)
+    stored: ColumnElement[Any] = table.c[column]
+    return stored
 
 
 def _is_view(table: Table) -> bool:
@@ -283,9 +283,9 @@ def _like(leaf: Leaf, table: Table) -> ColumnElement[bool]:
         return _contains(column, part, leaf.negated)
     if field.kind != "json":
         return false()
-    found = _has_element(field, part, column)
+    has_element = _has_element(field, part, column)
     is_list = json_kind(column, field.path) == "array"
-    parts = [and_(is_list, found.is_not(true())) if leaf.negated else found]
+    parts = [and_(is_list, has_element.is_not(true())) if leaf.negated else has_element]
     if isinstance(part, str):
         has_key = json_has_key(column, field.path, literal(escape_key(part), KEY))
         hex_position = position_of(json_hex_text(column, field.path), literal(hex_text(part), KEY))

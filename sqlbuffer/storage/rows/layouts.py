@@ -1,6 +1,11 @@
-"""The two ways in which steps are stored, each as a row or in chunks, and their differences."""
+"""The two ways in which steps are stored, each as a row or in chunks, and their differences.
 
-from collections.abc import Callable, Sequence
+Rows are read with their late and replaced values, or as slices of one step.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -10,7 +15,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Table, select, true
 
-from sqlbuffer.encoding.records import Record
+from sqlbuffer.encoding.records import Record, decode_reals
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks import postgresql, sqlite
@@ -21,14 +26,182 @@ from sqlbuffer.storage.chunks.relations import (
     steps_at,
     steps_of_chunks,
 )
-from sqlbuffer.storage.chunks.slices import Parts, StepColumns, blocks_of, records_in
+from sqlbuffer.storage.chunks.slices import Parts, Reach, Slice, StepColumns, blocks_of, records_in
 from sqlbuffer.storage.chunks.tables import chunks
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
-from sqlbuffer.storage.rows import row_slices
-from sqlbuffer.storage.rows.stored_rows import Row, with_marks
-from sqlbuffer.storage.schema.number_keys import has_number, is_numbered
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.dialects import by_database, number_array, number_list
+from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
+from sqlbuffer.storage.schema.expressions import unindexed
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number, is_numbered
+
+# Positions in `statements.ROW_COLUMNS`: seq, then the columns of a record.
+TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+)
+
+# A stored row: seq, then the fields of a record.
+Row = tuple[Any, ...]
+
+
+# Place of each column of a record in a row.
+PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
+
+
+def with_values(row: Row, values: Mapping[int, Any]) -> Row:
+    """Return a row with other values at some places."""
+    changed = list(row)
+    for place, value in values.items():
+        if place < len(changed):  # a row without typed fields ends before its block
+            changed[place] = value
+    return tuple(changed)
+
+
+# Columns of `Marks`.
+_REPLACED, _LATE = ("reward_t", "terminated", "truncated"), ("reward_t", "adv_t", "v_t", "fields")
+# Places behind the columns of a record, in rows with typed fields.
+_BLOCK, _BLOCK_PLACE = 1 + len(Record._fields), 2 + len(Record._fields)
+
+
+def with_marks(rows: list[Row], marks: Marks, columns: Set[str]) -> list[Row]:
+    """Return rows without deleted steps, with late and replaced values.
+
+    `fields` gets the late fields only: the others are in the bytes of the step.
+
+    Args:
+        rows: The rows.
+        marks: What became of their steps.
+        columns: Columns of a `Record` that were read; the others stay as they are.
+    """
+    deleted = set(marks.deleted)
+    changed: dict[int, dict[int, Any]] = {}
+    for seq, block, *values in marks.replaced:
+        changed[seq] = {
+            PLACES[name]: value
+            for name, value in zip(_REPLACED, values, strict=True)
+            if name in columns
+        } | {_BLOCK: block, _BLOCK_PLACE: 0}
+    for seq, *values in marks.labels:
+        changed.setdefault(seq, {}).update(_given_values(_LATE, values, {*columns, "fields"}))
+    for seq, extra in marks.extras:
+        changed.setdefault(seq, {}).update(_given_values(("extra",), (extra,), columns))
+    return [
+        with_values(row, changed[row[0]]) if row[0] in changed else row
+        for row in rows
+        if row[0] not in deleted
+    ]
+
+
+def _given_values(names: Sequence[str], values: Sequence[Any], columns: Set[str]) -> dict[int, Any]:
+    return {
+        PLACES[name]: value
+        for name, value in zip(names, values, strict=True)
+        if name in columns and value is not None
+    }
+
+
+def task_order(row: Row) -> tuple[Any, ...]:
+    """Order by episode, step and time, then by insert; missing values come first."""
+    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
+    return (
+        episode is not None,
+        episode or "",
+        step,
+        float("-inf") if time is None else time,
+        seq,
+    )
+
+
+_REWARD = struct.Struct(">d")
+# Without both the row has no place in an episode.
+_HAS_PLACE = "x.episode_id IS NOT NULL AND x.t IS NOT NULL"
+_OWN = f"""x.seq, x.reward_t, x.terminated, x.truncated,
+    CASE WHEN x.extra IS NOT NULL THEN CAST(x.extra AS text) END,
+    CASE WHEN {_HAS_PLACE} THEN x.episode_id END, CASE WHEN {_HAS_PLACE} THEN x.t END,
+    x.model_version, x.session_id"""
+_KEY = f"""SELECT {_OWN}, x.task_id, x.agent_id, x.step,
+    e.key, e.length, e.status, e."return", e.reward,
+    CASE WHEN x.t + {{within}} >= e.length THEN e.final_arrays END"""
+_ON = f"LEFT JOIN episodes e ON e.id = x.episode_id AND {_HAS_PLACE}"
+_KEYS = {
+    "sqlite": f"""{_KEY.format(within=":within")}
+FROM json_each(:seqs) w CROSS JOIN experiences x ON x.key = (:id << {NUMBER_BITS} | w.value) {_ON}
+WHERE :stride = 1 OR x.t % :stride = 0""",
+    "postgresql": f"""{_KEY.format(within="%(within)s::integer")}
+FROM unnest(%(seqs)s::bigint[]) AS w(seq)
+CROSS JOIN LATERAL (SELECT * FROM experiences r
+    WHERE r.buffer_id = %(id)s::integer AND r.seq = w.seq OFFSET 0) x {_ON}
+WHERE %(stride)s = 1 OR mod(x.t, %(stride)s) = 0""",
+}
+_RANGES = {
+    "sqlite": f"""SELECT {_OWN} FROM json_each(:ranges) w
+CROSS JOIN experiences x ON x.buffer_id = :id AND x.episode_id = json_extract(w.value, '$[0]')
+    AND x.t BETWEEN json_extract(w.value, '$[1]') AND json_extract(w.value, '$[2]')""",
+    "postgresql": f"""SELECT {_OWN}
+FROM unnest(%(episodes)s::bigint[], %(firsts)s::integer[], %(lasts)s::integer[])
+    AS w(episode_id, first_t, last_t)
+CROSS JOIN LATERAL (SELECT * FROM experiences r WHERE r.buffer_id = %(id)s::integer
+    AND r.episode_id = w.episode_id AND r.t BETWEEN w.first_t AND w.last_t OFFSET 0) x""",
+}
+
+
+def read_keys(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], reach: Reach, has_versions: bool
+) -> list[tuple[Any, ...]]:
+    """Return rows as keys; see `slice_table.read_keys`."""
+    parameters = {
+        "id": buffer_id, "within": reach.final_within, "stride": reach.stride,
+        "seqs": _list(connection, seqs),
+    }  # fmt: skip
+    keys = []
+    for row in _run(connection, _KEYS, parameters):
+        one, (task, agent, step), episode = _slice(row), row[9:12], row[12:]
+        versions = row[7:9] if has_versions else ()
+        of_row = one.seq, task, agent, step
+        if reach.is_alone:
+            keys.append((*of_row, one.seq, *one[5:], *versions))
+        else:
+            place = one.t, one.seq, 1, one.episode_id
+            keys.append((*of_row, *place, *one[5:], *episode, *versions))
+    return keys
+
+
+def read_ranges(
+    connection: Connection,
+    buffer_id: int,
+    ranges: Sequence[tuple[int, int, int]],
+    reach: Reach,
+    has_versions: bool,
+) -> list[tuple[Any, ...]]:
+    """Return the rows of ranges of episodes as slices; see `slice_table.read_ranges`."""
+    parameters: dict[str, Any] = {"id": buffer_id, "ranges": json.dumps(ranges)}
+    if connection.dialect.name == "postgresql":
+        names = ("episodes", "firsts", "lasts")
+        parameters |= dict(zip(names, map(number_array, zip(*ranges, strict=True)), strict=True))
+        del parameters["ranges"]
+    rows = _run(connection, _RANGES, parameters)
+    return [(*_slice(row), *(row[7:9] if has_versions else ())) for row in rows]
+
+
+def _slice(row: Sequence[Any]) -> Slice:
+    seq, reward, terminated, truncated, extra, episode, t, *_ = row
+    if reward is None:
+        tags = {} if extra is None or '"$reals"' not in extra else decode_reals(extra)
+        reward = tags.get("reward_t", float("nan"))
+    is_told = terminated is not None or truncated is not None
+    ends = bytes([bool(terminated) | bool(truncated) << 1]) if is_told else None
+    return Slice(seq, episode, t, 0, 1, _REWARD.pack(reward), ends, 1, None, b"")
+
+
+def _list(connection: Connection, seqs: Sequence[int]) -> str:
+    is_sqlite = connection.dialect.name == "sqlite"
+    return number_list(seqs) if is_sqlite else number_array(seqs)
+
+
+def _run(
+    connection: Connection, texts: dict[str, str], parameters: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    return fetch(connection, texts[connection.dialect.name], parameters)
+
 
 _Column = Sequence[Any]
 
@@ -105,12 +278,12 @@ def read_rows(
         return []
     parts = Parts(has_fields, not columns.isdisjoint(_PAYLOADS), "arrays" in columns)
     runs_at = runs_of(seqs, _GAP)
-    found = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
-    runs = _Runs._make(zip(*found, strict=True) if found else [()] * len(_Runs._fields))
+    slices = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
+    runs = _Runs._make(zip(*slices, strict=True) if slices else [()] * len(_Runs._fields))
     rows = list(zip(*_columns(runs, columns, parts), strict=True))
-    own = frozenset(seqs)
-    if sum(n for _, n in runs_at) > len(own):
-        rows = [row for row in rows if row[0] in own]
+    wanted_seqs = frozenset(seqs)
+    if sum(n for _, n in runs_at) > len(wanted_seqs):
+        rows = [row for row in rows if row[0] in wanted_seqs]
     if any(wanted):
         marks = read_marks(connection, buffer_id, runs_of(seqs), wanted, has_chunks=True)
         rows = with_marks(rows, marks, columns)
@@ -163,22 +336,22 @@ def _or_none(reals: NDArray[np.float64]) -> _Column:
 
 def _given_ids(runs: _Runs, seqs: Sequence[int]) -> dict[int, str]:
     """Return the ids that users gave, by position among the steps."""
-    given: dict[int, str] = {}
+    ids: dict[int, str] = {}
     for text in runs.ids:
         if text is not None:
-            given |= {int(seq): id_ for seq, id_ in orjson.loads(text).items()}
-    return {i: given[seq] for i, seq in enumerate(seqs) if seq in given} if given else {}
+            ids |= {int(seq): id_ for seq, id_ in orjson.loads(text).items()}
+    return {i: ids[seq] for i, seq in enumerate(seqs) if seq in ids} if ids else {}
 
 
 def _payloads_of(runs: _Runs, trees: Sequence[Any], columns: frozenset[str]) -> dict[str, _Column]:
     """Return the JSON of steps as texts, and the bytes to which it refers."""
     arrays: list[Any] = []
-    for own, n in zip(runs.payload_arrays, runs.n, strict=True):
-        if own is None or n == 1:
-            arrays += [own] * n
+    for raw, n in zip(runs.payload_arrays, runs.n, strict=True):
+        if raw is None or n == 1:
+            arrays += [raw] * n
         else:
             ranges = (tree and tree.get("arrays") for tree in trees[len(arrays) : len(arrays) + n])
-            arrays += [at and own[at[0] : at[0] + at[1]] for at in ranges]
+            arrays += [at and raw[at[0] : at[0] + at[1]] for at in ranges]
     made: dict[str, _Column] = {"arrays": arrays}
     for name in columns.intersection(_PAYLOADS):
         values = [tree.get(name) if tree else None for tree in trees]
@@ -267,8 +440,8 @@ ROWS = StepLayout(
     table=experiences,
     number="seq",
     mark="inserted_at",
-    read_keys=row_slices.read_keys,
-    read_ranges=row_slices.read_ranges,
+    read_keys=read_keys,
+    read_ranges=read_ranges,
     read_rows=None,
     of=lambda buffer_id: experiences,
     at=lambda buffer_id, seqs: (experiences, has_number(experiences.c.seq, buffer_id, seqs)),

@@ -4,21 +4,26 @@ A row whose arrays have more than 1 MiB has them in `payload_parts`, 1 MiB of co
 position in them gives its part, and neither side ever holds one large value.
 """
 
+import json
+import sqlite3
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from orjson import loads
-from sqlalchemy import Connection, Select, case, func, null
+from sqlalchemy import Column, Connection, Integer, Select, case, func, null
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.codec.decoder import Blob
 from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
 from sqlbuffer.config import BufferConfig
-from sqlbuffer.encoding.packing import Layout, shown_row
+from sqlbuffer.encoding.packing import LENGTH, Layout, item_bytes, shown_row
 from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
@@ -29,15 +34,394 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.database.sqlite import checkpoint_rarely
+from sqlbuffer.storage.database.transactions import driver_of, fetch
+from sqlbuffer.storage.dialects import HEADER, TRAILER, by_database
 from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
-from sqlbuffer.storage.rows import postgresql, sqlite, statements
-from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
-from sqlbuffer.storage.rows.pieces import Piece
-from sqlbuffer.storage.rows.row_selection import RowSelection
-from sqlbuffer.storage.rows.step_parts import StepParts
-from sqlbuffer.storage.rows.stored_rows import PLACES, TASK_ID, Row, with_marks, with_values
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import (
+    PLACES,
+    ROWS,
+    TASK_ID,
+    Row,
+    StepLayout,
+    with_marks,
+    with_values,
+)
+from sqlbuffer.storage.rows.statements import RowSelection
+from sqlbuffer.storage.schema.metadata import BYTES, overlay_table
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+payload_parts = overlay_table(
+    "payload_parts",
+    Column("part", Integer, primary_key=True, autoincrement=False, comment="order of the part"),
+    Column("bytes", BYTES, nullable=False, comment="content of the part"),
+    flag="has_parts",
+    flag_comment="rows may have rows in payload_parts",
+    writer_may="INSERT",
+    learner_may="INSERT",
+)
+
+
+class Columns(NamedTuple):
+    """Values of rows in addition to their keys: for each column one value a row.
+
+    Attributes:
+        arrays: Their typed fields, packed.
+        fields: JSON of the fields that conditions can use.
+        reward_t: Their rewards.
+        terminated: True if the episode ended there in a terminal state.
+        truncated: True if the episode was truncated there.
+    """
+
+    arrays: Sequence[Blob]
+    fields: Sequence[str | None]
+    reward_t: Sequence[float | None]
+    terminated: Sequence[bool | None]
+    truncated: Sequence[bool | None]
+
+
+# Stands for `chunk_data.records` in place of a part; `seq` is then the first one of the chunk.
+RECORDS = -1
+
+
+class Piece(NamedTuple):
+    """Bytes in the database: of a part, of `RECORDS`, or of the column `arrays` if it is None."""
+
+    seq: int
+    part: int | None
+    start: int
+    size: int
+
+
+# Parts are read and written once: in the page cache they would replace hot pages, and need the
+# memory of one more copy. Reading is a third faster if cache and chunks fit the processor's own
+# cache.
+READ_CACHE_KIB, WRITE_CACHE_KIB = 256, 2_048
+_CHUNK_BYTES = 2**18
+
+# Numbers that the buffer has given: none has more bits.
+_SQLITE_AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
+_SQLITE_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
+_SQLITE_BLOCKS = f"""
+SELECT seq, first_seq, start, CASE WHEN size <= :small THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.value AS seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps * (w.value - d.first_seq)
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS start,
+        CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps
+        ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq + 1) || ']')
+            - json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS size
+    FROM json_each(:seqs) w CROSS JOIN chunk_data d ON d.key = (
+        SELECT k.key FROM chunk_data k
+        WHERE k.key > :id << {NUMBER_BITS} AND k.key <= (:id << {NUMBER_BITS} | w.value)
+        ORDER BY k.key DESC LIMIT 1)
+    WHERE w.value < d.first_seq + d.n_steps AND length(d.records) > 0
+)"""
+
+
+def _sqlite_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    """Note that the buffer has rows with parts; return the rows that it holds."""
+    connection.exec_driver_sql(
+        "UPDATE buffers SET has_parts = 1 WHERE id = ? AND NOT has_parts", (buffer_id,)
+    )
+    held = connection.exec_driver_sql(
+        f"SELECT seq FROM experiences WHERE {_SQLITE_AMONG}",
+        (buffer_id, json.dumps(list(seqs))),
+    )
+    return set(held.scalars())
+
+
+def _sqlite_insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    """Write parts (seq, number, bytes) one after the other."""
+    driver = driver_of(connection)
+    checkpoint_rarely(connection)
+    with small_cache(driver, WRITE_CACHE_KIB):
+        driver.executemany(_SQLITE_INSERT_PART, ((buffer_id, *part) for part in parts))
+
+
+def _sqlite_read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, bytes) of the pieces that exist, once or more for each piece.
+
+    All of the pieces belong to parts, or all of them to `arrays` or `RECORDS`.
+    """
+    driver = driver_of(connection)
+    with small_cache(driver, READ_CACHE_KIB):
+        for n, piece in enumerate(pieces):
+            for raw in _read_blob(driver, buffer_id, piece):
+                yield n, raw
+
+
+def _sqlite_read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+
+    Their bytes are not compressed. A block with more than `small_bytes` is None.
+    """
+    values = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "small": small_bytes}
+    blocks: list[tuple[int, int, int, bytes | None]]
+    blocks = driver_of(connection).execute(_SQLITE_BLOCKS, values).fetchall()
+    return blocks
+
+
+@contextmanager
+def small_cache(driver: Any, size_kib: int) -> Iterator[None]:
+    """Limit the page cache of a connection for a while."""
+    ((size,),) = driver.execute("PRAGMA cache_size").fetchall()
+    driver.execute(f"PRAGMA cache_size = -{size_kib}")
+    try:
+        yield
+    finally:
+        # An interrupt has closed the connection; its error must be the one that is raised.
+        with suppress(sqlite3.ProgrammingError):
+            driver.execute(f"PRAGMA cache_size = {int(size)}")
+
+
+def _read_blob(driver: Any, buffer_id: int, piece: Piece) -> Iterator[bytes]:
+    """Yield a piece in chunks, or nothing if it is missing; the rest of its value is not read."""
+    table, column, condition, key = _place_of(piece)
+    statement = f"SELECT rowid FROM {table} WHERE {condition} AND {column} IS NOT NULL"
+    row = driver.execute(statement, (buffer_id, *key)).fetchone()
+    if row is None:
+        return
+    with driver.blobopen(table, column, row[0], readonly=True) as blob:
+        n_left = min(piece.size, max(0, len(blob) - piece.start))
+        blob.seek(min(piece.start, len(blob)))
+        while n_left > 0:
+            raw: bytes = blob.read(min(n_left, _CHUNK_BYTES))
+            n_left -= len(raw)
+            yield raw
+
+
+def _place_of(piece: Piece) -> tuple[str, str, str, tuple[int, ...]]:
+    """Return the table, the column, the condition on the key, and the key of a piece's value."""
+    if piece.part is None:
+        return "experiences", "arrays", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
+    if piece.part == RECORDS:
+        return "chunk_data", "records", f"key = ? << {NUMBER_BITS} | ?", (piece.seq,)
+    return (
+        "payload_parts",
+        "bytes",
+        "buffer_id = ? AND seq = ? AND part = ?",
+        (piece.seq, piece.part),
+    )
+
+
+_POSTGRESQL_COPY_PARTS = (
+    "COPY payload_parts (buffer_id, seq, part, bytes) FROM STDIN (FORMAT BINARY)"
+)
+_POSTGRESQL_PART_HEAD = struct.Struct(">hiiiqiii")
+# Each piece is looked up alone, by the primary key, with any statistics of the table. COPY sends
+# pieces while the client copies earlier ones: half the time of a select for each few.
+_POSTGRESQL_PIECES = (
+    "COPY (SELECT w.n::integer - 1, substr(p.bytes, w.start + 1, w.size) "
+    "FROM unnest(%s::bigint[], %s::integer[], %s::integer[], %s::integer[]) "
+    "WITH ORDINALITY AS w(seq, part, start, size, n) CROSS JOIN LATERAL ({} OFFSET 0) AS p "
+    "WHERE p.bytes IS NOT NULL) TO STDOUT (FORMAT BINARY)"
+)
+_POSTGRESQL_PIECE_HEAD = struct.Struct(">hiii")
+_POSTGRESQL_PARTS = _POSTGRESQL_PIECES.format(
+    "SELECT bytes FROM payload_parts WHERE buffer_id = %s AND seq = w.seq AND part = w.part"
+)
+_POSTGRESQL_ARRAYS = _POSTGRESQL_PIECES.format(
+    "SELECT arrays AS bytes FROM experiences WHERE buffer_id = %s AND seq = w.seq"
+)
+_POSTGRESQL_RECORDS = _POSTGRESQL_PIECES.format(
+    "SELECT records AS bytes FROM chunk_data WHERE buffer_id = %s AND first_seq = w.seq"
+)
+_POSTGRESQL_BLOCKS = """
+SELECT seq, first_seq, start, CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END
+FROM (
+    SELECT w.seq, d.first_seq, d.records,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps * d.place
+        ELSE d.offsets[d.place + 1]::integer END AS start,
+        CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps
+        ELSE (d.offsets[d.place + 2] - d.offsets[d.place + 1])::integer END AS size
+    FROM unnest(%(seqs)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
+        SELECT (w.seq - c.first_seq)::integer AS place, c.* FROM chunk_data c
+        WHERE c.buffer_id = %(id)s AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256
+        ORDER BY c.first_seq DESC LIMIT 1
+    ) d
+    WHERE d.place < d.n_steps AND octet_length(d.records) > 0
+    OFFSET 0
+) s"""
+
+
+def _postgresql_read_blocks(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
+) -> Sequence[tuple[int, int, int, bytes | None]]:
+    values = {"id": buffer_id, "seqs": list(seqs), "small": small_bytes}
+    with driver_of(connection).cursor(binary=True) as cursor:
+        blocks: list[tuple[int, int, int, bytes | None]] = cursor.execute(
+            _POSTGRESQL_BLOCKS, values
+        ).fetchall()
+        return blocks
+
+
+def _postgresql_keep_parts(connection: Connection, buffer_id: int, seqs: Sequence[int]) -> set[int]:
+    statement = "SELECT sqlbuffer_keep_parts_v1(%s::integer, %s::bigint[])"
+    ((held,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs)))
+    return set(held)
+
+
+def _postgresql_insert_parts(
+    connection: Connection, buffer_id: int, parts: Iterable[tuple[int, int, Any]]
+) -> None:
+    with driver_of(connection).cursor() as cursor, cursor.copy(_POSTGRESQL_COPY_PARTS) as copy:
+        copy.write(HEADER)
+        for seq, number, part in parts:
+            copy.write(_POSTGRESQL_PART_HEAD.pack(4, 4, buffer_id, 8, seq, 4, number, len(part)))
+            copy.write(part)
+        copy.write(TRAILER)
+
+
+def _postgresql_read_pieces(
+    connection: Connection, buffer_id: int, pieces: Sequence[Piece]
+) -> Iterator[tuple[int, Any]]:
+    seqs, parts, starts, sizes = zip(*pieces, strict=True)
+    statement = {None: _POSTGRESQL_ARRAYS, RECORDS: _POSTGRESQL_RECORDS}.get(
+        parts[0], _POSTGRESQL_PARTS
+    )
+    values = (list(seqs), [part or 0 for part in parts], list(starts), list(sizes), buffer_id)
+    with driver_of(connection).cursor() as cursor, cursor.copy(statement, values) as copy:
+        for n, row in enumerate(copy):
+            view = memoryview(row)[len(HEADER) if n == 0 else 0 :]
+            if len(view) >= _POSTGRESQL_PIECE_HEAD.size:
+                _, _, index, _ = _POSTGRESQL_PIECE_HEAD.unpack_from(view)
+                yield index, view[_POSTGRESQL_PIECE_HEAD.size :]
+
+
+# A smaller block is read whole: a statement for each of its parts would cost more.
+SMALL_BLOCK = 65_536
+# Fields with at most this distance are read together: TOAST has chunks of 2 kB.
+_NEAR_BYTES = 4_096
+
+read_pieces = by_database(sqlite=_sqlite_read_pieces, postgresql=_postgresql_read_pieces)
+read_blocks = by_database(sqlite=_sqlite_read_blocks, postgresql=_postgresql_read_blocks)
+
+
+keep_parts = by_database(sqlite=_sqlite_keep_parts, postgresql=_postgresql_keep_parts)
+
+
+insert_parts = by_database(sqlite=_sqlite_insert_parts, postgresql=_postgresql_insert_parts)
+
+
+class _Block(NamedTuple):
+    """The block of a step: where it is in `chunk_data.records`, and a small one itself."""
+
+    seq: int
+    first_seq: int
+    start: int
+    small: bytes | None
+
+
+class StepParts:
+    """Reads some typed fields of steps whose bytes are not compressed.
+
+    The bytes of a step are its record, and behind it the values of varying length one after the
+    other. Where such a value begins depends on the lengths in the record.
+
+    Args:
+        layout: The typed fields of the buffer.
+        names: The fields to read, in the order of the layout.
+
+    Attributes:
+        layout: The layout of the bytes that are returned.
+    """
+
+    def __init__(self, layout: Layout, names: Sequence[str]) -> None:
+        self.layout = Layout({name: layout.specs[name] for name in names})
+        self._whole = layout
+        offsets = {name: field[1] for name, field in (layout.record.fields or {}).items()}
+        varying = [spec for spec in layout.specs.values() if spec.is_variable]
+        last = max((i for i, spec in enumerate(varying) if spec.name in names), default=-1)
+        self._varying = varying[: last + 1]
+        heads = {*names, *(spec.name for spec in self._varying)}
+        self._heads = [
+            (offsets[name], layout.record[name].itemsize) for name in layout.specs if name in heads
+        ]
+        self._head_names = [name for name in layout.specs if name in heads]
+
+    def read(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Any]:
+        """Return the bytes of steps in `layout`; None for a step that is not in a chunk."""
+        blocks = [_Block(*row) for row in read_blocks(connection, buffer_id, seqs, SMALL_BLOCK)]
+        heads = self._read(connection, buffer_id, blocks, [self._heads] * len(blocks))
+        tails = [self._tails(head) for head in heads]
+        values = self._read(connection, buffer_id, blocks, tails)
+        steps = {
+            block.seq: b"".join([*self._wanted_heads(head), *tail])
+            for block, head, tail in zip(blocks, heads, values, strict=True)
+        }
+        return [steps.get(seq) for seq in seqs]
+
+    def _wanted_heads(self, head: Sequence[bytes]) -> Iterator[bytes]:
+        for name, value in zip(self._head_names, head, strict=True):
+            if name in self.layout.specs:
+                yield value
+
+    def _tails(self, head: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Return where the wanted values of varying length are in a block, and their sizes."""
+        lengths = dict(zip(self._head_names, head, strict=True))
+        sizes = [
+            int(np.frombuffer(lengths[spec.name], LENGTH)[0]) * item_bytes(spec)
+            for spec in self._varying
+        ]
+        starts = accumulate(sizes, initial=self._whole.size_bytes)
+        return [
+            (start, size)
+            for spec, start, size in zip(self._varying, starts, sizes, strict=False)
+            if spec.name in self.layout.specs
+        ]
+
+    def _read(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        blocks: Sequence[_Block],
+        ranges: Sequence[Sequence[tuple[int, int]]],
+    ) -> list[list[bytes]]:
+        """Return the bytes of (start, size) ranges of each block, in their order."""
+        pieces: list[Piece] = []
+        of_blocks: list[tuple[int, int]] = []  # block, start in the block
+        for i, (block, ranges_of_block) in enumerate(zip(blocks, ranges, strict=True)):
+            if block.small is None:
+                for start, end in _runs(ranges_of_block):
+                    pieces.append(Piece(block.first_seq, RECORDS, block.start + start, end - start))
+                    of_blocks.append((i, start))
+        runs: list[dict[int, bytes]] = [{} for _ in blocks]
+        if pieces:
+            read = read_pieces(connection, buffer_id, pieces)
+            for n, parts in groupby(read, itemgetter(0)):
+                i, start = of_blocks[n]
+                runs[i][start] = b"".join(raw for _, raw in parts)
+        return [
+            [_part(block, runs_of_block, start, size) for start, size in wanted]
+            for block, runs_of_block, wanted in zip(blocks, runs, ranges, strict=True)
+        ]
+
+
+def _part(block: _Block, runs: dict[int, bytes], start: int, size: int) -> bytes:
+    if block.small is not None:
+        return block.small[start : start + size]
+    first = max((first for first in runs if first <= start), default=start)
+    return runs.get(first, b"")[start - first : start - first + size]
+
+
+def _runs(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the (start, end) of ranges, those that are near to each other as one."""
+    runs: list[tuple[int, int]] = []
+    for start, size in sorted(ranges):
+        if runs and start <= runs[-1][1] + _NEAR_BYTES:
+            runs[-1] = runs[-1][0], max(runs[-1][1], start + size)
+        elif size:
+            runs.append((start, start + size))
+    return runs
+
 
 PART_BYTES = 2**20
 # Maximum number of positions in one statement; the bytes are returned one piece after the other.
@@ -51,10 +435,6 @@ MAX_INLINE_BYTES = 900_000_000
 # Steps of chunks are read in growing numbers while their size is not known.
 _FIRST_STEPS, _MORE_STEPS = 16, 8
 
-
-keep_parts = by_database(sqlite=sqlite.keep_parts, postgresql=postgresql.keep_parts)
-insert_parts = by_database(sqlite=sqlite.insert_parts, postgresql=postgresql.insert_parts)
-read_pieces = by_database(sqlite=sqlite.read_pieces, postgresql=postgresql.read_pieces)
 
 _ARRAYS, _SIZE = PLACES["arrays"], PLACES["payload_bytes"]
 _EXTRA = PLACES["extra"]
@@ -189,7 +569,7 @@ class Payloads:
         self,
         buffer_id: int,
         layout: Layout,
-        wanted: SelectedFields | None = None,
+        selected: SelectedFields | None = None,
         only: frozenset[str] | None = None,
         *,
         steps: StepLayout = ROWS,
@@ -198,19 +578,21 @@ class Payloads:
         self._buffer_id, self._layout = buffer_id, layout
         self._read, self._may_replace = steps.read_rows, may_replace
         self._step_parts: StepParts | None = None
-        is_part = wanted is not None and 0 < len(wanted.typed) < len(layout.specs)
+        is_part = selected is not None and 0 < len(selected.typed) < len(layout.specs)
         if is_part and self._read and not may_replace and layout.compression is None:
-            self._step_parts = StepParts(layout, wanted.typed if wanted else ())
-        self._wanted, self._only = wanted, only
-        has_fields = bool(layout.specs) and only is None and (wanted is None or bool(wanted.typed))
+            self._step_parts = StepParts(layout, selected.typed if selected else ())
+        self._selected, self._only = selected, only
+        has_fields = (
+            bool(layout.specs) and only is None and (selected is None or bool(selected.typed))
+        )
         self._has_fields = has_fields and self._step_parts is None
         self._names = frozenset(self._wanted_names())
         # Of whole payloads small arrays are read at once, also those that others refer to: each
         # statement for a part takes longer.
         self._takes_whole = (
-            wanted is not None
+            selected is not None
             and not self._read
-            and all(wanted.is_whole(name) for name in wanted.fields)
+            and all(selected.is_whole(name) for name in selected.fields)
         )
         self.columns = (
             statements.ROW_COLUMNS[0],
@@ -227,7 +609,8 @@ class Payloads:
         if column.name in self._names:
             return cast("ColumnElement[Any]", column)
         # `extra` alone seldom refers to arrays.
-        wanted = set() if self._wanted is None else self._wanted.fields.keys() & set(PAYLOADS[:-1])
+        names = set(PAYLOADS[:-1])
+        wanted = set() if self._selected is None else self._selected.fields.keys() & names
         if column.name == "arrays" and self._takes_whole and wanted:
             small = case((func.length(column) <= SMALL_BYTES, column))
             return small.label(column.name)
@@ -239,11 +622,11 @@ class Payloads:
         names = {*Record._fields} - {"fields"}
         if self._only is not None:
             names &= self._only
-        if self._wanted is None:
+        if self._selected is None:
             return names
         # `extra` also has numbers that their columns cannot hold.
-        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._wanted.fields.keys()
-        if not self._read or not self._wanted.fields.keys() & set(PAYLOADS):
+        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._selected.fields.keys()
+        if not self._read or not self._selected.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
         return names - unwanted
 
@@ -313,18 +696,18 @@ class Payloads:
         if most is not None:
             largest = self._layout.size_bytes or 1
             steps_at_once = max(1, min(_FIRST_STEPS, most // largest))
-        found: list[Row] = []
+        stored: list[Row] = []
         n_read, n_bytes = 0, 0
         while n_read < len(seqs) and (most is None or n_bytes < most):
             some = seqs[n_read : n_read + steps_at_once]
             more = self.reading.read(connection, some, has_labels, False)
-            found += more
+            stored += more
             n_read += len(some)
             n_bytes += sum(map(n_bytes_of, more))
             if most is not None:  # the next ones are expected to be as large
                 fits = (most - n_bytes) * n_read // max(n_bytes, 1)
                 steps_at_once = max(1, min(_MORE_STEPS * steps_at_once, fits))
-        return found, len(seqs)
+        return stored, len(seqs)
 
     def insert(self, connection: Connection, numbered: Iterable[tuple[int, Record]]) -> None:
         """Write the parts of rows that the transaction wrote, if the buffer still holds them.
@@ -359,15 +742,15 @@ class Payloads:
         if self._step_parts is not None:
             rows = self._with_typed(connection, self._step_parts, rows)
         plans = self._plans(rows, most_bytes)
-        found = []
+        completed = []
         for row, plan in zip(self._filled(connection, plans), plans, strict=True):
             if row is None:
                 raise FieldError(
                     f"{shown_row(0, [plan.row[0]])} lacks a part of its payload; delete it, or "
                     f"restore it from a backup"
                 )
-            found.append(row)
-        return found
+            completed.append(row)
+        return completed
 
     def held(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
         """Return rows as in `complete`, without those that left since they were read."""
@@ -395,22 +778,22 @@ class Payloads:
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""
-        if self._wanted is None:
+        if self._selected is None:
             return not have_parts(rows)
-        return self._takes_whole and _are_ready(rows, "extra" in self._wanted.fields)
+        return self._takes_whole and _are_ready(rows, "extra" in self._selected.fields)
 
     def _plans(self, rows: Sequence[Row], most_bytes: int | None) -> list[ReadPlan]:
         plans: list[ReadPlan] = []
         total = 0
         for row in rows:
-            if self._wanted is None:
+            if self._selected is None:
                 plan = _whole(row)
-            elif self._takes_whole and _are_ready([row], "extra" in self._wanted.fields):
+            elif self._takes_whole and _are_ready([row], "extra" in self._selected.fields):
                 plan, total = ReadPlan(row), total + len(row[_ARRAYS] or b"")
             elif self._read:
-                plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._wanted))))
+                plan = ReadPlan(with_values(row, _texts(_wanted_trees(row, self._selected))))
             else:
-                plan = _part(row, self._wanted)
+                plan = _plan_of_parts(row, self._selected)
             total += plan.size
             if plans and most_bytes is not None and total > most_bytes:
                 break
@@ -429,8 +812,8 @@ class Payloads:
         )
         for group in _groups(targets):
             pieces = [piece for _, piece, _, _ in group]
-            found = read_pieces(connection, self._buffer_id, pieces)
-            for n, chunks in groupby(found, itemgetter(0)):
+            read = read_pieces(connection, self._buffer_id, pieces)
+            for n, chunks in groupby(read, itemgetter(0)):
                 i, piece, skipped, target = group[n]
                 missing[i] -= self._fill(target, piece, skipped, (raw for _, raw in chunks))
         return [
@@ -497,11 +880,11 @@ def _are_ready(rows: Sequence[Row], wants_extra: bool) -> bool:
     return not any('"$' in text for text in texts)
 
 
-def _part(row: Row, wanted: SelectedFields) -> ReadPlan:
+def _plan_of_parts(row: Row, selected: SelectedFields) -> ReadPlan:
     """Return the plan of a row with the wanted part of its JSON, which refers to the read bytes."""
-    trees = _wanted_trees(row, wanted)
-    found = [each for tree in trees.values() for each in references(tree) if each[-1]]
-    runs, size = _laid_out(found)
+    trees = _wanted_trees(row, selected)
+    refs = [reference for tree in trees.values() for reference in references(tree) if reference[-1]]
+    runs, size = _laid_out(refs)
     texts = _texts(trees)
     return ReadPlan(with_values(row, texts if size else {**texts, _SIZE: None}), runs, size)
 
@@ -511,7 +894,7 @@ def _texts(trees: Mapping[str, Any]) -> dict[int, Any]:
     return {PLACES[name]: None if tree is MISSING else dumps(tree) for name, tree in trees.items()}
 
 
-def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
+def _wanted_trees(row: Row, selected: SelectedFields) -> dict[str, Any]:
     """Return the wanted part of a row's JSON."""
     trees: dict[str, Any] = {}
     for name in PAYLOADS:
@@ -519,21 +902,21 @@ def _wanted_trees(row: Row, wanted: SelectedFields) -> dict[str, Any]:
         if text is not None:
             tree = loads(text)
             trees[name] = (
-                _wanted_extra(tree, wanted)
+                _wanted_extra(tree, selected)
                 if name == "extra"
-                else pruned(tree, wanted.fields.get(name, {}))
+                else pruned(tree, selected.fields.get(name, {}))
             )
     return trees
 
 
-def _wanted_extra(tree: dict[str, Any], wanted: SelectedFields) -> Any:
-    kept = {"execute_time", *wanted.fields}
+def _wanted_extra(tree: dict[str, Any], selected: SelectedFields) -> Any:
+    kept = {"execute_time", *selected.fields}
     reals = {name: real for name, real in tree.pop("$reals", {}).items() if name in kept}
     is_none = tree.pop("$none", False)
-    found = MISSING if is_none else pruned(tree, wanted.fields.get("extra", {}))
+    part = MISSING if is_none else pruned(tree, selected.fields.get("extra", {}))
     if not reals:
-        return found
-    rest: Any = {"$none": True} if found is MISSING else found
+        return part
+    rest: Any = {"$none": True} if part is MISSING else part
     return {**rest, "$reals": reals}
 
 
@@ -544,7 +927,7 @@ def _laid_out(references: Sequence[list[Any]]) -> tuple[list[PieceRun], int]:
     """
     runs: list[PieceRun] = []
     size = 0
-    for reference in sorted(references, key=lambda each: int(each[-2])):
+    for reference in sorted(references, key=lambda ref: int(ref[-2])):
         start, n = reference[-2:]
         if not runs or start > runs[-1].end + NEAR_BYTES:
             size += (start - size) % ALIGNMENT

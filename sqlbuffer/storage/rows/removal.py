@@ -1,78 +1,22 @@
 """Delete many rows in statements of a limited size."""
 
-from bisect import bisect_left, bisect_right
+import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import Batch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.changes import log_change
+from sqlbuffer.storage.chunks.sqlite import remove_steps
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.rows import postgresql, sqlite, statements
-
-
-class SeqRuns:
-    """Numbers, as the first and last of each run: few runs for millions of rows.
-
-    Args:
-        found: The runs, in order.
-    """
-
-    def __init__(self, found: Sequence[Any] = ()) -> None:
-        self._firsts = [first for first, _ in found]
-        self._lasts = [last for _, last in found]
-
-    def __contains__(self, seq: int) -> bool:
-        place = bisect_right(self._firsts, seq) - 1
-        return place >= 0 and seq <= self._lasts[place]
-
-
-def part_of(batch: Batch, index: Sequence[int]) -> Batch:
-    """Return the rows of a batch at some places."""
-    if len(index) == batch.n_rows and list(index) == list(range(batch.n_rows)):
-        return batch
-    places = np.asarray(index, np.int64)
-    return Batch(_at(batch, places), _at(batch.info, places))
-
-
-def _at(arrays: Any, places: NDArray[np.int64]) -> dict[str, Any]:
-    return {name: None if array is None else array[places] for name, array in arrays.items()}
-
-
-def one_of(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches, one after the other."""
-    first = batches[0]
-    return Batch(
-        {name: stacked([batch[name] for batch in batches]) for name in first},
-        {name: stacked([batch.info[name] for batch in batches]) for name in first.info},
-    )
-
-
-def stacked(arrays: Sequence[Any]) -> Any:
-    """Return arrays joined along the first axis; None if one is None.
-
-    Arrays that are shorter in other dimensions are padded with zeros.
-    """
-    if any(array is None for array in arrays):
-        return None
-    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
-    padded = [
-        array
-        if array.shape[1:] == shape
-        else np.pad(
-            array,
-            [(0, 0), *((0, n - own) for n, own in zip(shape, array.shape[1:], strict=True))],
-        )
-        for array in arrays
-    ]
-    return np.concatenate(padded)
-
+from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 ROWS_AT_ONCE = 10_000
 
@@ -82,8 +26,108 @@ _LAST_CHUNK = select(func.max(chunks.c.first_seq)).where(
     chunks.c.first_seq.between(_SEQ - MOST_STEPS + 1, _SEQ),
 )
 
-remove_rows = by_database(sqlite=sqlite.remove_rows, postgresql=postgresql.remove_rows)
-remove_episodes = by_database(sqlite=sqlite.remove_episodes, postgresql=postgresql.remove_episodes)
+# The triggers of deleted rows log only the deletions that the library does not log itself.
+_BEGIN_DELETING = (
+    "UPDATE buffers SET is_deleting = 1 WHERE id = ? RETURNING has_chunks, has_followers, "
+    "(SELECT low_seq FROM v_windows WHERE buffer_id = buffers.id)"
+)
+_END_DELETING = "UPDATE buffers SET is_deleting = 0 WHERE id = ?"
+# Each episode is looked up alone, by its key, with any statistics of the tables.
+_REMOVE_EPISODES = (
+    "SELECT e.id, e.task_id, e.status, sqlbuffer_remove_episode_v1(e.buffer_id, e.id) "
+    "FROM unnest(%s::text[], %s::text[]) AS k(key, task) CROSS JOIN LATERAL ("
+    "SELECT x.id, x.task_id, x.status, x.buffer_id FROM episodes x "
+    "WHERE x.buffer_id = %s AND x.key = k.key AND x.task_id = k.task OFFSET 0) AS e"
+)
+
+
+def sqlite_remove_rows(
+    connection: Connection,
+    buffer_id: int,
+    seqs: Sequence[int],
+    origin: str | None = None,
+    *,
+    evicted: bool = False,
+) -> int:
+    """Delete rows or steps, and log those inside the window; return how many existed.
+
+    Triggers clean the narrow tables.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: The rows.
+        origin: The opener that deletes them.
+        evicted: They leave because the buffer is full, which is logged for followers alone.
+    """
+    if not seqs:
+        return 0
+    row = connection.exec_driver_sql(_BEGIN_DELETING, (buffer_id,)).one_or_none()
+    # A buffer that is being dropped has no row any more.
+    has_chunks, has_followers, low = (False, False, 0) if row is None else row
+    if has_chunks:
+        n_removed = remove_steps(connection, buffer_id, seqs)
+    else:
+        n_removed = connection.exec_driver_sql(
+            "DELETE FROM experiences "
+            f"WHERE key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))",
+            (buffer_id, json.dumps(list(seqs))),
+        ).rowcount
+    connection.exec_driver_sql(_END_DELETING, (buffer_id,))
+    if row is not None and (has_followers or not evicted):
+        inside = [seq for seq in seqs if seq > low]
+        log_change(connection, buffer_id, "deleted", inside, origin)
+    return n_removed
+
+
+def _postgresql_remove_rows(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], origin: str | None = None
+) -> int:
+    """Delete rows, with their rows in narrow tables; return how many existed.
+
+    Deletions inside the window are logged.
+    """
+    statement = "SELECT sqlbuffer_remove_v1(%s::integer, %s::bigint[], false, %s::uuid)"
+    ((n_removed,),) = driver_of(connection).execute(statement, (buffer_id, list(seqs), origin))
+    return int(n_removed)
+
+
+def _sqlite_remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes. A trigger counts them, and cleans the narrow tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    driver = driver_of(connection)
+    select = (
+        "SELECT id, task_id, status FROM episodes WHERE buffer_id = ? AND key = ? AND task_id = ?"
+    )
+    remove = "DELETE FROM chunks WHERE buffer_id = ? AND episode_id = ?"
+    forget = "DELETE FROM rollout_stats WHERE buffer_id = ? AND task_id = ? AND episode_id = ?"
+    removed = [row for key in keys for row in driver.execute(select, (buffer_id, *key)).fetchall()]
+    for id_, task, _ in removed:
+        driver.execute(remove, (buffer_id, id_))
+        driver.execute(forget, (buffer_id, task, id_))
+    return removed
+
+
+def _postgresql_remove_episodes(
+    connection: Connection, buffer_id: int, keys: Sequence[tuple[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Delete the chunks of episodes, with the rows of their steps in other tables.
+
+    Return the number, the task and the status of each episode.
+    """
+    parameters = ([key for key, _ in keys], [task for _, task in keys], buffer_id)
+    removed = driver_of(connection).execute(_REMOVE_EPISODES, parameters).fetchall()
+    return [(id_, task, status) for id_, task, status, _ in removed]
+
+
+remove_rows = by_database(sqlite=sqlite_remove_rows, postgresql=_postgresql_remove_rows)
+remove_episodes = by_database(
+    sqlite=_sqlite_remove_episodes, postgresql=_postgresql_remove_episodes
+)
 
 
 def remove_where(
@@ -130,8 +174,8 @@ def _whole_chunks(connection: Connection, buffer_id: int, seqs: list[int]) -> li
     A chunk that is deleted in two parts is noted step by step, which takes space on a disk that may
     be full.
     """
-    given = {"of_buffer": buffer_id, "seq": seqs[-1]}
-    first = connection.execute(_LAST_CHUNK, given).scalar()
+    parameters = {"of_buffer": buffer_id, "seq": seqs[-1]}
+    first = connection.execute(_LAST_CHUNK, parameters).scalar()
     return seqs[: bisect_left(seqs, first)] if first is not None and first > seqs[0] else seqs
 
 

@@ -1,11 +1,13 @@
-"""Selects over one buffer, the same for both databases."""
+"""Selects over one buffer, the same for both databases, and the columns that they read."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    Connection,
     Integer,
     Select,
     Text,
@@ -25,11 +27,18 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility import (
+    NO_LIMITS,
+    Eligibility,
+    EligibilityKind,
+    hold_by_parameters,
+)
 from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, unindexed
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.storage.schema.parameters import KeyList, SeqList, is_one_of
-from sqlbuffer.storage.schema.planner import unindexed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,8 +55,8 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
     def statement(*args: P.args, **kwargs: P.kwargs) -> T:
         nodes = [getattr(value, "node", value) for value in args]
         has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
-        found: T = (make if has_condition else kept)(*args, **kwargs)
-        return found
+        result: T = (make if has_condition else kept)(*args, **kwargs)
+        return result
 
     return statement
 
@@ -62,16 +71,16 @@ episode_states = table(
 
 
 def _column(name: str, steps: Any) -> ColumnElement[Any]:
-    of = steps.c
+    step = steps.c
     if name == "episode_key":
-        return select(episodes.c.key).where(episodes.c.id == of.episode_id).scalar_subquery()
+        return select(episodes.c.key).where(episodes.c.id == step.episode_id).scalar_subquery()
     if name == "session_key":
-        return select(sessions.c.key).where(sessions.c.id == of.session_id).scalar_subquery()
-    if name not in of:  # bytes of steps in chunks
+        return select(sessions.c.key).where(sessions.c.id == step.session_id).scalar_subquery()
+    if name not in step:  # bytes of steps in chunks
         return null()
-    own: ColumnElement[Any] = of[name]
+    stored: ColumnElement[Any] = step[name]
     # As text, with any JSON loader of the driver.
-    return cast(own, Text) if name in _JSON_COLUMNS else own
+    return cast(stored, Text) if name in _JSON_COLUMNS else stored
 
 
 def row_columns(steps: Any) -> tuple[ColumnElement[Any], ...]:
@@ -180,13 +189,13 @@ def runs(where: ColumnElement[bool], steps: Any) -> Select[Any]:
     """Select the first and last key of each run of consecutive keys, in order."""
     seq = steps.c.seq
     before_run = (seq - func.row_number().over(order_by=seq)).label("before_run")
-    found = select(seq, before_run).where(where).subquery("found").c
-    first = func.min(found.seq)
-    return select(first, func.max(found.seq)).group_by(found.before_run).order_by(first)
+    run = select(seq, before_run).where(where).subquery("found").c
+    first = func.min(run.seq)
+    return select(first, func.max(run.seq)).group_by(run.before_run).order_by(first)
 
 
 def first_rows_of_tasks(
-    buffer_id: int, low: int, node: Node, given: Any, among: ColumnElement[bool], steps: Any
+    buffer_id: int, low: int, node: Node, rows: Any, among: ColumnElement[bool], steps: Any
 ) -> Select[Any]:
     """Select (seq, task_id) of the given rows that are the first matching row of their task.
 
@@ -194,7 +203,7 @@ def first_rows_of_tasks(
         buffer_id: The buffer.
         low: Lower end of the window.
         node: The condition.
-        given: Table of the given rows.
+        rows: Table of the given rows.
         among: Condition for a row of that table.
         steps: Table of all steps.
     """
@@ -203,15 +212,15 @@ def first_rows_of_tasks(
         select(1)
         .where(
             matching(buffer_id, node, earlier),
-            earlier.c.task_id == given.c.task_id,
+            earlier.c.task_id == rows.c.task_id,
             unindexed(earlier.c.seq) > low,
-            unindexed(earlier.c.seq) < given.c.seq,
+            unindexed(earlier.c.seq) < rows.c.seq,
         )
         # Without the offset PostgreSQL would make an anti-join over all rows of the buffer.
         .offset(0)
         .exists()
     )
-    return select(given.c.seq, given.c.task_id).where(among, is_first)
+    return select(rows.c.seq, rows.c.task_id).where(among, is_first)
 
 
 def has_no_row(
@@ -226,13 +235,109 @@ def has_no_row(
         rows: An alias of the table of steps.
         which: Condition on the alias.
     """
-    own = rows.c
-    found = select(1).where(
-        own.buffer_id == buffer_id, own.task_id == task_id, unindexed(own.seq) > low, which
+    row = rows.c
+    match = select(1).where(
+        row.buffer_id == buffer_id, row.task_id == task_id, unindexed(row.seq) > low, which
     )
-    return ~found.offset(0).exists()
+    return ~match.offset(0).exists()
 
 
 def matching_tasks(where: ColumnElement[bool], steps: Any) -> Select[Any]:
     """Select each task with a matching step, once."""
     return select(steps.c.task_id).where(where).group_by(steps.c.task_id)
+
+
+# Returns the condition for a step of a table of steps to be a key of a form.
+IsKey = Callable[[Any], ColumnElement[bool]]
+
+BUFFER_ID, SEQS, LOW = "buffer_id", "seqs", "low"
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Columns that are read of each candidate.
+
+    Attributes:
+        columns: The columns of its row, `seq` first.
+        with_late: Function that puts values that were given late into rows that were selected:
+            `with_late(connection, rows)`. What `read` returns has them.
+        complete: Function that adds the bytes in other tables to the chosen rows.
+        read: Function that reads steps of chunks by their numbers, in place of `columns`:
+            `read(connection, seqs, has_labels, has_deleted)`.
+    """
+
+    columns: Sequence[Any]
+    with_late: Callable[[Connection, list[Any]], list[Any]]
+    complete: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None
+    read: Callable[[Connection, Sequence[int], bool, bool], list[Any]] | None = None
+
+    def statement(self, node: Node, limits: Eligibility = NO_LIMITS) -> Any:
+        """Return the select of rows by the parameters `seqs` and `buffer_id`.
+
+        The limits' own parameters must be given too.
+
+        Args:
+            node: The condition.
+            limits: Limits that rows must meet.
+        """
+        return self._built(node, limits.kind)
+
+    def by_number(
+        self,
+        connection: Connection,
+        buffer_id: int,
+        seqs: Sequence[int],
+        *,
+        has_labels: bool,
+        has_deleted: bool,
+    ) -> list[Any]:
+        """Return the rows, or the steps of chunks, that have some numbers and are there.
+
+        Args:
+            connection: The transaction.
+            buffer_id: The buffer.
+            seqs: The numbers.
+            has_labels: Read values that were given late.
+            has_deleted: Steps of chunks may have been deleted.
+        """
+        if self.read is not None:
+            return self.read(connection, seqs, has_labels, has_deleted)
+        rows = fetch(connection, self.statement(EVERYTHING), {BUFFER_ID: buffer_id, SEQS: seqs})
+        return self.with_late(connection, rows) if has_labels else rows
+
+    @cached_property
+    def _built(self) -> Callable[[Node, EligibilityKind], Any]:
+        return remembered(self._build)
+
+    def _build(self, node: Node, kind: EligibilityKind) -> Any:
+        return select(*self.columns).where(*_among(node, kind, *ROWS.at(_BUFFER_ID, _SEQS)))
+
+
+@remembered
+def matching_numbers(
+    node: Node, kind: EligibilityKind, is_key: IsKey | None, steps: StepLayout
+) -> Any:
+    """Return the select of `seq` of those steps among the parameter `seqs` that match.
+
+    The parameters are those of `RowSelection.statement`.
+
+    Args:
+        node: The condition.
+        kind: Which limits steps must meet.
+        is_key: Makes a further condition.
+        steps: How the steps are stored.
+    """
+    table, is_one = steps.at(_BUFFER_ID, _SEQS)
+    wanted = _among(node, kind, table, is_one)
+    if is_key is not None:
+        wanted.append(is_key(table))
+    return select(table.c.seq).where(*wanted)
+
+
+_BUFFER_ID = bindparam(BUFFER_ID, type_=Integer())
+_SEQS = bindparam(SEQS, type_=SeqList())
+
+
+def _among(node: Node, kind: EligibilityKind, table: Any, is_one: Any) -> list[Any]:
+    held = hold_by_parameters(kind, table, _BUFFER_ID, _SEQS)
+    return [compile_condition(node, table), is_one, *held]

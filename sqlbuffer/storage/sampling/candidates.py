@@ -38,18 +38,11 @@ from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.rows.layouts import PLACES, ROWS, StepLayout
 from sqlbuffer.storage.rows.payload_parts import have_parts, is_in_parts
-from sqlbuffer.storage.rows.row_selection import (
-    BUFFER_ID,
-    SEQS,
-    IsKey,
-    RowSelection,
-    matching_numbers,
-)
-from sqlbuffer.storage.rows.stored_rows import PLACES
+from sqlbuffer.storage.rows.statements import BUFFER_ID, SEQS, IsKey, RowSelection, matching_numbers
 from sqlbuffer.storage.sampling.slice_table import SliceReading, SliceTable, read_keys, read_ranges
-from sqlbuffer.storage.schema.parameters import SeqList
+from sqlbuffer.storage.schema.expressions import SeqList
 from sqlbuffer.weighted_sampling import Weights
 
 
@@ -273,8 +266,8 @@ class Candidates:
     def keys(self) -> NDArray[np.int64]:
         """Return every matching seq in ascending order; reads all keys."""
         self.has_read_keys = True
-        found = self.connection.execute(self.select().order_by(*self._in_order())).scalars()
-        return np.fromiter(found, np.int64)
+        seqs = self.connection.execute(self.select().order_by(*self._in_order())).scalars()
+        return np.fromiter(seqs, np.int64)
 
     def probe(self, seqs: Sequence[int]) -> set[int]:
         """Return the given seq that are matching rows; their payloads are read for the batch.
@@ -328,8 +321,8 @@ class Candidates:
                 for one, version in zip(map(Slice._make, slices), versions, strict=True):
                     if self.limits.of_steps.excludes(*version):
                         self._marks.excluded.append((one.seq, one.n))
-        of = set(keys.slices.episode_id)
-        return [one for one in self._slices if one[_EPISODE_ID] in of]
+        episodes = set(keys.slices.episode_id)
+        return [one for one in self._slices if one[_EPISODE_ID] in episodes]
 
     def _read_steps(self, seqs: Sequence[int]) -> Keys:
         """Return steps alone, with their bytes."""
@@ -352,17 +345,17 @@ class Candidates:
         )
         if not any(wanted):
             return Marks()
-        new = set(slices.runs()) - self._marked
-        if not new:
+        unmarked = set(slices.runs()) - self._marked
+        if not unmarked:
             return Marks()
-        self._marked |= new
+        self._marked |= unmarked
         return read_marks(
             self.connection,
             self.buffer_id,
-            [(first, n) for first, n, _ in new],
+            [(first, n) for first, n, _ in unmarked],
             wanted,
             has_chunks=self.steps.has_chunks,
-            chunks={first - place for first, _, place in new} if wanted.values else (),
+            chunks={first - place for first, _, place in unmarked} if wanted.values else (),
         )
 
     @property
@@ -381,8 +374,8 @@ class Candidates:
         )
         if has_versions:
             excludes = self.limits.of_steps.excludes
-            own = zip(rows, versions, strict=True)
-            rows = [row for row, version in own if not excludes(*version)]
+            versioned = zip(rows, versions, strict=True)
+            rows = [row for row, version in versioned if not excludes(*version)]
         if self.limits.quarantine:
             marks = self._read_marks(keys_of(rows, reach).slices)
             self._marks.add(marks)
@@ -419,12 +412,12 @@ class Candidates:
             ArgumentError: The number is not an integer.
         """
         low, table = max(checked_integer(after, "after"), self.low), self.table_of_steps.c
-        new = self._matching & (self._seq > low) & (self._seq <= self.high)
+        is_newer = self._matching & (self._seq > low) & (self._seq <= self.high)
         versions = select(table.seq, table.model_version).where(
-            new, table.model_version.is_not(None)
+            is_newer, table.model_version.is_not(None)
         )
-        found = np.array(fetch(self.connection, versions), np.int64).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+        pairs = np.array(fetch(self.connection, versions), np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
 
     def between(self, low: int, high: int) -> "Candidates":
         """Return the candidates with `low < seq <= high`, with their priorities.
@@ -466,8 +459,8 @@ class Candidates:
             ArgumentError: n is not an integer from 0 on.
         """
         n = checked_count(n, "n")
-        found = self._of_numbers(range(self.high, max(self.low, self.high - n - FEW_HOLES), -1), n)
-        return self._from_one_end(n, newest=True) if found is None else found
+        seqs = self._of_numbers(range(self.high, max(self.low, self.high - n - FEW_HOLES), -1), n)
+        return self._from_one_end(n, newest=True) if seqs is None else seqs
 
     def oldest(self, n: int) -> list[int]:
         """Return up to n matching seq, oldest first.
@@ -477,8 +470,8 @@ class Candidates:
         """
         n = checked_count(n, "n")
         end = min(self.high, self.low + n + FEW_HOLES)
-        found = self._of_numbers(range(self.low + 1, end + 1), n)
-        return self._from_one_end(n) if found is None else found
+        seqs = self._of_numbers(range(self.low + 1, end + 1), n)
+        return self._from_one_end(n) if seqs is None else seqs
 
     def _of_numbers(self, numbers: range, n: int) -> list[int] | None:
         """Return the first n of the numbers that are rows, if there are that many.
@@ -517,9 +510,9 @@ class Candidates:
             high = self.high if newest else min(self.high, self.low + width)
             near = self._matching & (self._seq > low) & (self._seq <= high)
             keys = select(self.table_of_steps.c.seq).where(near)
-            found = self._scalars(keys.order_by(*order).limit(n).offset(offset))
-            if len(found) == n or width >= self.span:
-                return found
+            seqs = self._scalars(keys.order_by(*order).limit(n).offset(offset))
+            if len(seqs) == n or width >= self.span:
+                return seqs
             width *= 8
 
     def first_of_tasks(self, seqs: Sequence[int]) -> dict[int, str]:
@@ -529,13 +522,13 @@ class Candidates:
             ArgumentError: They are not a list of integers.
         """
         held = [seq for seq in _checked_seqs(seqs) if self.low < seq <= self.high]
-        wanted = bindparam(None, held, SeqList(), unique=True)
-        given, is_one = self.steps.at(literal(self.buffer_id, Integer()), wanted)
-        among = compile_condition(self.node, given) & is_one
+        listed = bindparam(None, held, SeqList(), unique=True)
+        table, is_one = self.steps.at(literal(self.buffer_id, Integer()), listed)
+        among = compile_condition(self.node, table) & is_one
         if self.limits:
-            among = among & self._is_whole(given.c.task_id)
+            among = among & self._is_whole(table.c.task_id)
         statement = statements.first_rows_of_tasks(
-            self.buffer_id, self.window_low, self.node, given, among, self.table_of_steps
+            self.buffer_id, self.window_low, self.node, table, among, self.table_of_steps
         )
         return dict(self.connection.execute(statement).all())
 
@@ -568,9 +561,9 @@ class Candidates:
         steps = self.table_of_steps
         matching = statements.in_window(self.buffer_id, self.window_low, self.node, steps)
         first = func.min(steps.c.seq).label("first_seq")
-        found = statements.matching_tasks(matching, steps).add_columns(first).subquery("found").c
-        order = found.first_seq if n is None else func.random()
-        statement = select(found.task_id).where(self._is_whole(found.task_id))
+        task = statements.matching_tasks(matching, steps).add_columns(first).subquery("found").c
+        order = task.first_seq if n is None else func.random()
+        statement = select(task.task_id).where(self._is_whole(task.task_id))
         return list(self.connection.execute(statement.order_by(order).limit(n)).scalars())
 
     def _is_whole(self, task_id: Any) -> ColumnElement[bool]:
@@ -620,9 +613,9 @@ class Candidates:
         """
         chosen = self.numbers(seqs)
         hits = self.probe(chosen)
-        found = [self._payloads[seq] for seq in chosen if seq in hits]
+        rows = [self._payloads[seq] for seq in chosen if seq in hits]
         complete = None if isinstance(self.reading, SliceReading) else self.reading.complete
-        return found if complete is None else list(complete(self.connection, found))
+        return rows if complete is None else list(complete(self.connection, rows))
 
     def numbers(self, chosen: Sequence[int] | Select[Any]) -> list[int]:
         """Return the choice of a sampler as a list.

@@ -1,13 +1,17 @@
-"""Draw batches of a form by SQL: choose keys, read slices around them, and make the batch."""
+"""Draw batches of a form by SQL: choose keys, read slices around them, and make the batch.
+
+The keys are steps, or the first steps of episodes.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import BigInteger, Integer, Select, bindparam, column, func, literal, select, true
 
 from sqlbuffer.batches.forms import (
     NEXT,
@@ -22,14 +26,332 @@ from sqlbuffer.batches.forms import (
 )
 from sqlbuffer.batches.makers import Maker, Plan, maker_of
 from sqlbuffer.batches.step_table import NONE, Integers
+from sqlbuffer.checks import checked_count, checked_flag
 from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.chunks.slices import ALL_STEPS, ANY_SIZE, Reach
-from sqlbuffer.storage.rows.row_selection import IsKey
-from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy
-from sqlbuffer.storage.sampling.episode_candidates import EpisodePopulation
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.eligibility import Eligibility
+from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.rows.conditions import compile_condition
+from sqlbuffer.storage.rows.layouts import StepLayout
+from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW, IsKey, remembered
+from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, check_pick
 from sqlbuffer.storage.sampling.slice_table import SliceReading
-from sqlbuffer.storage.schema.planner import unindexed
+from sqlbuffer.storage.schema.expressions import (
+    SeqList,
+    n_seqs,
+    numbers_in,
+    seq_at,
+    seqs_of,
+    unindexed,
+)
+
+# If a window has at most this many numbers, ranking the keys of its episodes costs less than a
+# second probe.
+FEW_KEYS_SPAN = 32_768
+# For longer episodes than this, fewer numbers are keys than a sampler probes for.
+LONG_EPISODE = 32
+FEW_EPISODES = 16
+MOST_PICKED = 65_536
+MOST_SEQ = 2**63 - 1
+NUMBERS, ELIGIBLE_LOW = "numbers", "eligible_low"
+Picked = dict[int, tuple[int, int]]
+FRACTION_BITS = 40  # multiplied by the number of episodes, it stays below 2**63
+
+
+class EpisodePopulation(Candidates):
+    """The episodes of a buffer whose first step matches a condition.
+
+    It has the methods of `Candidates`.
+
+    Args:
+        rows: The rows of the buffer.
+        reading: Columns to read of a first step.
+        include_partial: Include episodes that are open or have lost steps; their key is the seq of
+            the first step that they still have.
+    """
+
+    def __init__(self, rows: Candidates, reading: SliceReading, include_partial: bool) -> None:
+        super().__init__(
+            rows.connection,
+            rows.buffer_id,
+            rows.window_low,
+            rows.high,
+            rows.node,
+            reading,
+            rows.limits,
+            # The first remaining step of a partial episode may be ineligible although a later one
+            # is eligible.
+            0 if include_partial else rows.low,
+            rows.steps,
+        )
+        self._partial = include_partial
+        self._picked: set[int] = set()
+        self._priorities = rows._priorities
+        self.has_labels, self.has_deleted = rows.has_labels, rows.has_deleted
+        self.may_replace = rows.may_replace
+
+    @cached_property
+    def picks_first(self) -> bool:
+        """True if `pick` costs less than `probe`, because few of the numbers are keys."""
+        if self.span <= FEW_KEYS_SPAN:
+            return True
+        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low}
+        ((first, last, n),) = fetch(self.connection, _newest_ends(), parameters)
+        return bool(n > 1 and last - first > LONG_EPISODE * (n - 1))
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if episodes may not match."""
+        return self.has_condition
+
+    @property
+    def picks_keys(self) -> bool:
+        """True if `keys` finds few keys, because there are fewer episodes than rows."""
+        return True
+
+    def select(self) -> Select[Any]:
+        """Return a SQLAlchemy select of the keys, named `seq`."""
+        return select(self._keys.c.key.label("seq"))
+
+    @property
+    def _keys(self) -> Any:
+        bounds = (literal(n, BigInteger()) for n in (self.buffer_id, self.window_low, self.low))
+        return _EpisodeKeys(self._partial, self.node, self.limits, self.steps, *bounds).table
+
+    def keys(self) -> NDArray[np.int64]:
+        """Return the key of each episode in ascending order; reads all keys."""
+        self.has_read_keys = True
+        keys = self._keys
+        keys_in_order = self.connection.execute(select(keys.c.key).order_by(keys.c.key)).scalars()
+        return np.fromiter(keys_in_order, np.int64)
+
+    def pick(self, rng: np.random.Generator, n: int, *, replace: bool) -> list[int] | None:
+        """Return n keys, uniform over all; None if there may be fewer different ones.
+
+        It ranks the keys with integers, so that both databases pick the same.
+        """
+        check_pick(rng, n, replace)
+        if n > MOST_PICKED:
+            return None
+        numbers = (rng.random(n if replace else _overdrawn(n)) * 2.0**FRACTION_BITS).astype(
+            np.int64
+        )
+        ranked = self._pick(_ranked, n, {NUMBERS: numbers.tolist()})
+        if not ranked:
+            return []
+        (_, total), *_ = ranked.values()
+        key_of = {rank: key for key, (rank, _) in ranked.items()}
+        ranks = (numbers * total >> FRACTION_BITS).tolist()
+        keys = [key_of[rank] for rank in ranks if rank in key_of]
+        if replace:
+            return keys
+        distinct = list(dict.fromkeys(keys))
+        return distinct if len(distinct) == n else None
+
+    def random(self, n: int) -> list[int]:
+        """Return up to n keys in uniform random order; reads all keys."""
+        n = checked_count(n, "n")
+        rng = np.random.default_rng()
+        picked = self.pick(rng, n, replace=False)
+        if picked is not None:
+            return picked
+        keys = self.keys()
+        chosen: list[int] = rng.choice(keys, min(n, keys.size), replace=False).tolist()
+        return chosen
+
+    def newest(self, n: int) -> list[int]:
+        """Return up to n keys, newest first."""
+        return sorted(self._pick(_newest, checked_count(n, "n")), reverse=True)
+
+    def oldest(self, n: int) -> list[int]:
+        """Return up to n keys, oldest first."""
+        return sorted(self._pick(_oldest, checked_count(n, "n")))
+
+    def page(self, offset: int, limit: int, *, newest: bool = False) -> list[int]:
+        """Return up to `limit` keys, oldest first, after the first `offset`; reads all keys."""
+        offset, limit = checked_count(offset, "offset"), checked_count(limit, "limit")
+        keys = self.keys()[::-1] if checked_flag(newest, "newest") else self.keys()
+        page: list[int] = keys[offset : offset + limit].tolist()
+        return page
+
+    def _pick(
+        self,
+        picks: Callable[[Any, int], Select[Any]],
+        n: int,
+        numbers: Mapping[str, Any] | None = None,
+    ) -> Picked:
+        """Return {key: (rank, n)} of the episodes that a select made by `picks` has."""
+        parameters = {BUFFER_ID: self.buffer_id, LOW: self.window_low, **(numbers or {})}
+        parameters |= {ELIGIBLE_LOW: self.low}
+        # Values of a condition or of limits are in the statement, so it is not kept.
+        make = _picking if self.has_condition else _kept_picking
+        statement = make(self.node, self.limits, self._partial, picks, n, self.steps)
+        rows = fetch(self.connection, statement, parameters)
+        picked = {key: (rank, n) for key, rank, n in rows}
+        self._picked.update(picked)
+        return picked
+
+    @property
+    def n_probed(self) -> int:
+        """Number of keys that were looked up or picked."""
+        return len(self._probed | self._picked)
+
+
+class _EpisodeKeys:
+    """The keys of the episodes that may be read.
+
+    Args:
+        include_partial: See `EpisodePopulation`.
+        node: Condition on their first steps.
+        limits: Limits on their first steps.
+        steps: How their steps are stored.
+        buffer_id: The buffer, an expression.
+        low: The lower end of the window.
+        eligible_low: Number up to which no step is eligible.
+    """
+
+    def __init__(
+        self,
+        include_partial: bool,
+        node: Node,
+        limits: Eligibility,
+        steps: StepLayout,
+        buffer_id: Any,
+        low: Any,
+        eligible_low: Any,
+    ) -> None:
+        self._partial, self._node, self._limits = include_partial, node, limits
+        self._steps = steps
+        self._buffer_id, self._low, self._eligible_low = buffer_id, low, eligible_low
+
+    @property
+    def table(self) -> Any:
+        """The table of the keys, with the column `key`."""
+        first: Any = episodes.c.first_seq
+        if self._partial:
+            first = self._steps.first_left(self._buffer_id, episodes.c.id, self._low)
+        keys = select(first.label("key")).where(
+            episodes.c.buffer_id == self._buffer_id, *self._eligible()
+        )
+        if self._partial:
+            # The offset keeps SQLite from searching for a step again at each use of the key.
+            left = keys.offset(0).subquery("left")
+            keys = select(left.c.key).where(left.c.key.is_not(None))
+        table = keys.subquery("keys")
+        if self._node == EVERYTHING and not self._limits:
+            return table
+        return self._matching_keys(table)
+
+    def _eligible(self) -> list[Any]:
+        episode = episodes.c
+        # Bounded on both sides: otherwise PostgreSQL without statistics expects a third of the
+        # table. The last step may have been deleted, so it cannot be a bound.
+        has_steps = (episode.last_seq > self._low) & (episode.last_seq < MOST_SEQ)
+        if self._partial:
+            return [episode.status != "aborted", has_steps | episode.last_seq.is_(None)]
+        return [episode.status == "complete", has_steps, episode.first_seq > self._eligible_low]
+
+    def _matching_keys(self, keys: Any) -> Any:
+        """Return the keys whose row matches; each is looked up separately.
+
+        An episode whose first row meets the limits may have a later one that does not: this is
+        found when it is read.
+        """
+        first = self._steps.of(None).alias("first_step")
+        matches = select(1).where(
+            self._steps.is_numbered(first.c, self._buffer_id, keys.c.key),
+            compile_condition(self._node, first),
+        )
+        if self._limits:
+            matches = matches.where(self._limits.hold(first))
+        return select(keys.c.key).where(matches.offset(0).exists()).subquery("matching")
+
+
+def _picking(
+    node: Node,
+    limits: Eligibility,
+    include_partial: bool,
+    picks: Callable[[Any, int], Select[Any]],
+    n: int,
+    steps: StepLayout,
+) -> Any:
+    """Return the select of the picked keys."""
+    return picks(_EpisodeKeys(include_partial, node, limits, steps, *_OWN).table, n)
+
+
+_kept_picking = remembered(_picking)
+
+
+_OWN = (
+    bindparam(BUFFER_ID, type_=Integer()),
+    bindparam(LOW, type_=BigInteger()),
+    bindparam(ELIGIBLE_LOW, type_=BigInteger()),
+)
+
+
+def _ranked(keys: Any, n: int) -> Select[Any]:
+    """Select (key, rank, n) of the keys whose ranks come first in the given numbers."""
+    numbers = numbers_in(bindparam(NUMBERS, type_=SeqList())).table_valued(
+        column("value", BigInteger()), column("place", BigInteger())
+    )
+    # A window function would take four times as long. The offsets keep the order and the list.
+    in_order = select(keys.c.key).order_by(keys.c.key).offset(0).scalar_subquery()
+    seqs = select(seqs_of(in_order).label("seqs")).offset(0).subquery("in_order").c.seqs
+    listed = select(seqs, n_seqs(seqs).label("n")).cte("listed")
+    rank = (numbers.c.value * listed.c.n).op(">>")(literal(FRACTION_BITS, Integer()))
+    first_met = (
+        select(rank.label("rank"))
+        .join_from(numbers, listed, listed.c.n > 0)
+        .group_by(rank)
+        .order_by(func.min(numbers.c.place))
+        .limit(n)
+        .subquery("first_met")
+    )
+    key = seq_at(listed.c.seqs, first_met.c.rank).label("key")
+    return select(key, first_met.c.rank, listed.c.n).join_from(first_met, listed, true())
+
+
+def _newest(keys: Any, n: int) -> Select[Any]:
+    return _unranked(keys).order_by(keys.c.key.desc()).limit(n)
+
+
+def _oldest(keys: Any, n: int) -> Select[Any]:
+    return _unranked(keys).order_by(keys.c.key).limit(n)
+
+
+def _unranked(keys: Any) -> Select[Any]:
+    none = literal(0, BigInteger())
+    return select(keys.c.key, none.label("rank"), none.label("n"))
+
+
+@remembered
+def _newest_ends() -> Any:
+    """Select the first and the last end of a few episodes, and the number of these."""
+    episode = episodes.c
+    newest = (
+        select(episode.last_seq)
+        .where(
+            episode.buffer_id == bindparam(BUFFER_ID, type_=Integer()),
+            episode.last_seq > bindparam(LOW, type_=BigInteger()),
+        )
+        .order_by(episode.last_seq.desc())
+        .limit(FEW_EPISODES)
+        .subquery("newest")
+        .c.last_seq
+    )
+    return select(func.min(newest), func.max(newest), func.count(newest))
+
+
+def _overdrawn(n: int) -> int:
+    """Return the number of fractions that almost always give at least n different keys.
+
+    The chance to miss one of n keys in 8 n + 64 draws is below n exp(-8 - 64 / n).
+    """
+    return 8 * n + 64
+
 
 MAX_ROUNDS = 50
 MOST_AT_ONCE = 65_536
@@ -121,13 +443,13 @@ class FormReader:
                 return items.batch(n)
             accepted = items.numbers
             if n_round:
-                accepted = _some(sampler, accepted, n - len(kept))
+                accepted = _keys_to_keep(sampler, accepted, n - len(kept))
             kept = np.concatenate([kept, accepted]) if adds_up else accepted
             n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
             learnt_nothing = not n_accepted and candidates.n_probed == n_probed
             if len(kept) >= n or not chosen or learnt_nothing:
                 break
-            wanted = _size(n - len(kept) if adds_up else n, n_asked, n_accepted)
+            wanted = _n_to_request(n - len(kept) if adds_up else n, n_asked, n_accepted)
             larger = min(wanted, MOST_GROWTH * size, most)
             if not adds_up and (len(chosen) < size or larger <= size):
                 break
@@ -236,12 +558,12 @@ def _begins(include_partial: bool) -> IsKey:
     return lambda steps: unindexed(steps.c.t) == 0
 
 
-def _size(missing: int, n_asked: int, n_accepted: int) -> int:
+def _n_to_request(missing: int, n_asked: int, n_accepted: int) -> int:
     """Return the number of rows to request, by the share accepted so far."""
     return math.ceil(1.1 * missing * (n_asked + 1) / (n_accepted + 1)) + 8
 
 
-def _some(sampler: RowStrategy, accepted: Integers, n: int) -> Integers:
+def _keys_to_keep(sampler: RowStrategy, accepted: Integers, n: int) -> Integers:
     """Return n or more of the keys that were accepted in a later round, the ones to keep first.
 
     Strata are in the order of the rows, so the first ones would be the oldest.

@@ -41,7 +41,7 @@ from sqlbuffer.storage.chunks.slices import (
 )
 from sqlbuffer.storage.marks import LateValues, Marks, late_values
 from sqlbuffer.storage.rows.layouts import StepLayout
-from sqlbuffer.storage.rows.row_selection import IsKey
+from sqlbuffer.storage.rows.statements import IsKey
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ class SliceTable:
         self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
         is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)
-        links = self._alone(slices) if is_alone else self._in_runs(slices)
+        links = self._links_of_single_steps(slices) if is_alone else self._links_of_runs(slices)
         links["reward"] = unpacked_rewards(slices.rewards, slices.n.tolist())
         links["flags"] = self._flags(slices, links, low, marks)
         self._replaced = _at_replaced(self.seq, links, marks)
@@ -199,7 +199,7 @@ class SliceTable:
         # numpy copies a structured record part by part; as plain bytes it is copied whole.
         self._link_bytes = as_records(links, bytes_of(LINK))
 
-    def _alone(self, slices: SliceColumns) -> NDArray[Any]:
+    def _links_of_single_steps(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps without an episode, whose slices have one step each."""
         self.seq = slices.seq
         self._starts = np.arange(len(self.seq))
@@ -208,21 +208,23 @@ class SliceTable:
             links[name] = NONE
         return links
 
-    def _in_runs(self, slices: SliceColumns) -> NDArray[Any]:
+    def _links_of_runs(self, slices: SliceColumns) -> NDArray[Any]:
         """Return the links of steps, of which some have episodes."""
         counts, first_t = slices.n, slices.t
         self._starts = np.cumsum(counts) - counts
         numbers = self.episodes.numbers
-        of = [numbers.get(id_, NONE) for id_ in slices.episode_id]
+        numbers_of_runs = [numbers.get(id_, NONE) for id_ in slices.episode_id]
         places = np.arange(counts.sum())
         self.seq = np.repeat(slices.seq - self._starts, counts) + places
         links = np.zeros(len(places), LINK)
-        links["episode"] = np.repeat(np.array(of, np.int32), counts)
+        links["episode"] = np.repeat(np.array(numbers_of_runs, np.int32), counts)
         links["t"] = np.repeat(first_t - self._starts, counts) + places
-        if NONE in of:
+        if NONE in numbers_of_runs:
             links["t"][links["episode"] == NONE] = NONE
         links["next"], links["prev"] = places + 1, places - 1
-        next_of, prev_of = _neighbours(np.array(of, np.int64), first_t, counts, self._starts)
+        next_of, prev_of = _neighbours(
+            np.array(numbers_of_runs, np.int64), first_t, counts, self._starts
+        )
         links["next"][self._starts + counts - 1], links["prev"][self._starts] = next_of, prev_of
         return links
 
@@ -270,8 +272,8 @@ class SliceTable:
             runs = np.array(sorted(marks.excluded), np.int64)
             # Of the runs that begin up to a step, the end of the one that reaches furthest.
             ends = np.maximum.accumulate(runs.sum(axis=1))
-            at = np.searchsorted(runs[:, 0], self.seq, side="right") - 1
-            is_barred |= (at >= 0) & (self.seq < ends[at])
+            run_of = np.searchsorted(runs[:, 0], self.seq, side="right") - 1
+            is_barred |= (run_of >= 0) & (self.seq < ends[run_of])
         links["flags"][is_barred] |= np.uint8(BARRED)
         return bool(is_barred.any())
 
@@ -328,13 +330,13 @@ class SliceTable:
         self, steps: Integers, names: Sequence[str], built_in: Sequence[str] = ()
     ) -> Arrays:
         """Return fields of steps; see `StepTable.fields_of`."""
-        at = self.at(steps)
-        return at.fields(names) | at.built_in(built_in)
+        rows = self.at(steps)
+        return rows.fields(names) | rows.built_in(built_in)
 
     def episodes_of(self, steps: Integers) -> Integers:
         """Return the number of the episode of steps; see `StepTable.episodes_of`."""
-        of: Integers = self._links["episode"][steps]
-        return of
+        episodes: Integers = self._links["episode"][steps]
+        return episodes
 
     def info_of(self, steps: Integers, with_place: bool) -> Callable[[], Arrays]:
         """Return a function that makes the info of a batch; see `StepTable.info_of`."""
@@ -419,9 +421,9 @@ class StepsInSlices:
         arrays = self._stored(names)
         for name in self._table.late.keys() & arrays.keys():
             slots, values = self._table.late[name]
-            at = np.searchsorted(slots, self._index).clip(max=len(slots) - 1)
-            is_late = slots[at] == self._index
-            arrays[name][is_late] = values[at][is_late]
+            places = np.searchsorted(slots, self._index).clip(max=len(slots) - 1)
+            is_late = slots[places] == self._index
+            arrays[name][is_late] = values[places][is_late]
         return arrays
 
     def _stored(self, names: Sequence[str]) -> Arrays:
@@ -500,8 +502,8 @@ def _places_in(numbers: Integers, wanted: Integers) -> tuple[Integers, Integers]
         return numbers, np.full(wanted.shape, NONE)
     order = np.argsort(numbers)
     ordered = numbers[order]
-    at = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
-    return order, np.where(ordered[at] == wanted, at, NONE)
+    places = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)
+    return order, np.where(ordered[places] == wanted, places, NONE)
 
 
 def _neighbours(
@@ -529,10 +531,10 @@ def _neighbours(
 
     def slot_of(t: Integers) -> Integers:
         codes = of * width + t
-        at = np.searchsorted(firsts, codes, side="right") - 1
-        is_there = (of != NONE) & (t >= 0) & (at >= 0)
-        at = np.maximum(at, 0)
-        run = order[furthest[at]]
+        run_before = np.searchsorted(firsts, codes, side="right") - 1
+        is_there = (of != NONE) & (t >= 0) & (run_before >= 0)
+        run_before = np.maximum(run_before, 0)
+        run = order[furthest[run_before]]
         is_there &= (of[run] == of) & (first_t[run] <= t) & (t <= last_t[run])
         return np.where(is_there, starts[run] + t - first_t[run], NONE)
 

@@ -86,8 +86,8 @@ class _JsonFunction(FunctionElement[Any]):
             keys_apart: A path that finds list elements by index does not find dict keys.
         """
         choices = [_choices(segment, keys_apart) for segment in self.path]
-        found = [tuple(chain.from_iterable(chosen)) for chosen in product(*choices)]
-        return [self.stored_path] if self.stored_path else found
+        paths = [tuple(chain.from_iterable(chosen)) for chosen in product(*choices)]
+        return [self.stored_path] if self.stored_path else paths
 
 
 def _choices(segment: str | int, keys_apart: bool) -> list[tuple[str | int, ...]]:

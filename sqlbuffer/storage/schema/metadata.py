@@ -1,11 +1,22 @@
-"""Shared by all tables: the metadata, the types of columns, and columns that many of them have."""
+"""Shared by all tables: the metadata, types of columns, columns that many have, overlays and roles.
 
+An overlay is a narrow table, by seq, for changes after a row was inserted. A capability declares
+its overlay next to its other tables. Tests read `OVERLAYS` to check that eviction and deletion
+leave no row of an overlay behind. Roles, vacuum, `doctor` and dropping a buffer read the metadata,
+which has the overlays among the other tables.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import orjson
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
+    Connection,
     Index,
     Integer,
     LargeBinary,
@@ -14,11 +25,13 @@ from sqlalchemy import (
     Text,
     bindparam,
     cast,
+    delete,
+    false,
     literal,
 )
 from sqlalchemy.dialects import postgresql
 
-from sqlbuffer.storage.schema.parameters import (
+from sqlbuffer.storage.schema.expressions import (
     BooleanList,
     IntegerList,
     RealList,
@@ -86,9 +99,9 @@ def index_transactions(table: Table) -> None:
 
     On SQLite the index is empty: otherwise it would cost a page for each row.
     """
-    own = table.c
+    column = table.c
     name = f"ix_{table.name}_buffer_id_xid"
-    Index(name, own.buffer_id, own.xid, sqlite_where=own.xid.is_not(None))
+    Index(name, column.buffer_id, column.xid, sqlite_where=column.xid.is_not(None))
 
 
 def json_parameter(name: str) -> Any:
@@ -99,3 +112,122 @@ def json_parameter(name: str) -> Any:
 def json_literal(value: Any) -> Any:
     """Return a value as the expression of a JSON column."""
     return cast(literal(orjson.dumps(value).decode(), Text()), JSON)
+
+
+# One row: it tells packages that are older than the schema if they may use it.
+schema_info = Table(
+    "schema_info",
+    metadata,
+    Column(
+        "min_client",
+        Text,
+        primary_key=True,
+        comment="the oldest revision whose package may use this schema",
+    ),
+)
+
+maintenance = Table(
+    "maintenance",
+    metadata,
+    Column("task", Text, primary_key=True, comment="task that one process at a time runs"),
+    Column("holder", Text, comment="the process that ran it last"),
+    Column("leased_until", TIME, comment="no other process starts it before this time"),
+)
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A table whose rows belong to rows of `experiences`.
+
+    Attributes:
+        table: The table.
+        flag: The column of `buffers` that is true if a buffer may have rows in it.
+        leaves_late: Eviction by row leaves its rows behind, below the window, and `delete_range`
+            removes them later: writers do not wait for learners. The rows of other overlays leave
+            with the row of `experiences`.
+        learner_sets_flag: Learners set `flag`; otherwise it is set with the rights of the owner, or
+            when the buffer is created.
+    """
+
+    table: Table
+    flag: str
+    leaves_late: bool
+    learner_sets_flag: bool
+
+
+OVERLAYS: dict[str, Overlay] = {}
+
+
+def overlay_table(
+    name: str,
+    *columns: Column[Any],
+    flag: str,
+    flag_comment: str | None = None,
+    leaves_late: bool = False,
+    writer_may: str = "",
+    learner_may: str = "",
+    learner_sets_flag: bool = False,
+    integer_key: bool = False,
+    **options: Any,
+) -> Table:
+    """Return a new overlay table, and register it.
+
+    Args:
+        name: Its name.
+        columns: Its columns without the two of the key.
+        flag: See `Overlay`.
+        flag_comment: Comment of the flag's column, if this table adds it; None if another overlay
+            does.
+        leaves_late: See `Overlay`.
+        writer_may: Rights of writers in addition to reading.
+        learner_may: Rights of learners in addition to reading.
+        learner_sets_flag: See `Overlay`.
+        integer_key: Its key on SQLite is one integer; see `number_keys`.
+        options: Options of the table.
+    """
+    info = {
+        "writer_may": writer_may,
+        "learner_may": learner_may,
+        "is_vacuumed": True,
+    }
+    key = {"integer_key": "seq"} if integer_key else {}
+    table = Table(name, metadata, *seq_key(), *columns, info=info | key, **options)
+    if flag_comment is not None:
+        flag_column(flag, flag_comment)
+    OVERLAYS[name] = Overlay(table, flag, leaves_late, learner_sets_flag)
+    return table
+
+
+def flag_column(name: str, comment: str) -> None:
+    """Add a column to `buffers` that is true if a buffer may have rows in some table."""
+    metadata.tables["buffers"].append_column(
+        Column(name, Boolean, nullable=False, server_default=false(), comment=comment)
+    )
+
+
+def delete_range(
+    connection: Connection, table: Table, buffer_id: int, above: int, up_to: int
+) -> None:
+    """Delete the rows of an overlay between two numbers, which eviction left behind."""
+    row = table.c
+    gone = (row.buffer_id == buffer_id) & (row.seq > above) & (row.seq <= up_to)
+    connection.execute(delete(table).where(gone))
+
+
+def roles_script() -> str:
+    """Return the SQL that creates the roles, each with the least rights."""
+    script = resources.files("sqlbuffer.storage.schema") / "roles.sql"
+    flags = {overlay.flag: None for overlay in OVERLAYS.values() if overlay.learner_sets_flag}
+    return script.read_text(encoding="utf-8").format(
+        tables=", ".join(metadata.tables),
+        vacuumed=", ".join(vacuumed_tables()),
+        flags=", ".join(flags),
+        grants="\n".join(_grants()),
+    )
+
+
+def _grants() -> Iterator[str]:
+    for name, table in metadata.tables.items():
+        for role in ("writer", "learner"):
+            if rights := table.info.get(f"{role}_may"):
+                yield f"GRANT {rights} ON {name} TO sqlbuffer_{role};"

@@ -27,7 +27,7 @@ def _create_sqlite_table(element: CreateTable, compiler: Any, **kw: Any) -> str:
     if number is None:
         return created
     name = element.element.name
-    head, found, rest = created.partition("(")
+    head, opening, rest = created.partition("(")
     primary = f"CONSTRAINT pk_{name} PRIMARY KEY (buffer_id, {number})"
     is_packed = f'"key" = (buffer_id << {NUMBER_BITS} | {number})'
     fits = f"{number} > 0 AND {number} < {MOST_NUMBERS}"
@@ -36,7 +36,7 @@ def _create_sqlite_table(element: CreateTable, compiler: Any, **kw: Any) -> str:
         f"CONSTRAINT ck_{name}_number_has_{NUMBER_BITS}_bits CHECK ({fits})"
     )
     assert primary in rest
-    return f'{head}{found}\n\t"key" INTEGER NOT NULL PRIMARY KEY, {rest.replace(primary, checks)}'
+    return f'{head}{opening}\n\t"key" INTEGER NOT NULL PRIMARY KEY, {rest.replace(primary, checks)}'
 
 
 def is_of_the_model(item: Any, name: str | None, kind: str, reflected: bool, compared: Any) -> bool:

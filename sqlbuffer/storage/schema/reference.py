@@ -26,7 +26,7 @@ _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL
 def with_sections(document: str) -> str:
     """Return the document with the sections between its markers generated again."""
     sections = {"list": views_list, "views": views_section, "tables": tables_section}
-    return _SECTION.sub(lambda found: f"{found[1]}\n{sections[found[2]]()}\n\n{found[3]}", document)
+    return _SECTION.sub(lambda match: f"{match[1]}\n{sections[match[2]]()}\n\n{match[3]}", document)
 
 
 def views_list() -> str:
@@ -78,8 +78,10 @@ def _column(column: Column[object]) -> tuple[str, ...]:
 
 
 def _uniques(table: Table) -> Iterator[str]:
-    found = (item for item in table.constraints if isinstance(item, UniqueConstraint))
-    for columns in sorted([column.name for column in constraint.columns] for constraint in found):
+    constraints = (item for item in table.constraints if isinstance(item, UniqueConstraint))
+    for columns in sorted(
+        [column.name for column in constraint.columns] for constraint in constraints
+    ):
         yield f"- unique ({', '.join(f'`{name}`' for name in columns)})"
 
 

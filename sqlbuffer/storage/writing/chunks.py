@@ -23,12 +23,11 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
-from sqlbuffer.storage.chunks import postgresql as chunks_postgresql
-from sqlbuffer.storage.chunks import sqlite as chunks_sqlite
+from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import UniqueViolation
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
     EpisodeKey,
     StepPlace,
@@ -42,7 +41,7 @@ from sqlbuffer.storage.episodes import (
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.schema.number_keys import is_numbered
-from sqlbuffer.storage.writing import postgresql, sqlite
+from sqlbuffer.storage.writing.inserts import after_chunks, reserve_steps
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,21 @@ class StoredChunk(NamedTuple):
 
 def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> list[StoredChunk]:
     """Return the chunks of a buffer that match."""
-    found = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
-    return [StoredChunk(row["first_seq"], _chunk(row)) for row in found.mappings()]
+    rows = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
+    return [StoredChunk(row["first_seq"], _chunk(row)) for row in rows.mappings()]
 
 
 def _chunk(row: RowMapping) -> PackedChunk:
-    given = {name: row[name] for name in (*_PLAIN, *_JOINED)}
-    given |= {name: listed(row[name]) for name in _LISTS}
+    values = {name: row[name] for name in (*_PLAIN, *_JOINED)}
+    values |= {name: listed(row[name]) for name in _LISTS}
     for name in _FLAGS:
-        if given[name] == []:  # all are False
-            given[name] = [False] * row["n_steps"]
+        if values[name] == []:  # all are False
+            values[name] = [False] * row["n_steps"]
     payloads = listed(row["payloads"])
     if payloads is not None:
         payloads = [None if one is None else json.dumps(one) for one in payloads]
     return PackedChunk(
-        **given,
+        **values,
         reward=listed(row["reward_t"]),
         payloads=payloads,
         initial_priority=None,
@@ -143,7 +142,7 @@ def listed(values: Any) -> Any:
     return json.loads(values) if isinstance(values, str) else values
 
 
-held_ids = by_database(sqlite=chunks_sqlite.held_ids, postgresql=chunks_postgresql.held_ids)
+held_ids = by_database(sqlite=sqlite.held_ids, postgresql=postgresql.held_ids)
 
 # The id of a step without a given one: that of its chunk, and its place there.
 _MADE_ID = re.compile(r"(.{36})/(0|[1-9]\d{0,2})")
@@ -184,10 +183,10 @@ class HeldSteps:
         """Return the number of each id of a step, given by a user or made by the library."""
         if not ids:
             return {}
-        found = dict(held_ids(self._connection, self._buffer_id, list(ids)))
-        made = self._made_ids([id_ for id_ in ids if id_ not in found])
+        seqs_by_id = dict(held_ids(self._connection, self._buffer_id, list(ids)))
+        made = self._made_ids([id_ for id_ in ids if id_ not in seqs_by_id])
         held = self._held(made.values()) - self._with_given_id(made.values())
-        return found | {id_: seq for id_, seq in made.items() if seq in held}
+        return seqs_by_id | {id_: seq for id_, seq in made.items() if seq in held}
 
     def at(self, seqs: Iterable[int]) -> dict[int, HeldStep]:
         """Return the steps that have these numbers, by number."""
@@ -195,15 +194,18 @@ class HeldSteps:
         # Consecutive numbers are in one range.
         runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
         near = [[seq for _, seq in run] for _, run in runs]
-        ranges = [chunks.c.first_seq.between(own[0] - MOST_STEPS + 1, own[-1]) for own in near]
-        found = {}
+        ranges = [
+            chunks.c.first_seq.between(numbers_of_run[0] - MOST_STEPS + 1, numbers_of_run[-1])
+            for numbers_of_run in near
+        ]
+        steps = {}
         for start in range(0, len(ranges), _MOST_RANGES):
             some = or_(*ranges[start : start + _MOST_RANGES])
             for stored in stored_chunks(self._connection, self._buffer_id, some):
                 for place in range(stored.chunk.n_steps):
                     seq = stored.first_seq + place
-                    found[seq] = HeldStep(seq, stored, place)
-        return {seq: found[seq] for seq in numbers if seq in found}
+                    steps[seq] = HeldStep(seq, stored, place)
+        return {seq: steps[seq] for seq in numbers if seq in steps}
 
     def of_episode(self, episode_id: int, first_t: int, after_t: int) -> dict[int, HeldStep]:
         """Return the steps of an episode from one place up to another, by place."""
@@ -212,13 +214,13 @@ class HeldSteps:
             chunks.c.t > first_t - MOST_STEPS,
             chunks.c.t < after_t,
         )
-        found = {
+        steps = {
             (stored.chunk.t or 0) + place: HeldStep(stored.first_seq + place, stored, place)
             for stored in stored_chunks(self._connection, self._buffer_id, *where)
             for place in range(stored.chunk.n_steps)
         }
-        held = self._held(step.seq for step in found.values())
-        return {t: step for t, step in found.items() if first_t <= t < after_t and step.seq in held}
+        held = self._held(step.seq for step in steps.values())
+        return {t: step for t, step in steps.items() if first_t <= t < after_t and step.seq in held}
 
     def newest_step(self, episode_id: int, *, is_held: bool = False) -> int | None:
         """Return the step number of the newest step of an episode; None if it has no step.
@@ -258,11 +260,11 @@ class HeldSteps:
         numbers = set(seqs)
         if not numbers:
             return numbers
-        own = select(step_ids.c.seq).where(
+        statement = select(step_ids.c.seq).where(
             step_ids.c.buffer_id == self._buffer_id,
             step_ids.c.seq.between(min(numbers), max(numbers)),
         )
-        return numbers.intersection(self._connection.execute(own).scalars())
+        return numbers.intersection(self._connection.execute(statement).scalars())
 
     def _made_ids(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the number of each id that the library made from a chunk."""
@@ -273,13 +275,13 @@ class HeldSteps:
         }
         if not parts:
             return {}
-        own = select(chunks.c.id, chunks.c.n_steps, chunks.c.first_seq).where(
+        statement = select(chunks.c.id, chunks.c.n_steps, chunks.c.first_seq).where(
             chunks.c.buffer_id == self._buffer_id,
             chunks.c.id.in_({chunk_id for chunk_id, _ in parts.values()}),
         )
         spans = {
             chunk_id: (n_steps, first_seq)
-            for chunk_id, n_steps, first_seq in self._connection.execute(own)
+            for chunk_id, n_steps, first_seq in self._connection.execute(statement)
         }
         return {
             id_: spans[chunk_id][1] + int(place)
@@ -324,8 +326,8 @@ class StepOutcomes:
 
     def refuse(self, i: int, places: Sequence[int] | Places, *, same: bool = False) -> None:
         """Mark steps of a chunk as conflicts, or as duplicates."""
-        at = self.starts[i] + np.asarray(places, np.int64)
-        self.is_new[at], self._is_same[at] = False, same
+        indexes = self.starts[i] + np.asarray(places, np.int64)
+        self.is_new[indexes], self._is_same[indexes] = False, same
 
     def compare(self, i: int, held: Mapping[int, HeldStep]) -> None:
         """Compare steps of a chunk, by place, with the steps that the buffer holds there."""
@@ -336,9 +338,9 @@ class StepOutcomes:
             theirs = [held[place].place for place in places]
             stored = held[places[0]].stored.chunk
             same = same_steps(self._layout, self._chunks[i], places, stored, theirs, self._ignore)
-            at = self.starts[i] + np.array(places, np.int64)
-            self.is_new[at], self._is_same[at] = False, same
-            self.seqs[at] = [held[place].seq for place in places]
+            indexes = self.starts[i] + np.array(places, np.int64)
+            self.is_new[indexes], self._is_same[indexes] = False, same
+            self.seqs[indexes] = [held[place].seq for place in places]
 
     def repeat(self, first: tuple[int, int], again: tuple[int, int]) -> None:
         """Compare a step with an earlier one of the batch that has the same id.
@@ -355,11 +357,11 @@ class StepOutcomes:
         """Return the new steps as chunks in order, each with the index of its original chunk."""
         if self.is_new.all():
             return list(enumerate(self._chunks))
-        found = []
+        pieces = []
         for i, chunk in enumerate(self._chunks):
             places, id_ = self.places(i), chunk.id
             if len(places) == chunk.n_steps:
-                found.append((i, chunk))
+                pieces.append((i, chunk))
                 continue
             runs = [places]
             if chunk.t is not None:  # steps of an episode are consecutive in a chunk
@@ -367,9 +369,9 @@ class StepOutcomes:
             for run in runs:
                 if len(run):
                     piece = select_steps(self._layout, chunk, run.tolist())
-                    found.append((i, replace(piece, id=id_)))
+                    pieces.append((i, replace(piece, id=id_)))
                     id_ = uuid7()
-        return found
+        return pieces
 
     def number(self, first_seq: int) -> None:
         """Set consecutive numbers for the new steps."""
@@ -391,27 +393,23 @@ class StepOutcomes:
         n_new = int(self.is_new.sum())
         if n_new == n:
             return StoreResult(n, 0, 0, (), seqs)
-        given = np.arange(n) if order is None else order
+        positions = np.arange(n) if order is None else order
         conflicts = np.flatnonzero(~self.is_new & ~self._is_same)
-        conflicts = conflicts[np.argsort(given[conflicts], kind="stable")]
+        conflicts = conflicts[np.argsort(positions[conflicts], kind="stable")]
         ids = tuple(map(self._name, conflicts.tolist()))
         return StoreResult(n_new, n - n_new - len(ids), len(ids), ids, seqs)
 
-    def _name(self, at: int) -> str:
+    def _name(self, index: int) -> str:
         """Return the id that the user gave to a step, or else its place in its episode."""
-        i = int(np.searchsorted(self.starts, at, "right")) - 1
-        chunk, place = self._chunks[i], at - self.starts[i]
+        i = int(np.searchsorted(self.starts, index, "right")) - 1
+        chunk, place = self._chunks[i], index - self.starts[i]
         if chunk.ids is not None:
             return chunk.ids[place]
         return f"{chunk.episode_key}/{(chunk.t or 0) + place}"
 
 
-reserve_steps = by_database(sqlite=sqlite.reserve_steps, postgresql=postgresql.reserve_steps)
-insert_numbered = by_database(
-    sqlite=chunks_sqlite.insert_chunks, postgresql=chunks_postgresql.insert_chunks
-)
-insert_ids = by_database(sqlite=chunks_sqlite.insert_ids, postgresql=chunks_postgresql.insert_ids)
-after_chunks = by_database(sqlite=sqlite.after_chunks, postgresql=postgresql.after_chunks)
+insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql.insert_chunks)
+insert_ids = by_database(sqlite=sqlite.insert_ids, postgresql=postgresql.insert_ids)
 
 _EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
 
@@ -501,23 +499,18 @@ class _Insertion:
             self._settle_ids()
 
     def _lock_appended(self) -> dict[int, int]:
-        """Return the next place of each episode that new steps are appended to at its end.
-
-        Raises:
-            EpisodeExistsError: The episode has ended.
-            OutOfOrderError: A new step comes after a later one of its episode.
-        """
-        found = {}
-        own = {
+        """Return the next place of each episode that new steps are appended to at its end."""
+        next_ts = {}
+        appended = {
             episode_id: i
             for i, episode_id in enumerate(self._episode_ids)
             if episode_id is not None
             and self._chunks[i].t is None
             and len(self._outcomes.places(i))
         }
-        for episode_id, i in sorted(own.items()):
+        for episode_id, i in sorted(appended.items()):
             if episode_id in self._made:
-                found[episode_id] = 0
+                next_ts[episode_id] = 0
                 continue
             row = self._connection.execute(
                 _EPISODE.with_for_update(key_share=True), {"of_id": episode_id}
@@ -526,22 +519,23 @@ class _Insertion:
                 chunk = self._chunks[i]
                 assert chunk.episode_key is not None
                 raise exists(self._connection, self._buffer_id, chunk.episode_key, chunk.task_id)
-            found[episode_id] = 0 if row is None else row.next_t
+            next_ts[episode_id] = 0 if row is None else row.next_t
         self._newest = {
             episode_id: None if episode_id in self._made else self._held.newest_step(episode_id)
-            for episode_id in own
+            for episode_id in appended
         }
         if self._late_step() is not None:
             # Another writer may have stored the same steps since their ids were compared, and the
             # newest step may have been deleted.
             self._settle_ids()
             self._newest = {
-                episode_id: self._held.newest_step(episode_id, is_held=True) for episode_id in own
+                episode_id: self._held.newest_step(episode_id, is_held=True)
+                for episode_id in appended
             }
             late = self._late_step()
             if late is not None:
                 raise late
-        return found
+        return next_ts
 
     def _late_step(self) -> OutOfOrderError | None:
         """Return the error for the first new step that comes after a later one of its episode."""
@@ -561,9 +555,9 @@ class _Insertion:
 
     def _appended(self, numbered: list[NumberedChunk]) -> list[NumberedChunk]:
         """Set the places of steps that are appended to episodes, and advance the episodes."""
-        next_ts, newest, found = dict(self._next_ts), dict(self._newest), []
-        for own in numbered:
-            episode_id, chunk = own.episode_id, own.chunk
+        next_ts, newest, placed = dict(self._next_ts), dict(self._newest), []
+        for numbered_chunk in numbered:
+            episode_id, chunk = numbered_chunk.episode_id, numbered_chunk.chunk
             t = None if episode_id is None else next_ts.get(episode_id)
             if episode_id is not None and chunk.t is None and t is not None:
                 next_ts[episode_id] = t + chunk.n_steps
@@ -571,19 +565,19 @@ class _Insertion:
                 if chunk.makes_steps:
                     chunk = _continued(chunk, newest[episode_id])
                 newest[episode_id] = int(step_numbers(chunk, np.array([chunk.n_steps - 1]))[0])
-                own = own._replace(chunk=chunk)
-            found.append(own)
+                numbered_chunk = numbered_chunk._replace(chunk=chunk)
+            placed.append(numbered_chunk)
         spans = {id_: (self._next_ts[id_], t) for id_, t in next_ts.items()}
         if spans:
             advance(self._connection, spans)
-        return found
+        return placed
 
     def _insert_ids(self, numbered: Sequence[NumberedChunk]) -> bool:
         """Store the ids that users gave to steps; return False if another writer has stored one."""
         ids = {
-            own.first_seq + place: id_
-            for own in numbered
-            for place, id_ in enumerate(own.chunk.ids or ())
+            numbered_chunk.first_seq + place: id_
+            for numbered_chunk in numbered
+            for place, id_ in enumerate(numbered_chunk.chunk.ids or ())
         }
         try:
             if ids:
@@ -597,16 +591,16 @@ class _Insertion:
 
         The ids that the library makes are unique: they need no look.
         """
-        given = [
+        ids_of_steps = [
             (chunk.ids[place], (i, place))
             for i, chunk in enumerate(self._chunks)
             if chunk.ids is not None
             for place in self._outcomes.places(i).tolist()
         ]
-        if not given:
+        if not ids_of_steps:
             return
-        first_of = dict(reversed(given))
-        again = [(id_, step) for id_, step in given if first_of[id_] != step]
+        first_of = dict(reversed(ids_of_steps))
+        again = [(id_, step) for id_, step in ids_of_steps if first_of[id_] != step]
         numbers = self._held.numbers_of(first_of)
         held = self._held.at(numbers.values())
         by_chunk: dict[int, dict[int, Any]] = {}
@@ -626,18 +620,18 @@ class _Insertion:
             if episode_id is not None and self._chunks[i].t is not None:
                 of_episodes.setdefault(episode_id, []).append(i)
         spans = {}
-        for episode_id, own in of_episodes.items():
-            firsts = [_first_t(self._chunks[i]) for i in own]
-            ends = [t + self._chunks[i].n_steps for t, i in zip(firsts, own, strict=True)]
+        for episode_id, indexes in of_episodes.items():
+            firsts = [_first_t(self._chunks[i]) for i in indexes]
+            ends = [t + self._chunks[i].n_steps for t, i in zip(firsts, indexes, strict=True)]
             if firsts[1:] == ends[:-1]:
                 spans[episode_id] = firsts[0], ends[-1]
         advanced = advance(self._connection, spans) if spans else set()
         # In one order: two writers may write the same episodes.
-        for episode_id, own in sorted(of_episodes.items()):
+        for episode_id, indexes in sorted(of_episodes.items()):
             if episode_id not in advanced:
-                self._settle_episode(episode_id, own)
+                self._settle_episode(episode_id, indexes)
 
-    def _settle_episode(self, episode_id: int, own: Sequence[int]) -> None:
+    def _settle_episode(self, episode_id: int, indexes: Sequence[int]) -> None:
         """Compare chunks with their episode, whose next step is not their first one.
 
         Earlier steps are duplicates or conflicts; those that have left were stored once, and are
@@ -650,10 +644,10 @@ class _Insertion:
         if row is None:  # deleted since it was looked up
             again = episode_ids(self._connection, self._buffer_id, self._chunks, self._batch.metas)
             self._episode_ids = again
-            self._settle_episode(again[own[0]] or 0, own)
+            self._settle_episode(again[indexes[0]] or 0, indexes)
             return
         next_t = before = row.next_t
-        for i in own:
+        for i in indexes:
             chunk = self._chunks[i]
             t = _first_t(chunk)
             if t > next_t > 0:
@@ -667,14 +661,7 @@ class _Insertion:
             advance(self._connection, {episode_id: (before, next_t)})
 
     def _compare(self, i: int, episode_id: int, n: int, *, same: bool) -> None:
-        """Compare the first n steps of a chunk with those of its episode that are held.
-
-        Args:
-            i: The chunk.
-            episode_id: Its episode.
-            n: Number of steps.
-            same: Steps that are no longer held are duplicates; otherwise conflicts.
-        """
+        """Compare the first n steps of a chunk with those held; others are duplicates if `same`."""
         chunk = self._chunks[i]
         t = _first_t(chunk)
         self._outcomes.refuse(i, range(n), same=same)
@@ -694,13 +681,13 @@ class _Insertion:
 
     def _places(self) -> dict[StepPlace, int]:
         """Return the numbers of the first and the last step of each chunk."""
-        found: dict[StepPlace, int] = {}
+        places: dict[StepPlace, int] = {}
         for i, chunk in enumerate(self._chunks):
             for place in (0, chunk.n_steps - 1):
                 seq = int(self._outcomes.seqs[self._outcomes.starts[i] + place])
                 if seq >= 0:
-                    found[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
-        return found
+                    places[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
+        return places
 
 
 def _continued(chunk: PackedChunk, newest: int | None) -> PackedChunk:
@@ -728,9 +715,10 @@ def _first_t(chunk: PackedChunk) -> int:
 
 def _largest(chunks: Sequence[PackedChunk]) -> float | None:
     """Return the largest given priority of the steps."""
-    given = [chunk.initial_priority for chunk in chunks if chunk.initial_priority is not None]
+    priorities = [chunk.initial_priority for chunk in chunks if chunk.initial_priority is not None]
     return max(
-        (float(value) for values in given for value in values if value is not None), default=None
+        (float(value) for values in priorities for value in values if value is not None),
+        default=None,
     )
 
 

@@ -278,12 +278,7 @@ class WriteQueue(Generic[S, B]):
             self._writing.release()
 
     def _flush(self, admit: Admit, room: int | None = None) -> None:
-        """Store all waiting steps. (The caller holds the lock of the writing.)
-
-        Args:
-            admit: The limiter.
-            room: Stop when that many more steps may wait; None: store all.
-        """
+        """Store waiting steps, until `room` more may wait. (The caller holds the writing lock.)"""
         self._set_most()
         with self._mutex:
             endings, self._taken = self._endings, self._steps
@@ -411,13 +406,13 @@ class WriteQueue(Generic[S, B]):
 
 def _ends(steps: Sequence[QueuedStep], seqs: Sequence[int]) -> dict[EpisodeKey, tuple[int, int]]:
     """Return for each episode the places of the first and the last step that have a number."""
-    found: dict[EpisodeKey, tuple[int, int]] = {}
+    ends: dict[EpisodeKey, tuple[int, int]] = {}
     # A buffer that was dropped gives no numbers.
     for i, (step, seq) in enumerate(zip(steps, seqs, strict=False)):
         if seq >= 0 and step.episode_key is not None:
             key = (step.episode_key, step.task_id)
-            found[key] = (found[key][0] if key in found else i, i)
-    return found
+            ends[key] = (ends[key][0] if key in ends else i, i)
+    return ends
 
 
 _queues: "WeakSet[WriteQueue[Any, Any]]" = WeakSet()

@@ -446,7 +446,7 @@ def test_a_locked_sqlite_file_is_reported_as_busy(sqlite_url, monkeypatch):
     from sqlbuffer.errors import StorageBusyError
 
     buffer = ReplayBuffer(sqlite_url)
-    monkeypatch.setattr("sqlbuffer.storage.dialects.sqlite.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sqlbuffer.storage.dialects.BUSY_TIMEOUT_S", 0.1)
     monkeypatch.setattr("sqlbuffer.storage.database.engine.BUSY_TIMEOUT_S", 0.1)
     buffer.close()
     engine_for(resolve_url(sqlite_url)).dispose()

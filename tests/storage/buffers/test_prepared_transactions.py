@@ -3,7 +3,7 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.rows.stored_rows import STEP
+from sqlbuffer.storage.rows.layouts import STEP
 from tests.storage.buffers.settled_rows import SettledRows
 from tests.support.servers import own_server, server_programs
 from tests.support.sql import buffer_id, plain_engine, run_outside_transaction

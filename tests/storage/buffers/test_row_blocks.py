@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import make_url, text
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.buffers.window import BLOCK
 from sqlbuffer.storage.database.vacuum import cleaner_for
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import writing
 from sqlbuffer.storage.rows.removal import remove_rows
-from sqlbuffer.storage.writing.insertion import reserve_seqs
+from sqlbuffer.storage.writing.rows import reserve_seqs
 from tests.conftest import KINDS, close_pool
 from tests.support.array_rows import make_array_row
 from tests.support.processes import wait_until

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlbuffer import PrioritizedSampler, ReplayBuffer
-from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.rows.stored_rows import STEP
+from sqlbuffer.storage.buffers.window import BLOCK
+from sqlbuffer.storage.rows.layouts import STEP
 from tests.storage.buffers.settled_rows import SettledRows
 from tests.storage.plans.watch import Watch
 from tests.support import rows

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import text
 
 from sqlbuffer import RandomSampler, RandomTaskSample, ReplayBuffer
-from sqlbuffer.storage.buffers.live_count import BLOCK
-from sqlbuffer.storage.reading.row_queries import FIRST_PAGE_ROWS
+from sqlbuffer.storage.buffers.window import BLOCK
+from sqlbuffer.storage.reading import FIRST_PAGE_ROWS
 from tests.support.sql import buffer_id, plain_engine
 from tests.support.stepped_rows import make_rows, steps_of, tasks_of
 

@@ -3,9 +3,9 @@
 import pytest
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.storage import dialects
 from sqlbuffer.storage.database import transactions
-from sqlbuffer.storage.dialects import sqlite
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import writing
 from tests.support.array_rows import make_array_row
 
 
@@ -13,7 +13,7 @@ from tests.support.array_rows import make_array_row
     "words", [("resize", "5", "--yes"), ("delete", "--all-rows", "--yes")], ids=" ".join
 )
 def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch, words):
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(dialects, "BUSY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(9)])

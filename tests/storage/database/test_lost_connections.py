@@ -15,7 +15,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferNotFoundError, StorageUnreachableError
 from sqlbuffer.storage.buffers import writes
-from sqlbuffer.storage.database import retrying
+from sqlbuffer.storage.database import errors
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from tests.support.proxy import assert_one_line_each, losing_each_message, proxied
 from tests.support.sql import run, scalar
@@ -299,7 +299,7 @@ class Clock:
 
 @pytest.mark.slow
 def test_after_retry_s_the_error_says_what_cannot_be_reached(proxy, caplog, monkeypatch):
-    monkeypatch.setattr(retrying, "time", Clock())
+    monkeypatch.setattr(errors, "time", Clock())
     buffer = ReplayBuffer(proxy.url, retry_s=2.5)
     buffer.store(make_row(0))
     proxy.closed = True
@@ -338,7 +338,7 @@ def test_without_retries_the_first_loss_is_raised(proxy):
 
 @pytest.mark.parametrize("call", [ReplayBuffer, ReplayBuffer.list])
 def test_opening_tries_again_for_retry_s(proxy, monkeypatch, call):
-    monkeypatch.setattr(retrying, "time", Clock())
+    monkeypatch.setattr(errors, "time", Clock())
     proxy.closed = True
     with pytest.raises(StorageUnreachableError, match=r"cannot reach .*; tried again for 2.5 s"):
         call(proxy.url, retry_s=2.5)
@@ -353,7 +353,7 @@ def test_opening_waits_for_a_server_that_this_process_has_not_reached(url, proxy
             super().sleep(seconds)
             proxy.closed = self.now < 5
 
-    monkeypatch.setattr(retrying, "time", Starting())
+    monkeypatch.setattr(errors, "time", Starting())
     proxy.closed = True
     assert len(ReplayBuffer(proxy.url)) == 0
 

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer, processes
 from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import writing
 from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of

@@ -10,10 +10,7 @@ from sqlalchemy import make_url
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageError, StorageReadOnlyError
 from sqlbuffer.storage.database import readonly
-from sqlbuffer.storage.database.guarding.statement_process import (
-    StatementLimits,
-    StatementProcesses,
-)
+from sqlbuffer.storage.database.statement_process import StatementLimits, StatementProcesses
 from tests.support import sql as plain_sql
 from tests.support.array_rows import make_array_row
 

@@ -8,7 +8,7 @@ from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError, StorageBusyError
 from sqlbuffer.storage.database import readonly, transactions
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import writing
 from tests.support.sql import connected, run
 from tests.support.stepped_rows import make_row, steps_of
 

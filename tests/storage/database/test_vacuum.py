@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, make_url
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.schema.roles import roles_script
+from sqlbuffer.storage.schema.metadata import roles_script
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.proxy import assert_one_line_each, proxied
 from tests.support.sql import (

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import create_engine
 
-from sqlbuffer.storage.dialects.by_database import by_database
+from sqlbuffer.storage.dialects import by_database
 
 
 def name_sqlite(database, *, suffix=""):

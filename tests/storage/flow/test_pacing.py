@@ -30,7 +30,7 @@ from sqlbuffer.errors import (
     InsufficientDataError,
 )
 from sqlbuffer.storage import flow
-from sqlbuffer.storage.dialects.connections import writing
+from sqlbuffer.storage.dialects import writing
 from tests.support.processes import run_at_once, running, wait_until
 from tests.support.sql import buffer_id, run, scalar
 

@@ -1,5 +1,6 @@
 import json
 import os
+import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,10 +12,9 @@ from sqlalchemy import make_url
 
 from sqlbuffer import RateLimiter, ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
-from sqlbuffer.storage.buffers import hanging as hanging_postgresql
+from sqlbuffer.storage.buffers import hanging
 from sqlbuffer.storage.database import sqlite as sqlite_database
 from sqlbuffer.storage.database.sqlite import writer_lock
-from sqlbuffer.storage.dialects import sqlite
 from sqlbuffer.storage.inspect import doctor
 from tests.conftest import close_pool
 from tests.support import sql
@@ -195,7 +195,7 @@ def test_a_journal_without_a_log_is_a_warning(make_database_url):
 
 def test_a_large_log_is_a_warning(make_database_url, monkeypatch):
     url = make_database_url("sqlite", schema=True)
-    monkeypatch.setattr(doctor.sqlite, "LARGE_WAL_BYTES", 1000)
+    monkeypatch.setattr(doctor, "LARGE_WAL_BYTES", 1000)
     with ReplayBuffer(url) as buffer:
         buffer.store(make_array_row())
         found = findings(url)["WAL size"]
@@ -216,7 +216,7 @@ sys.stdin.read()
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="allowed: no /proc/locks here")
 def test_the_process_behind_which_the_log_grows_is_named(make_database_url, monkeypatch):
     url = make_database_url("sqlite", schema=True)
-    monkeypatch.setattr(doctor.sqlite, "LARGE_WAL_BYTES", 1000)
+    monkeypatch.setattr(doctor, "LARGE_WAL_BYTES", 1000)
     command = [sys.executable, "-c", READER, path_of(url)]
     with (
         ReplayBuffer(url) as buffer,
@@ -245,7 +245,7 @@ def test_the_lock_file_is_free_held_or_not_there(make_database_url):
 
 def test_a_writer_at_work_is_no_failure(make_database_url):
     url = make_database_url("sqlite", schema=True)
-    with closing(sqlite.sqlite3.connect(path_of(url), isolation_level=None)) as other:
+    with closing(sqlite3.connect(path_of(url), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         found = findings(url)["can write"]
         other.execute("ROLLBACK")
@@ -294,7 +294,7 @@ def test_a_network_file_system_is_a_warning(make_database_url, monkeypatch, tmp_
 
 
 def test_a_full_disk_is_a_warning(make_database_url, monkeypatch):
-    monkeypatch.setattr(doctor.sqlite, "LITTLE_SPACE_BYTES", 10**18)
+    monkeypatch.setattr(doctor, "LITTLE_SPACE_BYTES", 10**18)
     assert findings(make_database_url("sqlite", schema=True))["disk space"].status == "WARN"
 
 
@@ -334,7 +334,7 @@ def test_a_server_that_only_reads_is_a_warning(server_url):
 
 
 def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
-    monkeypatch.setattr(doctor.postgresql, "LONG_TRANSACTION_S", 0)
+    monkeypatch.setattr(doctor, "LONG_TRANSACTION_S", 0)
     with psycopg.connect(server_url, application_name="a notebook") as analyst:
         analyst.execute("SELECT 1")
         found = findings(server_url)["oldest transaction"]
@@ -345,7 +345,7 @@ def test_an_old_transaction_is_named_with_what_ends_it(server_url, monkeypatch):
 
 
 def test_a_hanging_writer_is_named_with_what_ends_it(server_url, monkeypatch):
-    monkeypatch.setattr(hanging_postgresql, "HANGING_S", 0.0)
+    monkeypatch.setattr(hanging, "HANGING_S", 0.0)
     with (
         ReplayBuffer(server_url, "walk"),
         psycopg.connect(server_url, application_name="rollouts") as writer,
@@ -361,22 +361,22 @@ def test_a_hanging_writer_is_named_with_what_ends_it(server_url, monkeypatch):
 
 
 def test_many_connections_are_a_warning(server_url, monkeypatch):
-    monkeypatch.setattr(doctor.postgresql, "MANY_CONNECTIONS", 0.0)
+    monkeypatch.setattr(doctor, "MANY_CONNECTIONS", 0.0)
     found = findings(server_url)["connections"]
     assert found.status == "WARN"
     assert "pgbouncer" in found.remedy
 
 
 def test_clocks_that_differ_are_a_warning(server_url, monkeypatch):
-    now = doctor.postgresql.time.time
-    monkeypatch.setattr(doctor.postgresql.time, "time", lambda: now() - 3600)
+    now = doctor.time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: now() - 3600)
     found = findings(server_url)["clock"]
     assert found.status == "WARN"
     assert "the server is 3,600.0 s ahead of this machine" in found.detail
 
 
 def test_many_dead_rows_are_a_warning(server_url, monkeypatch):
-    monkeypatch.setattr(doctor.postgresql, "MANY_DEAD_ROWS", -1)
+    monkeypatch.setattr(doctor, "MANY_DEAD_ROWS", -1)
     with ReplayBuffer(server_url) as buffer:
         buffer.store_batch([make_array_row(step=step) for step in range(50)])
         buffer.clear()

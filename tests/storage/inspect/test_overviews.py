@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.buffers.window import BLOCK
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.inspect import listings
 from tests.storage.plans.watch import Watch

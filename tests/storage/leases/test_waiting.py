@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.storage.leases import waiting
+from sqlbuffer.storage.leases import leases
 from tests.storage.leases.queue import grow_old, row_of, store
 from tests.support.processes import wait_until
 
@@ -42,13 +42,13 @@ class Consumer:
 def looks(monkeypatch):
     """Count the looks of consumers."""
     found = []
-    look = waiting.Look._look
+    look = leases.Look._look
 
     def counted(self):
         found.append(time.monotonic())
         return look(self)
 
-    monkeypatch.setattr(waiting.Look, "_look", counted)
+    monkeypatch.setattr(leases.Look, "_look", counted)
     return found
 
 
@@ -123,7 +123,7 @@ def test_an_idle_consumer_sends_four_statements_a_second_at_most(buffer_url):
         idle = [at for at, statement in sent if "v_windows" in statement and 0.2 < at < 2.2]
         assert 2 <= len(idle) <= 8
         gaps = [later - earlier for earlier, later in pairwise(idle)]
-        assert min(gaps) >= waiting.PAUSE_S * 0.9
+        assert min(gaps) >= leases.PAUSE_S * 0.9
         between = [statement for at, statement in sent if idle[0] <= at <= idle[-1]]
         assert len(between) == len(idle)
 

@@ -18,26 +18,26 @@ from sqlbuffer import (
 )
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
-from sqlbuffer.storage.rows import payload_parts, step_parts
+from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.support.fragments import make_fragment
 from tests.support.statements import selects
 
 
 @contextmanager
-def pieces_read(module=payload_parts):
+def pieces_read():
     """Note what is read of parts and of `arrays`, piece by piece."""
-    original, noted = module.read_pieces, []
+    original, noted = payload_parts.read_pieces, []
 
     def read_pieces(connection, buffer_id, wanted):
         noted.extend(wanted)
         yield from original(connection, buffer_id, wanted)
 
-    module.read_pieces = read_pieces
+    payload_parts.read_pieces = read_pieces
     try:
         yield noted
     finally:
-        module.read_pieces = original
+        payload_parts.read_pieces = original
 
 
 SIZE = 5 * PART_BYTES
@@ -310,7 +310,7 @@ def typed_steps(n, rng):
 def test_typed_fields_are_read_without_the_others(
     buffer_url, fields, packing, small_block, monkeypatch
 ):
-    monkeypatch.setattr(step_parts, "SMALL_BLOCK", small_block)
+    monkeypatch.setattr(payload_parts, "SMALL_BLOCK", small_block)
     rng = np.random.default_rng(0)
     with ReplayBuffer(buffer_url, fields=fields, compression=packing) as buffer:
         columns = {name: v for name, v in typed_steps(5, rng).items() if name in fields}
@@ -332,10 +332,10 @@ def test_typed_fields_are_read_without_the_others(
 def test_a_large_block_of_typed_fields_is_not_read_for_a_small_field(buffer_url):
     with ReplayBuffer(buffer_url, fields=TYPED) as buffer:
         buffer.extend(typed_steps(3, np.random.default_rng(0)))
-        with pieces_read(step_parts) as pieces:
+        with pieces_read() as pieces:
             (row,) = buffer.sample(1, fields=["ids", "obs"])
         assert 0 < sum(piece.size for piece in pieces) < 200
         assert list(row.fields) == ["ids", "obs"]
-        with pieces_read(step_parts) as pieces:
+        with pieces_read() as pieces:
             list(buffer.get_all(fields=["image"]))
         assert sum(piece.size for piece in pieces) == 3 * 100_000

@@ -14,9 +14,9 @@ from sqlbuffer.encoding import records
 from sqlbuffer.errors import BufferConfigError, FieldError
 from sqlbuffer.front.reading import RowDecoding
 from sqlbuffer.query.tree import EVERYTHING
+from sqlbuffer.storage import reading
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import too_large, translated
-from sqlbuffer.storage.reading import row_queries
 from sqlbuffer.storage.rows import payload_parts
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from tests.storage.buffers.settled_rows import SettledRows
@@ -283,7 +283,7 @@ def test_a_row_that_lacks_a_part_is_named(buffer_url):
 
 
 def test_large_rows_come_in_small_pages(buffer_url, monkeypatch):
-    monkeypatch.setattr(row_queries, "PAGE_BYTES", 3 * PART_BYTES)
+    monkeypatch.setattr(reading, "PAGE_BYTES", 3 * PART_BYTES)
     with ReplayBuffer(buffer_url) as buffer:
         buffer.store_batch([make_fragment(n) for n in range(5)])
         buffer.add(state=1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlbuffer import FifoSampler, LatestSampler, QueryBuilder, RandomSampler, ReplayBuffer, Sampler
 from sqlbuffer.batches.forms import TrajectoryForm
 from sqlbuffer.query.tree import check
-from sqlbuffer.storage.sampling import episode_candidates
+from sqlbuffer.storage.sampling import form_reader
 from tests.storage.sampling.readers import reader_of
 from tests.support.episodes import (
     EPISODES,
@@ -99,7 +99,7 @@ EVEN = [Made(3 + i % 5) for i in range(40)]
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    monkeypatch.setattr(episode_candidates, "FEW_KEYS_SPAN", WAYS[request.param])
+    monkeypatch.setattr(form_reader, "FEW_KEYS_SPAN", WAYS[request.param])
     return request.param
 
 

@@ -7,8 +7,7 @@ from sqlalchemy import table as lightweight
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.schema.metadata import metadata
-from sqlbuffer.storage.schema.overlays import OVERLAYS, delete_range
+from sqlbuffer.storage.schema.metadata import OVERLAYS, delete_range, metadata
 from tests.support.sql import buffer_id, connected, run, scalar
 from tests.support.stepped_rows import make_row, step_is
 

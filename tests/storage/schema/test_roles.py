@@ -14,7 +14,7 @@ from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.interchange import export_parquet, import_parquet
 from sqlbuffer.storage import use_counts
 from sqlbuffer.storage.changes import Follower
-from sqlbuffer.storage.schema.roles import roles_script
+from sqlbuffer.storage.schema.metadata import roles_script
 from sqlbuffer.storage.use_counts import CLEANED_AT_ONCE
 from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, inspect, select
 
+from sqlbuffer.storage.schema.expressions import TransactionId
 from sqlbuffer.storage.schema.metadata import transaction_id
-from sqlbuffer.storage.schema.parameters import TransactionId
 from tests.support.sql import connected, is_sqlite, scalar
 
 

@@ -4,7 +4,7 @@ import re
 
 from sqlbuffer.storage.database import readonly
 from sqlbuffer.storage.migrations import migrate
-from sqlbuffer.storage.schema import view_comments
+from sqlbuffer.storage.schema import views
 from sqlbuffer.storage.schema.metadata import metadata
 
 COMMENTS = """SELECT c.relname, a.attname, d.description
@@ -21,10 +21,10 @@ def comments_of(url, kind):
 
 def test_each_view_and_its_columns_have_their_descriptions(make_database_url):
     url = make_database_url("postgresql", schema=True)
-    assert comments_of(url, "v") == view_comments.comments()
+    assert comments_of(url, "v") == views.comments()
     query = "SELECT viewname FROM pg_views WHERE schemaname = current_schema()"
-    views = {name for (name,) in readonly.query(url, query).rows}
-    assert views == {relation for relation, _ in view_comments.comments()}
+    names = {name for (name,) in readonly.query(url, query).rows}
+    assert names == {relation for relation, _ in views.comments()}
 
 
 def test_each_column_of_a_table_has_its_description(make_database_url):
@@ -41,10 +41,10 @@ def test_the_migration_has_the_statement_that_the_command_prints():
     assert migrate.HEAD == "0001", "write a migration with the new comments"
     folder = migrate.script_location() / "versions/0001_first_schema/postgresql"
     written = (folder / "view_comments.sql").read_text(encoding="utf-8")
-    assert written == view_comments.statement(), (
-        "replace it with what `python -m sqlbuffer.storage.schema.view_comments` prints"
+    assert written == views.statement(), (
+        "replace it with what `python -m sqlbuffer.storage.schema.views` prints"
     )
 
 
 def test_a_comment_is_one_line_of_sql():
-    assert all(re.fullmatch(r"[^\n$]+", text) for text in view_comments.comments().values())
+    assert all(re.fullmatch(r"[^\n$]+", text) for text in views.comments().values())

@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import BufferNotFoundError, StorageError
-from sqlbuffer.storage.buffers.postgresql import settled_seq
+from sqlbuffer.storage.buffers.window import settled_seq
 from sqlbuffer.storage.writing.chunks import reserve_steps
 from tests.support.processes import run_at_once, wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from sqlbuffer import Experience, ExpMeta, ReplayBuffer, StoreResult
 from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageError
-from sqlbuffer.storage.writing import insertion
+from sqlbuffer.storage.writing import rows
 from tests.support.processes import TIMEOUT_S, run_at_once
 from tests.support.sql import (
     buffer_id,
@@ -479,7 +479,7 @@ def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_
     """PostgreSQL only: on SQLite writers come one at a time."""
     url = make_database_url("postgresql", schema=True)
     buffer = ReplayBuffer(url)
-    insert = insertion.insert_records
+    insert = rows.insert_records
 
     def insert_late(connection, *arguments, **options):
         monkeypatch.undo()
@@ -487,7 +487,7 @@ def test_a_row_committed_between_the_look_and_the_insert_is_found(make_database_
         other.store_batch([make_row(1, id="r1"), make_row(22, id="r2")])
         return insert(connection, *arguments, **options)
 
-    monkeypatch.setattr(insertion, "insert_records", insert_late)
+    monkeypatch.setattr(rows, "insert_records", insert_late)
     result = buffer.store_batch(make_rows(range(4), prefix="r"))
     assert result == StoreResult(inserted=2, duplicates=1, conflicts=1, conflicting_ids=("r2",))
     assert sorted(steps_of(buffer)) == [0, 1, 3, 22]

@@ -10,7 +10,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageUnreachableError
-from sqlbuffer.storage.buffers.live_count import BLOCK
+from sqlbuffer.storage.buffers.window import BLOCK
 from tests.support.batches import (
     batches_of,
     counts,

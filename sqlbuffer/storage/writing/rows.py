@@ -1,34 +1,70 @@
-"""Insert a batch: existing ids, and races of writers."""
+"""Store rows: all of a batch or none, also over lost connections and races of writers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from sqlalchemy import Connection, select
 
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.encoding.records import Record, same_content
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.window import SELECT_WINDOW
+from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
-from sqlbuffer.storage.dialects.by_database import by_database
-from sqlbuffer.storage.episodes import begin_whole, end, episode_ids, one_of, session_ids
+from sqlbuffer.storage.episodes import (
+    EpisodeKey,
+    begin,
+    begin_whole,
+    end,
+    episode_ids,
+    exists,
+    free_episode,
+    one_of,
+    session_ids,
+)
+from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
-from sqlbuffer.storage.rows.stored_rows import Row
-from sqlbuffer.storage.schema.planner import unindexed
-from sqlbuffer.storage.writing import postgresql, sqlite
-from sqlbuffer.storage.writing.write_batch import WriteBatch
+from sqlbuffer.storage.schema.expressions import unindexed
+from sqlbuffer.storage.writing.inserts import insert_records, reserve_seqs
 
-ID, T = (1 + Record._fields.index(name) for name in ("id", "t"))
+# A time that the library made is not content: it never makes a conflict.
+MADE_TIME = frozenset(("execute_time",))
 
-reserve_seqs = by_database(sqlite=sqlite.reserve_seqs, postgresql=postgresql.reserve_seqs)
-insert_records = by_database(sqlite=sqlite.insert_records, postgresql=postgresql.insert_records)
+
+@dataclass(frozen=True)
+class WriteBatch:
+    """A batch in the form in which it is stored: checked, encoded and compressed.
+
+    Attributes:
+        records: The rows; see `payload_parts.prepared`.
+        ignore: Fields that make no conflict if they differ from the stored row.
+        endings: Ends of episodes in the batch.
+        metas: The user's JSON of episodes that may begin with it.
+        whole: Id of the user's for an episode that is stored whole or not at all.
+    """
+
+    records: Sequence[Record]
+    ignore: frozenset[str] = frozenset()
+    endings: Sequence[EpisodeEnd] = ()
+    metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
+    whole: EpisodeKey | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """Number of rows."""
+        return len(self.records)
+
+
+_ID, _T = (1 + Record._fields.index(name) for name in ("id", "t"))
 
 
 def insert_batch(
@@ -60,8 +96,8 @@ def insert_batch(
             return _compared_whole(connection, buffer, payloads, batch, held_length)
     rows_of = partial(_rows_of_ids, connection, buffer_id, payloads)
     numbers: dict[str, int] = {}
-    given = [record.initial_priority for record in of_ids.values()]
-    priorities = given if given.count(None) < len(given) else None
+    given_priorities = [record.initial_priority for record in of_ids.values()]
+    priorities = given_priorities if given_priorities.count(None) < len(given_priorities) else None
     reserved = reserve_seqs(
         connection, buffer_id, list(of_ids), priorities, None if once is None else once.note
     )
@@ -69,35 +105,35 @@ def insert_batch(
     # Read before the insert, which may evict them.
     stored = rows_of(held)
     while True:
-        new = [record for record in of_ids.values() if record.id not in held]
-        seqs = reserved.seqs[: len(new)]
-        numbers = {record.id: seq for record, seq in zip(new, seqs, strict=True)}
-        if not new:
+        new_records = [record for record in of_ids.values() if record.id not in held]
+        seqs = reserved.seqs[: len(new_records)]
+        numbers = {record.id: seq for record, seq in zip(new_records, seqs, strict=True)}
+        if not new_records:
             break
         try:
             insert_records(
                 connection,
                 buffer_id,
                 seqs,
-                without_parts(new),
-                episode_ids(connection, buffer_id, new, batch.metas),
-                session_ids(connection, buffer_id, new),
+                without_parts(new_records),
+                episode_ids(connection, buffer_id, new_records, batch.metas),
+                session_ids(connection, buffer_id, new_records),
                 reserved.priority,
                 guarded=guarded,
             )
-            payloads.insert(connection, zip(seqs, new, strict=True))
+            payloads.insert(connection, zip(seqs, new_records, strict=True))
             break
         except ProgramLimitExceeded as error:
-            raise too_large(error, [record.id for record in new]) from error
+            raise too_large(error, [record.id for record in new_records]) from error
         except UniqueViolation:
             # Another writer has committed some of the ids since. The numbers stay reserved for this
             # one.
-            found = rows_of({record.id for record in new}) if guarded else {}
-            if not found:
+            late_rows = rows_of({record.id for record in new_records}) if guarded else {}
+            if not late_rows:
                 raise
             numbers = {}
-            stored |= found
-            held |= found.keys()
+            stored |= late_rows
+            held |= late_rows.keys()
     known = {**_seqs(stored), **numbers}
     if batch.endings:
         _end_episodes(connection, buffer, batch, known)
@@ -158,15 +194,7 @@ def _compared(
     numbers: Mapping[str, int],
     stored: Mapping[str, Row],
 ) -> StoreResult:
-    """Return the results of the rows; rows that were not inserted are compared with the held ones.
-
-    Args:
-        buffer: The buffer.
-        batch: The batch.
-        of_ids: Its first row of each id.
-        numbers: The number of each id that was inserted.
-        stored: The held rows of the other ids, by id.
-    """
+    """Return the results of rows; those that were not inserted are compared with `stored`."""
     known = {**_seqs(stored), **numbers}
     seqs = np.array([known.get(record.id, -1) for record in batch.records], np.int64)
     if len(numbers) == len(batch.records):
@@ -199,8 +227,8 @@ def _rows_of_ids(
         return {}
     where = (experiences.c.buffer_id == buffer_id) & one_of(experiences.c.id, ids)
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
-    found = payloads.held(connection, rows)
-    return {row[ID]: row for row in found}
+    stored = payloads.held(connection, rows)
+    return {row[_ID]: row for row in stored}
 
 
 def _rows_of_episode(
@@ -215,5 +243,89 @@ def _rows_of_episode(
         & (unindexed(experiences.c.seq) > low)
     )
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
-    found = payloads.held(connection, rows)
-    return {row[T]: row for row in found}
+    stored = payloads.held(connection, rows)
+    return {row[_T]: row for row in stored}
+
+
+T = TypeVar("T")
+# Inserts a batch in the transaction of a caller.
+Insert = Callable[..., StoreResult]
+
+
+class RowWriter:
+    """Stores the rows of a buffer.
+
+    Args:
+        buffer: The buffer.
+        payloads: Writes and reads the parts of rows.
+        pacer: The buffer's rate limiter.
+    """
+
+    def __init__(self, buffer: OpenBuffer, payloads: Payloads, pacer: Pacer) -> None:
+        self.buffer, self._payloads, self._pacer = buffer, payloads, pacer
+
+    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
+        """Store the rows whose ids the buffer does not hold, all or none.
+
+        Args:
+            batch: The rows; may be empty.
+            admitted: The rate limiter has already allowed them.
+
+        Raises:
+            EpisodeExistsError: The batch is an episode that is open, or was aborted.
+            FlowControlError: The rate limiter did not allow the rows in time.
+        """
+        buffer = self.buffer
+        if not admitted:
+            self._pacer.before_insert(len({record.id for record in batch.records}))
+        once, durability = buffer.once(), buffer.options.durability
+        # The reservation of the numbers stores the id of the write as well, in a third of the time.
+        notes = batch.whole is None
+        insert = partial(
+            insert_batch, buffer=buffer, payloads=self._payloads, batch=batch, once=once
+        )
+        result: StoreResult = buffer.with_retries(
+            partial(once.run, buffer.engine, durability, insert, notes=notes)
+        )
+        self._clean(result.inserted, batch)
+        return result
+
+    def store_within(self, batch: WriteBatch, work: Callable[[Connection, Insert], T]) -> T:
+        """Return the result of `work`, which inserts rows in one transaction with other changes.
+
+        Args:
+            batch: The rows that are known before.
+            work: Function called with the transaction and a function that inserts a batch there. It
+                is called again if the transaction was not committed.
+
+        Raises:
+            FlowControlError: The rate limiter did not allow the rows in time.
+        """
+        self._pacer.before_insert(len({record.id for record in batch.records}))
+
+        def inserting(connection: Connection) -> T:
+            return work(connection, partial(insert_batch, connection, self.buffer, self._payloads))
+
+        result = self.buffer.write(inserting)
+        self._clean(len(batch.records), batch)
+        return result
+
+    def begin_episode(self, beginning: EpisodeStart) -> None:
+        """Make the row of an episode.
+
+        Raises:
+            EpisodeExistsError: There is one that is open or has steps.
+        """
+        key, task = beginning.key, beginning.task_id
+
+        def work(connection: Connection) -> None:
+            known = free_episode(connection, self.buffer.info.id, key, task)
+            # If there was none before, another process may have begun it since.
+            if known is not None or not begin(connection, self.buffer.info.id, beginning):
+                raise exists(connection, self.buffer.info.id, key, task)
+
+        self.buffer.write(work)
+
+    def _clean(self, n_inserted: int, batch: WriteBatch) -> None:
+        n_bytes = sum(record.payload_bytes or 0 for record in batch.records)
+        clean_after_write(self.buffer.engine, n_inserted, n_bytes, self.buffer.watermark)

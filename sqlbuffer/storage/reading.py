@@ -1,37 +1,39 @@
-"""Count rows, and read them in insert order or by task."""
+"""Count rows, and read them in insert order, by task or by condition; also from a standby."""
 
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select
+from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select, text
 
 from sqlbuffer.codec.plain_values import INT64_MAX, is_storable_text
 from sqlbuffer.encoding.records import Record
+from sqlbuffer.errors import BufferConfigError, StorageBusyError
+from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.storage.buffers.live_count import LiveCount
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites, retry_on_disconnect
+from sqlbuffer.storage.buffers.open_buffer import (
+    OpenBuffer,
+    OwnWrites,
+    WaitingSteps,
+    retry_on_disconnect,
+)
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.buffers.window import BufferWindow, settled_seq
+from sqlbuffer.storage.buffers.window import BufferWindow, LiveCount, settled_seq
+from sqlbuffer.storage.buffers.writes import commits_of
 from sqlbuffer.storage.chunks.relations import n_steps
 from sqlbuffer.storage.chunks.tables import chunk_data
-from sqlbuffer.storage.database.engine import (
-    server_epoch,
-)
+from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, snapshot
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.labels.late_values import resolve_labels, with_labels
+from sqlbuffer.storage.labels import resolve_labels, with_labels
+from sqlbuffer.storage.migrations.required_features import check_first_opening
 from sqlbuffer.storage.rows import statements
-from sqlbuffer.storage.rows.layouts import steps_of
+from sqlbuffer.storage.rows.layouts import TASK_ID, Row, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
-from sqlbuffer.storage.rows.removal import SeqRuns
-from sqlbuffer.storage.rows.stored_rows import (
-    TASK_ID,
-    Row,
-    task_order,
-)
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.planner import explain
+from sqlbuffer.storage.schema.expressions import explain
 
 TASKS_AT_ONCE = 500
 FIRST_PAGE_ROWS = 200
@@ -65,6 +67,22 @@ _SIZE_BYTES = select(
     )
     + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
 )
+
+
+class SeqRuns:
+    """Numbers, as the first and last of each run: few runs for millions of rows.
+
+    Args:
+        found: The runs, in order.
+    """
+
+    def __init__(self, runs: Sequence[Any] = ()) -> None:
+        self._firsts = [first for first, _ in runs]
+        self._lasts = [last for _, last in runs]
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_right(self._firsts, seq) - 1
+        return place >= 0 and seq <= self._lasts[place]
 
 
 class RowQueries:
@@ -196,17 +214,17 @@ class RowQueries:
             matching = resolve_labels(node, window.has_labels)
             low = max(cursor, window.low)
             where = statements.in_window(self.buffer.info.id, low, matching, steps)
-            found, n_found = list[Row](), 0
+            page_rows, n_matching = list[Row](), 0
             for high in self._ends(node, low, end, limit):
                 page = select(steps.c.seq).where(where, seq <= high).order_by(*in_order)
-                found, n_found = payloads.matching(
+                page_rows, n_matching = payloads.matching(
                     connection, page.limit(limit), steps, has_labels=window.has_labels,
                     most_bytes=PAGE_BYTES,
                 )  # fmt: skip
-                if n_found == limit:
+                if n_matching == limit:
                     break
-            rows = payloads.complete(connection, found, PAGE_BYTES)
-            return rows, len(rows) == n_found < limit
+            rows = payloads.complete(connection, page_rows, PAGE_BYTES)
+            return rows, len(rows) == n_matching < limit
 
     def _ends(self, node: Node, low: int, end: int, limit: int) -> Iterator[int]:
         """Yield the upper ends of searches for the first rows behind a number, `end` last.
@@ -257,11 +275,11 @@ class RowQueries:
     ) -> dict[str, list[Row]]:
         """Return the rows of tasks, without tasks that have a row which the limits exclude."""
         payloads = payloads or self._source.whole_rows
-        found: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
-        wanted = [task_id for task_id in found if is_storable_text(task_id)]
+        rows_by_task: dict[str, list[Row]] = {task_id: [] for task_id in task_ids}
+        storable_ids = [task_id for task_id in rows_by_task if is_storable_text(task_id)]
         window = self.buffer.window_in(connection)
-        for start in range(0, len(wanted), TASKS_AT_ONCE):
-            chosen = wanted[start : start + TASKS_AT_ONCE]
+        for start in range(0, len(storable_ids), TASKS_AT_ONCE):
+            chosen = storable_ids[start : start + TASKS_AT_ONCE]
             steps = self._steps
             where = statements.of_tasks(self.buffer.info.id, window.low, chosen, steps)
             rows, _ = payloads.matching(
@@ -272,10 +290,10 @@ class RowQueries:
                 excludes=limits.is_ineligible(steps) if limits else None,
             )
             for row in payloads.complete(connection, rows):
-                found[row[TASK_ID]].append(row)
-        for of_task in found.values():
+                rows_by_task[row[TASK_ID]].append(row)
+        for of_task in rows_by_task.values():
             of_task.sort(key=task_order)
-        return found
+        return rows_by_task
 
     def by_ids(
         self, ids: Sequence[str], node: Node, payloads: Payloads | None = None
@@ -301,7 +319,7 @@ class RowQueries:
             low, has_labels = windows[0]
             if buffer.info.has_chunks or has_labels:
                 where = statements.in_window(buffer.info.id, low, node, steps)
-                found, _ = payloads.matching(
+                stored, _ = payloads.matching(
                     connection, select(steps.c.seq).where(where), steps,
                     has_labels=bool(has_labels),
                 )  # fmt: skip
@@ -309,16 +327,16 @@ class RowQueries:
                 naming = {
                     "of_buffer": buffer.info.id, "named": ids, "low": low, "high": INT64_MAX,
                 }  # fmt: skip
-                found = fetch(connection, payloads.by_id, naming)
-            rows = {row[ID]: row for row in payloads.complete(connection, found)}
+                stored = fetch(connection, payloads.by_id, naming)
+            rows = {row[ID]: row for row in payloads.complete(connection, stored)}
             return {id_: rows[id_] for id_ in ids if id_ in rows}
 
     def size_bytes(self) -> int:
         """Return the bytes of all stored payloads."""
         self.own_writes.store()
-        given = {"of_buffer": self.buffer.info.id}
-        found = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, given).scalar_one())
-        return int(found)
+        parameters = {"of_buffer": self.buffer.info.id}
+        n_bytes = self.buffer.read(lambda c: c.execute(_SIZE_BYTES, parameters).scalar_one())
+        return int(n_bytes)
 
     def statement(self, node: Node) -> Select[Any]:
         """Return the select of all rows that match."""
@@ -337,8 +355,8 @@ class RowQueries:
             resolved = resolve_labels(node, window.has_labels)
             steps = self._steps
             where = statements.in_window(self.buffer.info.id, window.low, resolved, steps)
-            found = select(steps.c.seq).where(where)
-            return found.order_by(*statements.in_order(resolved, steps))
+            statement = select(steps.c.seq).where(where)
+            return statement.order_by(*statements.in_order(resolved, steps))
 
         return select_in
 
@@ -356,3 +374,184 @@ class RowQueries:
 def _next_limit(page: Sequence[Row]) -> int:
     size = sum(map(n_bytes_of, page)) or 1
     return max(1, min(MAX_PAGE_ROWS, PAGE_BYTES * len(page) // size))
+
+
+# Seconds between two looks at the lag, and between two looks during a wait.
+LOOK_EVERY_S, PAUSE_S = 0.2, 0.002
+# Seconds that a read waits for what this process has written, without `max_lag_s`.
+LONGEST_WAIT_S = 30.0
+
+# All that was received is replayed, and more can come. The age is that of the last replayed
+# transaction: it says nothing while the primary is idle.
+_LAG = text("""
+SELECT pg_is_in_recovery(),
+    EXISTS (SELECT FROM pg_stat_wal_receiver)
+        AND pg_last_wal_receive_lsn() <= pg_last_wal_replay_lsn(),
+    extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::double precision
+""")
+# A commit that waits for the disk: earlier ones that did not are then on their way as well.
+_FLUSH = (text("SET LOCAL synchronous_commit TO local"), text("SELECT pg_current_xact_id()"))
+_WRITTEN = text("SELECT pg_current_wal_flush_lsn()::text")
+_HAS_REPLAYED = text(
+    "SELECT NOT pg_is_in_recovery() OR pg_last_wal_replay_lsn() >= CAST(:lsn AS pg_lsn)"
+)
+_CLUSTER = text("SELECT current_database(), (SELECT system_identifier FROM pg_control_system())")
+_SERVER = text("SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()")
+
+
+class StandbyReads(OwnWrites):
+    """Brings a standby up to date before a read, as far as the read needs it.
+
+    A read sees all that this process has written before. It is refused if the standby is too far
+    behind, or is none any more.
+
+    Args:
+        primary: The buffer on the primary.
+        standby: The same buffer on the standby.
+        own_writes: Steps of this process that wait to be stored on the primary.
+        max_lag_s: Largest lag in seconds; None: any.
+    """
+
+    def __init__(
+        self,
+        primary: OpenBuffer,
+        standby: OpenBuffer,
+        own_writes: OwnWrites,
+        max_lag_s: float | None,
+    ) -> None:
+        super().__init__()
+        self._primary, self._standby, self._own = primary, standby, own_writes
+        self._max_lag_s = max_lag_s
+        self._commits = commits_of(primary.url, primary.info.id)
+        self._mutex = ForkLock()
+        # The buffer may be new.
+        self._n_seen = -1
+        self._caught_up_at = self._looked_at = float("-inf")
+
+    def add(self, queue: WaitingSteps) -> None:
+        """Add a queue whose waiting steps are stored before reads."""
+        self._own.add(queue)
+
+    def store(self) -> None:
+        """Store all waiting steps, and wait until the standby has them."""
+        self._own.store()
+        self.catch_up()
+
+    def store_before_draw(self, n: int, count: Callable[[], int]) -> None:
+        """Store the waiting steps if there are many; see `OwnWrites.store_before_draw`."""
+        self._own.store_before_draw(n, count)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Wait until the standby has all that this process has committed.
+
+        Raises:
+            StorageBusyError: It is too far behind, or has become a server of its own.
+        """
+        with self._mutex:
+            n = self._commits.n
+            if n != self._n_seen:
+                self._wait_for(self._written())
+                self._n_seen = n
+            self._check_lag()
+
+    def catch_up_with_all(self) -> None:
+        """Wait until the standby has all that any process has committed up to now.
+
+        Raises:
+            StorageBusyError: See `catch_up`.
+        """
+        with self._mutex:
+            self._n_seen = -1
+        self.catch_up()
+
+    def wait_for(self, seq: int) -> None:
+        """Wait until the standby has a step that another process has read."""
+        deadline = time.monotonic() + self._longest_wait_s
+        while self._standby.window().high < seq:
+            self._pause(deadline, f"it does not have step {seq:,} yet")
+
+    def check(self) -> None:
+        """Raise unless the server is a standby of the primary.
+
+        Raises:
+            BufferConfigError: It is not.
+            UnsupportedDatabaseError: A pooler before it lacks what each opening needs.
+        """
+        url = self._standby.url
+        self._standby.read(lambda connection: check_first_opening(connection, url))
+        shown = self._standby.shown_url
+        _, is_standby = self._ask(self._standby, _SERVER)
+        if not is_standby:
+            raise BufferConfigError(
+                f"read_url={shown!r} is not a standby: it accepts writes of its own; give the URL "
+                f"of a standby of {self._primary.shown_url}, or leave out read_url"
+            )
+        ours, theirs = self._ask(self._primary, _CLUSTER), self._ask(self._standby, _CLUSTER)
+        if tuple(ours) != tuple(theirs):
+            what = "another cluster" if ours[1] != theirs[1] else f"the database {theirs[0]!r}"
+            raise BufferConfigError(
+                f"read_url={shown!r} shows {what}, and not what {self._primary.shown_url} has; "
+                f"give a standby of that server, with the same database"
+            )
+
+    @property
+    def _longest_wait_s(self) -> float:
+        return LONGEST_WAIT_S if self._max_lag_s is None else self._max_lag_s
+
+    def _wait_for(self, lsn: str) -> None:
+        deadline = time.monotonic() + self._longest_wait_s
+        while not self._ask(self._standby, _HAS_REPLAYED, lsn=lsn)[0]:
+            self._pause(deadline, "it does not have what this process has written")
+        self._looked_at = float("-inf")
+
+    def _written(self) -> str:
+        """Return where the log of the primary ends, with all that was committed."""
+        primary = self._primary
+
+        def flush(connection: Connection) -> str:
+            for statement in _FLUSH:
+                connection.execute(statement)
+            connection.commit()
+            return str(connection.execute(_WRITTEN).scalar_one())
+
+        return primary.read(flush)
+
+    def _pause(self, deadline: float, why: str) -> None:
+        if time.monotonic() > deadline:
+            raise self._behind(f"{why}, after {self._longest_wait_s:g} s")
+        time.sleep(PAUSE_S)
+
+    def _check_lag(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        is_standby, is_current, age_s = self._ask(self._standby, _LAG)
+        if not is_standby:
+            self._check_promoted()
+        elif is_current:
+            self._caught_up_at = now
+        elif self._max_lag_s is not None:
+            lag_s = min(float("inf") if age_s is None else age_s, now - self._caught_up_at)
+            if lag_s > self._max_lag_s:
+                raise self._behind(f"it is {lag_s:.1f} s behind, and max_lag_s={self._max_lag_s:g}")
+        self._looked_at = now
+
+    def _check_promoted(self) -> None:
+        """Raise unless the standby has become the server that this process writes to."""
+        ours, theirs = self._ask(self._primary, _SERVER), self._ask(self._standby, _SERVER)
+        if tuple(ours) != tuple(theirs):
+            raise StorageBusyError(
+                f"{self._standby.shown_url} was promoted, and is no standby of "
+                f"{self._primary.shown_url} any more; open the buffer with the URL of the new "
+                f"primary, and another read_url or none"
+            )
+
+    def _behind(self, why: str) -> StorageBusyError:
+        return StorageBusyError(
+            f"the standby {self._standby.shown_url} is behind its primary: {why}; try again, allow "
+            f"a larger max_lag_s, or leave out read_url"
+        )
+
+    def _ask(self, buffer: OpenBuffer, statement: Any, **values: Any) -> Any:
+        return buffer.read(lambda connection: connection.execute(statement, values).one())

@@ -169,8 +169,8 @@ class _Runner:
 
     def _opened(self, request: dict[str, Any]) -> sqlite3.Connection:
         """Return the connection to a file; a new one if another file has replaced it."""
-        found = os.stat(request["path"])
-        file = request["uri"], found.st_dev, found.st_ino
+        status = os.stat(request["path"])
+        file = request["uri"], status.st_dev, status.st_ino
         if self._connection is not None and self._file == file:
             return self._connection
         if self._connection is not None:

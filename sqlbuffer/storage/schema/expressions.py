@@ -1,4 +1,7 @@
-"""Types of parameters and columns that differ between the databases, and lists as one parameter."""
+"""Expressions and types that differ between the databases.
+
+Lists and numbers as parameters, the clock of the server, and hints for the planner.
+"""
 
 import json
 import math
@@ -7,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 import orjson
-from sqlalchemy import BigInteger, Boolean, Double, Float, Numeric, Text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import BigInteger, Boolean, Double, Executable, Float, Numeric, Select, Text
+from sqlalchemy.dialects.postgresql import ARRAY, TIMESTAMP
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
@@ -74,15 +77,15 @@ class SeqList(TypeDecorator[Any]):
         return f"{{{numbers}}}" if dialect.name == "postgresql" else f"[{numbers}]"
 
 
-def listed(found: Any) -> Sequence[Any]:
+def listed(value: Any) -> Sequence[Any]:
     """Return a list from the database (JSON on SQLite); empty for None."""
-    if not isinstance(found, str):
-        return found or ()
+    if not isinstance(value, str):
+        return value or ()
     values: Sequence[Any]
     try:
-        values = orjson.loads(found)
+        values = orjson.loads(value)
     except orjson.JSONDecodeError:  # +-9e999, which stands for infinities
-        values = json.loads(found)
+        values = json.loads(value)
     return values
 
 
@@ -213,8 +216,8 @@ def one_of(column: Any, values: Any) -> ColumnElement[bool]:
     """
     is_listed = is_one_of(column, values)
     among = getattr(column.type, "among", None)
-    found: ColumnElement[bool] = is_listed
-    return found if among is None else among(column, is_listed, values)
+    condition: ColumnElement[bool] = is_listed
+    return condition if among is None else among(column, is_listed, values)
 
 
 class is_number_of(is_one_of):
@@ -312,3 +315,148 @@ def _pg_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
 def _sqlite_numbers_in(element: numbers_in, compiler: Any, **kw: Any) -> str:
     (numbers,) = processed(element, compiler, kw)
     return f"(SELECT value, key AS place FROM json_each({numbers}))"
+
+
+class explain(Executable, ClauseElement):
+    """The plan of a statement, one row for each line."""
+
+    inherit_cache = False
+
+    def __init__(self, statement: Select[Any]) -> None:
+        self.statement = statement
+
+
+@compiles(explain, "postgresql")
+def _pg_explain(element: explain, compiler: Any, **kw: Any) -> str:
+    return f"EXPLAIN {compiler.process(element.statement, **kw)}"
+
+
+@compiles(explain, "sqlite")
+def _sqlite_explain(element: explain, compiler: Any, **kw: Any) -> str:
+    return f"EXPLAIN QUERY PLAN {compiler.process(element.statement, **kw)}"
+
+
+class unindexed(FunctionElement[int]):
+    """The column itself, without the use of an index.
+
+    It is for bounds and orders that would keep the planner from a better index.
+    """
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+@compiles(unindexed)
+def _unindexed(element: unindexed, compiler: Any, **kw: Any) -> str:
+    return f"+{compiler.process(element.clauses, **kw)}"
+
+
+class utc_now(FunctionElement[Any]):
+    """The current time in the form of TIME columns."""
+
+    inherit_cache = True
+    type = Text()
+
+
+@compiles(utc_now, "postgresql")
+def _pg_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
+    return "now()"
+
+
+@compiles(utc_now, "sqlite")
+def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
+    return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+
+
+class age_s(FunctionElement[float]):
+    """Seconds since a TIME column, by the database's clock."""
+
+    inherit_cache = True
+    type = Double()
+
+
+@compiles(age_s, "postgresql")
+def _pg_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"CAST(extract(epoch FROM clock_timestamp() - {column}) AS double precision)"
+
+
+@compiles(age_s, "sqlite")
+def _sqlite_age_s(element: age_s, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"((julianday('now') - julianday({column})) * 86400.0)"
+
+
+class unix_now(FunctionElement[float]):
+    """The current time in Unix seconds."""
+
+    inherit_cache = True
+    type = Double()
+
+
+@compiles(unix_now, "postgresql")
+def _pg_unix_now(element: unix_now, compiler: Any, **kw: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+@compiles(unix_now, "sqlite")
+def _sqlite_unix_now(element: unix_now, compiler: Any, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class seconds_ago(FunctionElement[Any]):
+    """The time some seconds ago, in the form of TIME columns."""
+
+    inherit_cache = True
+    type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+@compiles(seconds_ago, "postgresql")
+def _pg_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = processed(element, compiler, kw)
+    return f"now() - make_interval(secs => {seconds})"
+
+
+@compiles(seconds_ago, "sqlite")
+def _sqlite_seconds_ago(element: seconds_ago, compiler: Any, **kw: Any) -> str:
+    (seconds,) = processed(element, compiler, kw)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', (-{seconds}) || ' seconds')"
+
+
+class is_past(FunctionElement[bool]):
+    """True if a TIME column is not in the future, by the database's clock at this statement."""
+
+    inherit_cache = True
+    type = Boolean()
+    _is_implicitly_boolean = True
+
+
+@compiles(is_past, "postgresql")
+def _pg_is_past(element: is_past, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"{column} <= clock_timestamp()"
+
+
+@compiles(is_past, "sqlite")
+def _sqlite_is_past(element: is_past, compiler: Any, **kw: Any) -> str:
+    (column,) = processed(element, compiler, kw)
+    return f"{column} <= strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
+
+
+class in_seconds(FunctionElement[Any]):
+    """The time in some seconds, in the form of TIME columns, by the clock at this statement."""
+
+    inherit_cache = True
+    type = Text().with_variant(TIMESTAMP(timezone=True), "postgresql")
+
+
+@compiles(in_seconds, "postgresql")
+def _pg_in_seconds(element: in_seconds, compiler: Any, **kw: Any) -> str:
+    (seconds,) = processed(element, compiler, kw)
+    return f"clock_timestamp() + make_interval(secs => {seconds})"
+
+
+@compiles(in_seconds, "sqlite")
+def _sqlite_in_seconds(element: in_seconds, compiler: Any, **kw: Any) -> str:
+    (seconds,) = processed(element, compiler, kw)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', {seconds} || ' seconds')"

@@ -18,12 +18,67 @@ from weakref import finalize
 from sqlalchemy.engine import URL
 
 from sqlbuffer.errors import ReadLimitError, StorageBusyError, StorageError, StorageReadOnlyError
+from sqlbuffer.storage.database import statement_worker
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S, refuse_unread_log
-from sqlbuffer.storage.database.guarding import statement_worker
-from sqlbuffer.storage.database.guarding.read_limits import memory_passed, time_passed
-from sqlbuffer.storage.database.guarding.statement_worker import LENGTH, message_of, read_exactly
 from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS, existing_file
+from sqlbuffer.storage.database.statement_worker import LENGTH, message_of, read_exactly
 from sqlbuffer.storage.database.urls import is_immutable, shown_url
+
+# The execution option of a connection for the time limit of its transaction; None for no limit.
+TIME_S = "sqlbuffer_time_s"
+
+# A statement that makes the process grow by more is ended.
+MAX_GROWTH_BYTES = 512 * 2**20
+MAX_STATEMENT_BYTES = 100_000
+
+
+def passed_limit(
+    driver: object, error: BaseException | None, time_s: float | None
+) -> StorageError | None:
+    """Return the error of a statement that passed a limit; None if it failed for another reason.
+
+    Args:
+        driver: The driver's connection.
+        error: Error that it raised.
+        time_s: The time limit in seconds.
+    """
+    passed = getattr(driver, "passed", None)
+    if passed is None and getattr(error, "sqlstate", None) == "57014" and time_s is not None:
+        passed = "time"
+    if passed == "time":
+        return time_passed(time_s)
+    if passed == "memory":
+        return memory_passed()
+    return None
+
+
+def memory_passed() -> ReadLimitError:
+    """Return the error of a statement that took too much memory."""
+    return ReadLimitError(
+        f"the statement took more than {MAX_GROWTH_BYTES >> 20} MB of memory; "
+        "ask for fewer or smaller values"
+    )
+
+
+def time_passed(time_s: float | None) -> ReadLimitError:
+    """Return the error of a statement that passed the time limit."""
+    limit = "its time limit" if time_s is None else f"the limit of {time_s:g} s"
+    return ReadLimitError(f"the statement took longer than {limit}; add a condition or a LIMIT")
+
+
+def check_text(statement: str) -> None:
+    """Raise StorageError for a text that cannot be a statement."""
+    try:
+        size = len(statement.encode())
+    except UnicodeEncodeError:
+        raise StorageError("the statement is not valid Unicode; type it again") from None
+    if "\0" in statement:
+        raise StorageError("the statement has a NUL character; remove it")
+    if size > MAX_STATEMENT_BYTES:
+        raise StorageError(
+            f"the statement has {size:,} bytes; the longest may have {MAX_STATEMENT_BYTES:,}"
+        )
+
 
 # SQLite looks at the limit itself, and says why it ended the statement. Some functions never let it
 # look: then the process is ended this much later.
@@ -100,9 +155,9 @@ class StatementProcess:
             "growth_bytes": limits.growth_bytes,
             "limits": limits.of_values,
         }
-        found = self._ask(request, ends_at, limits)
+        answer = self._ask(request, ends_at, limits)
         try:
-            yield Stream(found["columns"], self._rows(ends_at, limits))
+            yield Stream(answer["columns"], self._rows(ends_at, limits))
         finally:
             if self.is_running:
                 self._send({"end": True})
@@ -110,11 +165,11 @@ class StatementProcess:
     def _rows(self, ends_at: float | None, limits: StatementLimits) -> Iterator[tuple[Any, ...]]:
         n, is_last = 1, False
         while not is_last:
-            found = self._ask({"fetch": n}, ends_at, limits)
-            yield from map(tuple, found["rows"])
+            answer = self._ask({"fetch": n}, ends_at, limits)
+            yield from map(tuple, answer["rows"])
             # Fewer at a time if they are large.
             n = max(1, min(_FETCH_ROWS, _FETCH_BYTES * n // self._n_read))
-            is_last = found["is_last"]
+            is_last = answer["is_last"]
 
     def _ask(self, request: Any, ends_at: float | None, limits: StatementLimits) -> dict[str, Any]:
         """Send a request and return its answer."""
@@ -149,14 +204,14 @@ class StatementProcess:
             if not poll.poll(None if left_s is None else left_s * 1_000):
                 raise TimeoutError
 
-        found = read_exactly(source, n, wait)
-        if len(found) < n:
+        read = read_exactly(source, n, wait)
+        if len(read) < n:
             status = self._process.wait()
             raise StorageError(
                 f"the process that ran the statement ended with status {status}; try again, or ask "
                 "for less"
             )
-        return found
+        return read
 
     def kill(self) -> None:
         """End the process, whatever it does; a thread that waits for it gets an error."""
@@ -207,8 +262,8 @@ class StatementProcesses:
         try:
             process = self._taken()
             try:
-                with process.answering(url, statement, limits) as found:
-                    yield found
+                with process.answering(url, statement, limits) as rows:
+                    yield rows
             finally:
                 self._give_back(process)
         finally:
@@ -241,8 +296,8 @@ class StatementProcesses:
             self._idle.pop().end()
 
 
-def _value(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found["bytes"]) if "bytes" in found else found
+def _value(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["bytes"]) if "bytes" in value else value
 
 
 def _error_of(

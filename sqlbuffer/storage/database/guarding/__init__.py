@@ -1,1 +1,0 @@
-"""Connections that only read, and statements of users that change nothing."""

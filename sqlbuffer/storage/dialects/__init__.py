@@ -1,1 +1,0 @@
-"""Connections and transactions of both databases, and the choice between two implementations."""

@@ -1,1 +1,0 @@
-"""Values that arrive after a row was stored."""

@@ -1,1 +1,0 @@
-"""Rows of a buffer in insert order, by task, and counted."""

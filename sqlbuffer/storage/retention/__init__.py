@@ -1,1 +1,0 @@
-"""Rows that leave, or that are excluded from samples."""
