@@ -43,17 +43,15 @@ def steps(first, n=STEPS):
 @contextmanager
 def runs_read():
     """Note which runs of steps the database is asked for."""
-    original, noted = slots.stored_spans, []
+    original, noted = slots.ReplaceableSteps.spans, []
 
-    def stored_spans(store, runs):
+    def spans(steps, runs):
         noted.extend(runs)
-        return original(store, runs)
+        return original(steps, runs)
 
-    slots.stored_spans = stored_spans
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots.ReplaceableSteps, "spans", spans)
         yield noted
-    finally:
-        slots.stored_spans = original
 
 
 def test_an_episode_is_read_once(buffer):
