@@ -333,6 +333,19 @@ def _decoded(
     return tuple(shape), bytes.fromhex(raw)
 
 
+def value_or_default(spec: FieldSpec, value: Any, what: str = "field") -> Any:
+    """Return the value of a field, or its default instead of None.
+
+    Raises:
+        FieldError: There is neither.
+    """
+    if value is None:
+        value = spec.default_value
+        if value is None:
+            raise FieldError(f"{what} {spec.name!r} is missing: expected {spec}")
+    return value
+
+
 def check_casting(casting: Any) -> None:
     """Raise FieldError unless the casting is `same_kind` or `unsafe`."""
     checked_choice(casting, "casting", _CASTINGS, error=FieldError)

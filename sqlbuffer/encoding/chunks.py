@@ -199,12 +199,12 @@ class PackedChunk:
         initial_priority: Priorities that were given with the steps.
         fields: Values of the `column=True` fields by name: arrays of shape (n_steps,), lists of
             texts, which are tagged where JSON cannot hold them.
-        records: The typed fields of the steps, in blocks; see `record_blocks`.
+        records: The typed fields of the steps, in blocks; see `sqlbuffer.encoding.blocks`.
         block_steps: Number of steps in a block; the last block may be shorter.
         offsets: Where each block begins and where the last one ends, in bytes of `records`, int64
             of shape (n_blocks + 1,); None if all steps are one plain block, also where a buffer
             compresses.
-        payloads: JSON of each step, None where it has none; see `step_payloads`.
+        payloads: JSON of each step, None where it has none.
         payload_arrays: The bytes that the JSON refers to, of one step after the other.
         ids: Ids that the user gave to the steps.
         times: When each step was executed, if that was given.

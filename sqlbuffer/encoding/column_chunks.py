@@ -48,7 +48,7 @@ from sqlbuffer.encoding.records import (
     encode_rows,
 )
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import MAX_ROW_BYTES, Casting, FieldSpec
+from sqlbuffer.fields import MAX_ROW_BYTES, Casting, FieldSpec, value_or_default
 from sqlbuffer.steps import DataRow, uuid7s
 
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
@@ -416,9 +416,7 @@ def _cast(spec: FieldSpec, rows: Sequence[DataRow]) -> Any:
     for i, row in enumerate(rows):
         value = row.fields.get(spec.name)
         if value is None:
-            value = spec.default_value
-        if value is None:
-            raise FieldError(f"row {i}: field {spec.name!r} is missing: expected {spec}")
+            value = value_or_default(spec, None, f"row {i}: field")
         values.append(value)
     if spec.is_variable:
         return [spec.cast(value, casting="same_kind") for value in values]

@@ -1,4 +1,4 @@
-"""Check and cast steps that are given as columns, and pack them as chunks."""
+"""Steps that are given as columns: checked and cast; and the columns of steps that were read."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -26,7 +26,7 @@ from sqlbuffer.encoding.records import (
     encode_step,
 )
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, near_name
+from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, near_name, value_or_default
 from sqlbuffer.steps import Batch, DataRow, uuid7s
 
 # Next to the declared fields; the keys may be one value for all rows.
@@ -176,8 +176,8 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> int:
                 f"{type(values).__qualname__}; give its rows: table.to_dict('records')"
             )
     for name, spec in layout.specs.items():
-        if columns.get(name) is None and spec.default is None:
-            raise FieldError(f"field {shown(name)} is missing: expected {spec} for each row")
+        if columns.get(name) is None:
+            value_or_default(spec, None)
     sizes = {
         name: _size(name, values)
         for name, values in columns.items()

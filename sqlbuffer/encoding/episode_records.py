@@ -14,7 +14,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec
+from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, value_or_default
 from sqlbuffer.steps import uuid7s
 
 
@@ -96,9 +96,7 @@ def _meta_value(spec: FieldSpec, value: Any, casting: Casting) -> Any:
     """Return a declared value as JSON has it: a list, where the field is an array."""
     if value is not None:
         return spec.cast(value, casting=casting).tolist()
-    if spec.default_value is None:
-        raise FieldError(f"meta field {spec.name!r} is missing: expected {spec}")
-    return spec.default_value.tolist()
+    return value_or_default(spec, None, "meta field").tolist()
 
 
 def pack_final(layout: Layout, final: Mapping[str, Any] | None, casting: Casting) -> bytes | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sqlbuffer.checks import checked_choice
 from sqlbuffer.display import shown
 from sqlbuffer.errors import BufferConfigError, FieldError, MissingExtraError
-from sqlbuffer.fields import VARIABLE, Casting, FieldSpec
+from sqlbuffer.fields import VARIABLE, Casting, FieldSpec, value_or_default
 
 NAMES = ("zstd",)
 _MAGIC = b"\x28\xb5\x2f\xfd"
@@ -454,20 +454,11 @@ class RowPacker:
             is_cast = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
             parts.append(value.tobytes() if is_cast else to_bytes(value))
         for i, spec in self._variable:
-            cast = spec.cast(_given(spec, values.get(spec.name)), casting=self._casting)
+            cast = spec.cast(value_or_default(spec, values.get(spec.name)), casting=self._casting)
             length = cast.shape[spec.shape.index(VARIABLE)]
             parts[i] = length.to_bytes(LENGTH.itemsize, "little")
             parts.append(cast.tobytes())
         return b"".join(parts)
-
-
-def _given(spec: FieldSpec, value: Any) -> Any:
-    """Return a value, or the default of its field instead of None."""
-    if value is None:
-        value = spec.default_value
-        if value is None:
-            raise FieldError(f"field {spec.name!r} is missing: expected {spec}")
-    return value
 
 
 def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
@@ -483,7 +474,7 @@ def _to_bytes(spec: FieldSpec, casting: Casting) -> ToBytes:
                 pass  # the cast says so
         elif isinstance(value, (np.ndarray, np.generic)) and _is_cast(value, dtype, shape):
             return value.tobytes()
-        cast: NDArray[Any] = spec.cast(_given(spec, value), casting=casting)
+        cast: NDArray[Any] = spec.cast(value_or_default(spec, value), casting=casting)
         return cast.tobytes()
 
     return (lambda _: b"") if spec.is_variable else to_bytes

@@ -358,7 +358,7 @@ class StepWriter:
         *,
         makes_steps: bool = False,
     ) -> Batch:
-        """Return rows in the form in which they are stored; see `add_rows`."""
+        """Return rows in the form in which they are stored."""
         if priority is not None:
             check_kept(self._store.info.config.priorities.enabled)
         if not rows:
@@ -531,7 +531,7 @@ class StepWriter:
         return EpisodeStart(key, task, agent, version, text, session)
 
     def flush(self) -> None:
-        """Store the steps of open episodes that wait."""
+        """Store the steps that wait."""
         self._queue.flush()
 
     def wait_for_room(self, n: int) -> None:

@@ -495,6 +495,7 @@ class SQLReplayBuffer(SB3ReplayBuffer):  # type: ignore[misc]
         task_id: Task of all its episodes; each episode's own id if omitted.
         agent_id: Agent that acts; `default` if omitted.
         session_id: Training session.
+        model_version: See the attribute.
         mirror: Arguments of `sqlbuffer.ReplayBuffer.mirror`, such as `{"max_bytes": 2**30}`.
         **settings: Other settings of `sqlbuffer.ReplayBuffer`, such as `compression`.
 

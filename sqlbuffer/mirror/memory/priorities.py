@@ -207,7 +207,7 @@ class StepPriorities:
         """Return the least positive priority of the whole buffer; infinity if there is none.
 
         Args:
-            flags: The flags of all slots; see `step_record`.
+            flags: The flags of all slots, as records have them.
         """
         values, block_flags = self.values.reshape(-1, BLOCK), flags.reshape(-1, BLOCK)
         if self._least is None:

@@ -1,4 +1,4 @@
-"""Steps of open episodes that wait to be stored."""
+"""Steps of this process that wait to be stored with their neighbours."""
 
 import logging
 import os

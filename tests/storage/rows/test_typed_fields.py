@@ -102,7 +102,7 @@ def without(name):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (without("obs"), r"'obs' is missing: expected float32\(3, 2\) for each row"),
+        (without("obs"), r"'obs' is missing: expected float32\(3, 2\)"),
         ({**make_columns(), "speed": np.ones(N)}, "unknown field 'speed'; the buffer has obs"),
         ({**make_columns(), "obs": np.ones((N, 3))}, r"'obs': expected shape \(3, 2\), got \(3,\)"),
         ({**make_columns(), "obs": np.ones((N, 3, 2)) * 1e300}, "'obs'.*too large for float32"),
