@@ -28,6 +28,7 @@ def test_copies_all_buffers_of_a_database_into_one_without_them(run, kind, make_
     assert again.stdout.count("already: ") == 2
 
 
+@pytest.mark.thorough
 def test_copies_the_steps_of_one_buffer_that_match(run, buffer_url):
     source = json_rows(buffer_url, "rows")
     ReplayBuffer(buffer_url, "other")
@@ -55,6 +56,7 @@ def test_names_what_is_not_copied(run, buffer_url):
     assert "no buffer 'nothing'" in result.stderr
 
 
+@pytest.mark.thorough
 def test_info_and_doctor_name_an_unfinished_copy(run, buffer_url, monkeypatch):
     source = json_rows(buffer_url, "rows")
     monkeypatch.setattr("sqlbuffer.storage.copies.source.MOST_ROWS", 10)
@@ -83,6 +85,7 @@ def test_a_server_without_the_schema_is_told_how_to_make_it(run, sqlite_url, mak
     assert "run `sqlbuffer db init" in result.stderr
 
 
+@pytest.mark.thorough
 def test_doctor_names_the_hold_of_a_copy(run, buffer_url):
     source = json_rows(buffer_url, "rows")
     found = []

@@ -53,6 +53,7 @@ def test_the_demo_counts_what_it_did_and_can_be_repeated(run, database_url):
     assert counts[1]["tasks held"] == str(len(tasks))
 
 
+@pytest.mark.thorough
 def test_the_demo_shows_progress_speeds_and_the_questions_of_an_analyst(run, database_url):
     text = run("demo", "--url", database_url, *SHORT).output
     assert "12 of 12 episodes" in text
@@ -181,6 +182,7 @@ def test_a_terminal_gets_bars(tmp_path):
     assert "1,234 rows, 5 batches" in stream.getvalue()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_demo_is_in_the_browser_while_it_runs_and_until_ctrl_c(schema_url):
     process = start("demo", "--url", schema_url, "--ui", "--no-open", *SHORT)

@@ -50,6 +50,7 @@ def test_exit_codes_are_a_contract(error, code):
     assert exit_code(error("what to do")) == code
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
 def test_help_of_every_command_has_an_example(run, command):
     result = run(*command, "--help")
@@ -95,6 +96,7 @@ def test_a_server_that_does_not_answer_is_unreachable_and_its_password_stays_hid
     assert "secret" not in result.output
 
 
+@pytest.mark.thorough
 def test_no_malformed_url_is_echoed(run):
     for url in MALFORMED_URLS:
         for words in (("info", url), ("db", "init", url)):
@@ -103,6 +105,7 @@ def test_no_malformed_url_is_echoed(run):
             assert SECRET not in result.output, url
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("url", [*MALFORMED_URLS[::11], *MALFORMED_URLS[101:120:9], NO_PASSWORD])
 def test_a_url_in_the_wrong_place_is_not_echoed(run, sqlite_url, url):
     ReplayBuffer(sqlite_url).close()

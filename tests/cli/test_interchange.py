@@ -45,6 +45,7 @@ def test_steps_and_columns_are_chosen(run, buffer_url):
     assert {json.loads(line)["agent_id"] for line in lines} == {"agent-1"}
 
 
+@pytest.mark.thorough
 def test_keys_of_lines_are_those_that_commands_print(run, buffer_url):
     buffer = typed_steps(buffer_url, "source")
     assert run("export", buffer_url, "steps.jsonl", "-f", "jsonl").exit_code == 0

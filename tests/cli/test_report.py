@@ -1,5 +1,7 @@
 import os
 
+import pytest
+
 
 def test_writes_one_file_and_replaces_it_when_told_to(run, filled, tmp_path):
     path = tmp_path / "out.html"
@@ -22,6 +24,7 @@ def test_standard_output_has_the_file_alone(run, filled):
     assert result.stdout.rstrip().endswith("</html>")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_written_or_read_is_told(run, filled, tmp_path):
     path = tmp_path / "out.html"
     missing = run("report", filled, "-o", str(path), "-b", "no")

@@ -90,6 +90,7 @@ some_settings = st.tuples(
 ).map(lambda parts: {**parts[0], **parts[1], **parts[2]})
 
 
+@pytest.mark.thorough
 @given(some_settings)
 def test_json_brings_every_configuration_back(settings):
     config = BufferConfig.of(**settings)

@@ -87,6 +87,7 @@ def test_draws_without_end_continue_exactly(buffer):
     check_draws(buffer, "fork")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_iteration_after_a_resumed_one_is_a_new_one(buffer, persistent):
     def data():
@@ -107,6 +108,7 @@ def test_the_iteration_after_a_resumed_one_is_a_new_one(buffer, persistent):
     assert xs(resumed) == passes[2]
 
 
+@pytest.mark.thorough
 def test_ranks_with_workers_continue_exactly(buffer):
     def data(rank):
         loader = buffer.loader("step", 8, epochs=1, shard=(rank, 2), even=True)
@@ -127,6 +129,7 @@ def test_ranks_with_workers_continue_exactly(buffer):
     assert [xs(rank) for rank in again] == expected
 
 
+@pytest.mark.thorough
 def test_ranks_with_different_numbers_of_workers_are_refused(buffer):
     def data(rank, n_workers):
         loader = buffer.loader("step", 8, epochs=1, shard=(rank, 2))

@@ -130,6 +130,7 @@ def test_idle_learners_keep_nothing_reserved(limited):
         wait_until(lambda: limited.flow().sampled == 15, "credits are given back")
 
 
+@pytest.mark.thorough
 def test_draws_wait_for_collectors(limited, buffer_url):
     with (
         ReplayBuffer(buffer_url, wait_s=30) as learner,
@@ -271,6 +272,7 @@ def test_a_thread_settles_the_log(tracked, buffer_url):
         assert [seqs for *_, seqs in logged(buffer_url)] == drawn
 
 
+@pytest.mark.thorough
 def test_a_process_that_ends_without_a_close_logs_its_last_batches(tracked, buffer_url):
     script = (
         "import sys; from sqlbuffer import ReplayBuffer; "

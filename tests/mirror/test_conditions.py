@@ -165,6 +165,7 @@ def test_first_steps_of_transitions_match_and_the_others_may_be_any(buffer):
                 mirror.sample_transitions(200, **options)
 
 
+@pytest.mark.thorough
 def test_what_a_condition_selects_changes_with_the_steps(buffer):
     buffer.store_episode(columns(100), episode_id="first")
     high, given_late = QueryBuilder().gte("level", 50), QueryBuilder().eq("reward", 77.0)

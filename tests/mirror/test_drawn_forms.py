@@ -71,6 +71,7 @@ def drawn(loader, n_batches):
     return dict(zip(*(each.tolist() for each in np.unique(seqs, return_counts=True)), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "options"), FORMS)
 def test_each_thing_is_drawn_as_often(buffer, mode, options):
     for number in range(60):
@@ -86,6 +87,7 @@ def test_each_thing_is_drawn_as_often(buffer, mode, options):
     assert chisquare(list(found.values())).pvalue > 1e-4
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES, st.sampled_from(FORMS))
 def test_draws_without_replacement_are_all_there_is(buffer_url, buffer, episodes, form):
@@ -169,6 +171,7 @@ def test_stacks_after_terminal_and_final_observations_are_those_of_the_buffer(bu
 STEPS = [("step", {}), ("transition", {"skip_single": True})]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "options"), [*STEPS, *FORMS])
 def test_a_seed_repeats_the_batches_of_another_mirror(buffer, mode, options):
     """Where steps are in memory, which differs, does not matter."""
@@ -193,6 +196,7 @@ def test_a_seed_repeats_the_batches_of_another_mirror(buffer, mode, options):
                     )
 
 
+@pytest.mark.thorough
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES)
 def test_arguments_beyond_what_is_there_change_nothing_but_zeros(buffer_url, buffer, episodes):
@@ -228,6 +232,7 @@ def assert_same_but_zeros(expected, found, n_before):
         assert_same_batches([batch], [Batch(arrays, info)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [sampled_transitions, sampled_rows])
 def test_memory_depends_on_what_is_there(buffer, make):
     for number in range(20):

@@ -68,6 +68,7 @@ def test_waiting_steps_are_drawn_once_they_are_many(buffer_url):
         assert set(mirror.sample_arrays(500).action.tolist()) == set(range(20))
 
 
+@pytest.mark.thorough
 def test_writes_of_others_are_drawn_after_a_refresh(buffer, mirror, buffer_url):
     store_elsewhere(buffer_url, buffer.name, 60)
     mirror.refresh()
@@ -85,6 +86,7 @@ def store_elsewhere(url, name, n):
     subprocess.run([sys.executable, "-c", script, url, name, str(n)], check=True)
 
 
+@pytest.mark.thorough
 def test_the_thread_takes_writes_of_others(buffer, buffer_url):
     with buffer.mirror(refresh_s=0.05) as mirror:
         store_elsewhere(buffer_url, buffer.name, 60)
@@ -135,6 +137,7 @@ def test_a_label_of_a_step_that_was_deleted_since_changes_the_return(buffer, mir
     assert returns[0] == returns[1]
 
 
+@pytest.mark.thorough
 def test_open_episodes_grow_and_end(buffer, mirror):
     with buffer.episode(episode_id="growing") as episode:
         for t in range(40):
@@ -173,6 +176,7 @@ def test_steps_of_other_sessions_are_not_drawn(buffer_url):
             assert_same_draws(buffer, mirror, "step")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{"evict_by": "task"}, {"max_episodes": 3}])
 def test_tasks_and_episodes_leave_as_a_whole(buffer_url, settings):
     with (

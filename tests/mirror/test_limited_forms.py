@@ -43,6 +43,7 @@ def test_passes_under_limits_are_those_of_the_buffer(buffer_url, settings):
         assert_same_passes(buffer, mirror)
 
 
+@pytest.mark.thorough
 def test_an_episode_that_is_stored_again_under_its_id_is_read_again(buffer_url):
     with (
         ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=300) as buffer,

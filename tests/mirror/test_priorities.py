@@ -97,6 +97,7 @@ def test_draws_follow_the_priorities_after_wraps_deletions_and_updates(buffer, m
             assert (np.diff(batch.seq) >= 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_draws", [1, 30])
 def test_transitions_are_drawn_by_the_priorities_of_first_steps(
     buffer, mirror, buffer_url, n_draws
@@ -126,6 +127,7 @@ def test_transitions_are_drawn_by_the_priorities_of_first_steps(
         np.testing.assert_allclose(batch.probabilities, shares, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_draws_without_replacement_follow_the_weights_that_are_left(buffer_url):
     with opened(buffer_url, alpha=1.0) as buffer:
         buffer.extend(columns(3), priority=[1.0, 2.0, 5.0])

@@ -24,6 +24,7 @@ def columns(n):
     return {"obs": np.stack([t, t], 1).astype("f4"), "action": t, "reward": t.astype(float)}
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EPISODES, st.integers(1, 3), st.sampled_from(ENDS))
 def test_the_steps_at_one_end_are_those_of_the_buffer(
@@ -117,6 +118,7 @@ def assert_same_passes(buffer, mirror):
         assert_same_batches(buffer.loader(mode, 32, **given), mirror.loader(mode, 32, **given))
 
 
+@pytest.mark.thorough
 def test_episodes_that_lose_steps_at_both_ends_stay_the_same(buffer):
     """Episodes in pieces that others' steps lie between; a capacity that cuts into the oldest."""
     open_ones = [buffer.episode(episode_id=f"o{i}") for i in range(3)]
@@ -149,6 +151,7 @@ def test_late_rewards_change_the_returns_of_episodes(buffer):
         assert_same_passes(buffer, mirror)
 
 
+@pytest.mark.thorough
 def test_an_attached_mirror_has_the_same_rows(buffer):
     buffer.store_episode(columns(90), episode_id="first", episode_reward=2.0)
     with buffer.mirror(shared=True), buffer.mirror(shared=True) as attached:

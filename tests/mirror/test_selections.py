@@ -53,6 +53,7 @@ def assert_same(buffer, mirror, condition):
                 drawn_rows(mirror, mode, 1, **options)
 
 
+@pytest.mark.thorough
 @settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(EPISODES, st.sampled_from(["action", "reward"]), st.integers(0, 5))
 def test_random_episodes_are_drawn_as_from_the_buffer(buffer_url, buffer, episodes, name, least):
@@ -89,6 +90,7 @@ def test_all_kinds_of_changes_are_taken(buffer, buffer_url):
         assert_same(buffer, mirror, wanted)
 
 
+@pytest.mark.thorough
 def test_labels_decide_which_steps_match(buffer):
     for number in range(3):
         buffer.store_episode(columns(20), episode_id=f"e{number}")
@@ -111,6 +113,7 @@ def test_labels_decide_which_steps_match(buffer):
         assert_same(buffer, mirror, wanted)
 
 
+@pytest.mark.thorough
 def test_an_open_episode_is_kept_from_its_first_match_on(buffer):
     wanted = QueryBuilder().eq("extra.tag", 4).and_().gt("step", 10)
     with (

@@ -93,6 +93,7 @@ def test_episodes_without_a_finite_return_have_pages_too(
     assert shown.index("e60") == (0 if is_first else 60)
 
 
+@pytest.mark.thorough
 def test_groups_without_returns_are_listed_last(schema_url, client_of):
     with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
         for key in ("e1", "e2", "e3"):
@@ -141,6 +142,7 @@ def test_abandoned_episodes_are_not_open_ones(schema_url, client_of, fields):
         assert [each["episode_id"] for each in found] == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sort", ["best", "worst", "newest"])
 def test_the_line_of_a_group_finds_the_same(schema_url, client_of, sort):
     with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:

@@ -76,6 +76,7 @@ def test_a_conversation_shows_what_is_new_in_each_step(schema_url, client_of):
         assert part in page
 
 
+@pytest.mark.thorough
 def test_a_long_episode_is_paged_both_ways(schema_url, client_of):
     client, (number, _) = client_of(schema_url), store_long(schema_url)
     path, shown = path_of("long", f"/episodes/{number}"), []
@@ -94,6 +95,7 @@ def test_a_long_episode_is_paged_both_ways(schema_url, client_of):
     assert re.findall(r'title="seq \d+">(\d+)</a>', page)[0] == "123"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("query", [
     "at=x", "at=1.x", "at=9e9", f"at={10**30}", "at=-5", "before=..", "turn=-1", "turn=x",
     "view=no", "turn=999999999", "missed=x", "at=%00", "q=%00", "q=%ED%A0%80", "last",
@@ -181,6 +183,7 @@ def test_draws_are_those_of_the_sample_log(schema_url, client_of):
     assert [(int(row[0]), int(row[-2])) for row in cells] == [tuple(row) for row in expected]
 
 
+@pytest.mark.thorough
 def test_a_search_marks_turns_and_goes_on_behind_the_page(schema_url, client_of):
     client = client_of(schema_url)
     with (
@@ -259,6 +262,7 @@ def test_the_lines_of_the_page_run_and_find_the_same(schema_url, client_of):
     assert [row.exp_meta.episode_id for row in names["rows"]] == ["b", "b"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [".", "..", "/", "a/episodes/1", "-", "%2F", HOSTILE, "?x=1#y"])
 def test_buffers_of_any_name_have_addresses(schema_url, client_of, name):
     client, found = client_of(schema_url), store_conversations(schema_url, name=name)
@@ -286,6 +290,7 @@ def hostile_values():
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["messages", "actions", "state", "extra"])
 def test_hostile_values_are_only_shown(schema_url, client_of, field):
     client = client_of(schema_url)
@@ -316,6 +321,7 @@ def test_hostile_values_are_only_shown(schema_url, client_of, field):
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("column", ["messages", "actions", "state", "extra"])
 def test_deeply_nested_json_of_plain_sql_is_shown_or_explained(schema_url, client_of, column):
     client = client_of(schema_url)

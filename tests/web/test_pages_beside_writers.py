@@ -41,6 +41,7 @@ def paths_of(client):
     return [*one_of_each_kind(text_of), *views, statement]
 
 
+@pytest.mark.thorough
 def test_no_page_waits_for_a_writer(client, schema_url):
     paths = paths_of(client)
     with connected(schema_url) as connection:
@@ -51,6 +52,7 @@ def test_no_page_waits_for_a_writer(client, schema_url):
         connection.rollback()
 
 
+@pytest.mark.thorough
 def test_no_page_blocks_a_writer_or_locks_more_than_the_shape_of_tables(client, schema_url):
     paths, engine = paths_of(client), client.app.state.site.pool.engine
     locks, n_written = set(), []

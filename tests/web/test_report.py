@@ -62,6 +62,7 @@ class Scripts(HTMLParser):
             self.found[-1][1] += data
 
 
+@pytest.mark.thorough
 def test_has_the_best_and_the_worst_episodes_and_the_groups(schema_url):
     store_returns(schema_url, "train", [float(n) for n in range(50)])
     text = report(schema_url, "train").decode()
@@ -85,6 +86,7 @@ def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_l
     assert "Worst episodes" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("typed", [False, True], ids=["json", "typed"])
 def test_infinite_returns_hide_no_other_episode(schema_url, typed):
     returns = [float(n) for n in range(25)] + [math.inf] * 30 + [-math.inf] * 30 + [None] * 30

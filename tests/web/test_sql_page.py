@@ -72,6 +72,7 @@ def test_csv_has_the_values_as_they_are(hostile_url, client_of):
     assert [line[:2] for line in rows] == [[HOSTILE, str(step)] for step in range(3)]
 
 
+@pytest.mark.thorough
 def test_long_answers_are_cut_and_say_so(schema_url, client_of):
     client = client_of(schema_url)
     page = client.get(asked(COUNT_TO_A_MILLION)).text

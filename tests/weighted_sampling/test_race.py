@@ -148,6 +148,7 @@ def ordered_probabilities(weights, n):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("looseness", "read"), [(1.0, (0, 2)), (30.0, ())])
 @pytest.mark.parametrize(
@@ -170,6 +171,7 @@ def test_draws_without_replacement_have_the_probability_of_their_order(own, read
         assert chisquare(observed, wanted / wanted.sum() * observed.sum()).pvalue > P_VALUE
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 60])
 def test_large_draws_without_replacement_include_rows_as_a_full_race_does(n):
@@ -346,6 +348,7 @@ def test_each_stratum_gives_a_row_and_rows_have_their_probabilities(name, whole)
         assert (high >= np.arange(n) - 1e-9).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "n"),

@@ -34,6 +34,7 @@ def collect(url, collector, stop):
     buffer.close()
 
 
+@pytest.mark.thorough
 def test_collector_processes_push_and_a_learner_samples(buffer_url):
     learner = create_buffer(config_of(buffer_url), instance_name="learner")
     context = multiprocessing.get_context("fork")
@@ -123,6 +124,7 @@ def test_a_private_buffer_that_nobody_holds_is_closed():
     assert ring() is None
 
 
+@pytest.mark.thorough
 def test_a_shared_buffer_that_nobody_holds_leaves_connections_to_others(buffer_url):
     buffer, other = create_buffer(config_of(buffer_url)), create_buffer(config_of(buffer_url))
     buffer.push([1], 0)

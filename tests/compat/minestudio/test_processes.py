@@ -53,6 +53,7 @@ def train(url: str, consumer: str, publishes: bool) -> list[list[tuple[str, int]
     raise AssertionError("more than there was")
 
 
+@pytest.mark.thorough
 def test_the_rules_hold_with_many_processes_at_once(buffer_url: str) -> None:
     with ReplayBufferInterface(RULES, url=buffer_url) as buffer:
         buffer.update_model_version("s", 0)

@@ -268,6 +268,7 @@ STATE = """SELECT (SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid =
     (SELECT string_agg(name, ' ') FROM buffers)"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_postgresql_refuses_what_does_more_than_read(database, tmp_path):
     tmp_path.chmod(0o777)

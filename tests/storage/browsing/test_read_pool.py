@@ -114,6 +114,7 @@ def small_memory(monkeypatch):
         monkeypatch.setattr(module, "MAX_GROWTH_BYTES", 64 * 2**20)
 
 
+@pytest.mark.thorough
 def test_values_are_limited_before_they_fill_the_memory(pool, small_memory):
     large = {
         "sqlite": "WITH RECURSIVE n(n, v) AS (SELECT 1, zeroblob(15000000) UNION ALL "

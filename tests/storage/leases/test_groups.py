@@ -217,6 +217,7 @@ def test_a_condition_names_groups_by_one_of_their_rows(buffer):
         none_left(buffer, 2, group_by="task_id", condition=of, order=order)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_tasks", "n"), [(12, 3), (500, 4)], ids=["read", "probed"])
 def test_random_is_uniform_over_groups_whatever_their_size(buffer_url, n_tasks, n):

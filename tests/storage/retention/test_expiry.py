@@ -94,6 +94,7 @@ def test_a_row_is_counted_under_its_first_cause(buffer_url):
         assert counts_in(buffer_url) == Removed(3, 3, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_many_rows_leave_in_several_transactions(buffer_url):
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
@@ -222,6 +223,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_lets_rows_leave_by_itself_but_not_at_once(buffer_url):
     for name, call in CALLS.items():
@@ -288,6 +290,7 @@ def test_nobody_waits_for_it_while_another_writes(buffer, buffer_url):
     assert stored_rows(buffer_url) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_several_at_once_count_each_row_once(buffer_url):
     with ReplayBuffer(buffer_url, max_staleness=0, max_capacity=3_000) as buffer:
@@ -307,6 +310,7 @@ def test_several_at_once_count_each_row_once(buffer_url):
         assert len(buffer) == 700
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_payloads_that_leave_give_their_space_back(buffer_url, monkeypatch):
     monkeypatch.setattr(vacuum, "SECONDS_BETWEEN_LOOKS", 0.0)

@@ -112,6 +112,7 @@ def test_a_task_with_a_barred_row_is_left_whole(buffer_url):
             assert [steps_in(task) for task in named] == [[0, 1]]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_uniform_over_the_free_tasks_of_a_large_buffer(buffer_url):
     # More rows than are ranked: numbers are drawn, and kept where a task begins.
@@ -164,6 +165,7 @@ def test_a_transition_has_no_barred_step(stored):
         assert places_in(batch) == free_runs(1, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_window_has_no_barred_step(stored):
     for buffer in stored:
@@ -175,6 +177,7 @@ def test_a_window_has_no_barred_step(stored):
             assert places_in(next(iter(loader))) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_trajectory_has_no_barred_step(stored):
     for buffer in stored:
@@ -183,6 +186,7 @@ def test_a_trajectory_has_no_barred_step(stored):
             assert set(next(iter(loader)).info["episode"]) == {"e0", "e3"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_arrays_and_mixtures_leave_barred_rows_out(stored):
     free = {4 * int(name[1:]) + t + 1 for name, t in free_runs(0, 0)}
@@ -214,6 +218,7 @@ def steps_drawn(buffer):
     return {step for batch in batches for step in steps_in(batch)}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_is_known_of_barred_rows_ends_with_the_session_and_with_quarantine(buffer_url):
     options = {"current_session_only": True, "keep_expired": True}

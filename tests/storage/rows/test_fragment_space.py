@@ -60,6 +60,7 @@ def buffer(buffer_url):
         yield buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ten_turnovers_do_not_grow_the_database(buffer_url, buffer):
     early = turn_over(buffer, 5)

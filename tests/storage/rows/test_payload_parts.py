@@ -230,6 +230,7 @@ def store_again_and_again(url, numbers):
             buffer.store_batch([make_fragment(n) for n in numbers])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_writers_of_the_same_ids_store_each_fragment_once_and_whole(buffer_url):
     calls = [(store_again_and_again, buffer_url, range(k, k + 4)) for k in range(3)]

@@ -143,6 +143,7 @@ def test_the_library_leaves_no_transaction_open_after_any_call(make_database_url
         assert open_transactions(url) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_pages_of_large_payloads_are_small(buffer):
     buffer.store_batch([DataRow(ExpMeta("t", None, "a", i, 0.0), LARGE) for i in range(450)])

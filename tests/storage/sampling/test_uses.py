@@ -333,6 +333,7 @@ def learn_forever(url, path):
     return True
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_killed_learner_leaves_nothing_used_too_often(buffer_url, tmp_path):
     with ReplayBuffer(buffer_url, max_use=MAX_USE) as buffer:
@@ -353,6 +354,7 @@ def test_a_killed_learner_leaves_nothing_used_too_often(buffer_url, tmp_path):
     assert 0 <= counted.total() - seen.total() <= BATCH
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_learners_of_tasks_do_not_share_one(buffer_url):
     with ReplayBuffer(buffer_url, max_use=1) as buffer:
@@ -427,6 +429,7 @@ def test_writers_at_capacity_do_not_wait_for_a_claim(make_database_url):
             assert stored_rows(url) == 20
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_numbers_that_were_used_up_are_not_asked_for_again_and_again(buffer_url):
     with ReplayBuffer(buffer_url, max_use=1) as buffer:

@@ -69,6 +69,7 @@ def insert_plain_sql(url):
     return [(seq, seq) for (seq,) in found]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_8_writers_reserve_runs_that_do_not_overlap(buffer_url):
     ReplayBuffer(buffer_url).close()

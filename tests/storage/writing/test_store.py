@@ -390,6 +390,7 @@ def drop(url, name):
     ReplayBuffer.drop(url, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_buffers_can_be_dropped_at_the_same_time(buffer_url):
     for number in range(4):
@@ -440,6 +441,7 @@ def send(url, batches):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_that_send_the_same_batches_store_them_once(buffer_url):
     batches = [make_rows(range(start, start + 100), prefix="r") for start in range(0, 2_000, 100)]
@@ -463,6 +465,7 @@ def send_in_step(url, batches, barrier):
     return inserted
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_that_send_the_same_rows_in_opposite_order_store_them_once(buffer_url):
     batches = [make_rows(range(start, start + 300), prefix="r") for start in range(0, 3_000, 300)]

@@ -31,6 +31,7 @@ def test_many_laps_leave_the_newest_items(kind):
     buffer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["naive", "advanced"])
 def test_memory_is_free_when_the_items_of_a_push_have_left(kind):
     buffer = private(kind, size=6)

@@ -47,6 +47,7 @@ def test_items_that_are_used_up_or_too_old_leave_the_table(buffer, buffer_url):
     assert buffer.count() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_an_interrupted_sample_has_removed_is_not_taken_for_gone(
     buffer, buffer_url, monkeypatch

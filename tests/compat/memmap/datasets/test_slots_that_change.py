@@ -122,6 +122,7 @@ def test_the_order_is_that_of_slots_after_the_ring_has_wrapped_around(new_buffer
     assert batch["_indices"].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [3, 0]]
 
 
+@pytest.mark.thorough
 def test_a_dataset_opens_a_folder_or_a_url(make, buffer_url, tmp_path):
     for folder in (buffer_url, tmp_path / "replay"):
         buffer = make(folder=folder)

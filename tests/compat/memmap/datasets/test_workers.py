@@ -14,6 +14,7 @@ from tests.conftest import close_pool  # noqa: E402
 from tests.support.proxy import Proxy, losing_each_message  # noqa: E402
 
 
+@pytest.mark.thorough
 def test_forked_workers_read_by_themselves(buffer_url):
     buffer = fill(ReplayBuffer(buffer_url, **SHAPE))
     with buffer.one_episode(task=5):

@@ -185,6 +185,7 @@ def test_an_episode_of_no_steps_stores_nothing(make):
     assert (buffer.num_episodes, len(buffer), buffer.meta_data["task"][0]) == (0, 0, -1)
 
 
+@pytest.mark.thorough
 def test_store_episode_overwrites_an_open_episode_and_says_so(make, caplog):
     buffer = make()
     buffer.store(r=1.0)

@@ -57,6 +57,7 @@ def test_a_ring_whose_slots_are_all_held_says_so(make, reopen):
     assert writers[0].episode_lens.tolist() == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_many_writers_lose_nothing(make, reopen):
     writers = [make(max_episodes=24), *(reopen() for _ in range(2))]
 
@@ -106,6 +107,7 @@ def test_a_reader_sees_whole_episodes_while_they_are_overwritten(make, reopen):
     thread.join()
 
 
+@pytest.mark.thorough
 def test_steps_are_stored_within_a_second_or_when_asked(make, buffer_url):
     buffer = make()
     buffer.store(r=1.0)
@@ -186,6 +188,7 @@ print(len(buffer))
 """
 
 
+@pytest.mark.thorough
 def test_an_open_episode_of_a_buffer_that_was_overwritten_is_forgotten_in_silence(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _AGAIN, str(tmp_path)], capture_output=True, text=True
@@ -214,6 +217,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_ends_ends_its_open_episode_unless_a_block_was_left(tmp_path):
     buffer = ReplayBuffer(tmp_path, 3, 4, {"r": "float"})
     subprocess.run([sys.executable, "-c", _ENDS, str(tmp_path)], check=True)
