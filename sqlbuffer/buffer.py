@@ -93,9 +93,11 @@ from sqlbuffer.storage.documents import (
     locked_documents,
     read_at_once,
 )
+from sqlbuffer.storage.episodes import annotate_stored, end_stored
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
-from sqlbuffer.storage.retention import drop_buffer
+from sqlbuffer.storage.retention.deletion import drop_buffer
+from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
 
 __all__ = ["ReplayBuffer", "StoreResult", "Transaction"]
@@ -1712,11 +1714,11 @@ class ReplayBuffer:
             0
         """
         if not is_condition(condition) and query_condition is None:
-            return self._store.retention.delete(checked_numbers(condition, "delete"))
+            return self._store.deletion.delete(checked_numbers(condition, "delete"))
         node = self._conditions.node(condition, query_condition)
         if node == EVERYTHING:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
-        return self._store.retention.delete(node)
+        return self._store.deletion.delete(node)
 
     def end_episodes(
         self,
@@ -1750,7 +1752,7 @@ class ReplayBuffer:
         """
         episodes = checked_episodes(episode_ids, task_ids)
         texts = self._metas_of(episodes, [{}] * len(episodes) if metas is None else metas)
-        return self._store.retention.end_episodes(episodes, texts)
+        return end_stored(self._store, episodes, texts)
 
     def annotate_episodes(
         self,
@@ -1779,7 +1781,7 @@ class ReplayBuffer:
         """
         episodes = checked_episodes(episode_ids, task_ids)
         texts = self._metas_of(episodes, metas)
-        return self._store.retention.annotate_episodes(episodes, texts)
+        return annotate_stored(self._store, episodes, texts)
 
     def _metas_of(
         self, episodes: Sequence[Any], metas: Sequence[Mapping[str, Any]]
@@ -1816,7 +1818,7 @@ class ReplayBuffer:
             >>> buffer.delete_episodes(["e1", "e2"]), len(buffer)
             (1, 0)
         """
-        return self._store.retention.delete_episodes(checked_episodes(episode_ids, task_ids))
+        return self._store.deletion.delete_episodes(checked_episodes(episode_ids, task_ids))
 
     @property
     def documents(self) -> Documents:
@@ -1980,7 +1982,7 @@ class ReplayBuffer:
             >>> buffer.clear(), len(buffer)
             (1, 0)
         """
-        return self._store.retention.clear()
+        return self._store.deletion.clear()
 
     def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME
@@ -2021,7 +2023,7 @@ class ReplayBuffer:
                 f"buffer {self.name!r} evicts by {self.evict_by}; a limit of episodes takes a "
                 f"buffer that was made with max_episodes"
             )
-        self._store.retention.resize(changes)
+        resize_buffer(self._store, changes)
 
     @property
     def clock(self) -> int | None:

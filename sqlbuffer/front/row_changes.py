@@ -118,11 +118,11 @@ class RowChanges:
     def quarantine(self, rows: Rows, reason: str | None) -> int:
         """Take rows out of sampling; return how many."""
         chosen = self._conditions.rows(rows, "quarantine")
-        return self._store.retention.quarantine(chosen, checked_reason(reason))
+        return self._store.quarantine.add(chosen, checked_reason(reason))
 
     def release(self, rows: Rows) -> int:
         """Put rows back into sampling; return how many."""
-        n_released = self._store.retention.release(self._conditions.rows(rows, "release"))
+        n_released = self._store.quarantine.release(self._conditions.rows(rows, "release"))
         info = self._store.info
         if info.config.leases.enabled and info.config.sampling.max_use is not None:
             retire(self._store)  # those that were used up while they were in quarantine

@@ -17,7 +17,7 @@ _WITH_TABLES = (
     "labels",
     "leases.choosing",
     "priorities.blocks",
-    "retention",
+    "retention.eviction",
     "rollout_stats",
     "rows.payload_parts",
     "schema.metadata",

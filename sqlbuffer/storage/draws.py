@@ -19,7 +19,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, snapshot
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading import RowQueries
-from sqlbuffer.storage.retention import Expiry
+from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.statements import RowSelection

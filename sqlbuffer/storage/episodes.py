@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    Update,
     bindparam,
     case,
     func,
@@ -27,6 +28,7 @@ from sqlalchemy import (
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.database.transactions import driver_of
@@ -386,17 +388,39 @@ def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
     )
 
 
-def change_stored(
-    connection: Connection, rows: Sequence[Mapping[str, Any]], *, is_end: bool
-) -> int:
-    """End open episodes whose steps are stored, or change their JSON; return how many there were.
+def end_stored(buffer: OpenBuffer, keys: Sequence[EpisodeKey], metas: Sequence[str | None]) -> int:
+    """End open episodes whose steps are stored; return how many there were.
 
     Args:
-        connection: The transaction.
-        rows: `of_buffer`, `of_key`, `of_task` and `of_meta` of each; None keeps its JSON.
-        is_end: The episodes end.
+        buffer: The buffer.
+        keys: The episodes.
+        metas: The JSON of each; None keeps what is stored.
     """
-    return connection.execute(_END_STORED if is_end else _ANNOTATE, rows).rowcount
+    return _change(buffer, keys, metas, _END_STORED)
+
+
+def annotate_stored(
+    buffer: OpenBuffer, keys: Sequence[EpisodeKey], metas: Sequence[str | None]
+) -> int:
+    """Replace the user's JSON of episodes; return how many there were."""
+    return _change(buffer, keys, metas, _ANNOTATE)
+
+
+def _change(
+    buffer: OpenBuffer,
+    keys: Sequence[EpisodeKey],
+    metas: Sequence[str | None],
+    statement: Update,
+) -> int:
+    id_ = buffer.info.id
+    # In one order: two writers may change several of the same episodes.
+    rows = [
+        {"of_buffer": id_, "of_key": key, "of_task": task, "of_meta": meta}
+        for (key, task), meta in sorted(zip(keys, metas, strict=True), key=lambda pair: pair[0])
+    ]
+    if not rows:
+        return 0
+    return buffer.write(lambda connection: connection.execute(statement, rows).rowcount)
 
 
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:

@@ -28,7 +28,9 @@ from sqlbuffer.storage.leases.leases import LeaseKeeping
 from sqlbuffer.storage.migrations.migrate import ensure_schema
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading import RowQueries, StandbyReads
-from sqlbuffer.storage.retention import Expiry, Retention
+from sqlbuffer.storage.retention.deletion import Deletion
+from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.retention.quarantine import Quarantine
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.use_counts import SamplingSessions, UseCounting
@@ -51,7 +53,8 @@ class BufferStore(OpenBuffer):
         writer: Stores rows.
         chunk_writer: Stores chunks.
         labels: Annotates rows.
-        retention: Deletes rows, and excludes them from sampling.
+        deletion: Deletes rows and episodes.
+        quarantine: Excludes rows from sampling.
         sessions: The training sessions, and the clock.
         agreements: What the ranks of a training run agree on.
     """
@@ -82,7 +85,8 @@ class BufferStore(OpenBuffer):
         self.writer = RowWriter(self, self.source.whole_rows, self.pacer)
         self.chunk_writer = ChunkWriter(self, self.pacer)
         self.labels = Labelling(self, layout_of(info).at)
-        self.retention = Retention(self)
+        self.deletion = Deletion(self)
+        self.quarantine = Quarantine(self)
         self.sessions = Sessions(self)
         self.agreements = RankAgreements(self)
         read_url = options.read_url

@@ -6,10 +6,11 @@ from sqlbuffer.config import DEFAULT_CONNECTION, Connection
 from sqlbuffer.front.leasing import LEASE_S
 from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
-from sqlbuffer.storage import flow, retention
+from sqlbuffer.storage import flow
 from sqlbuffer.storage.database import engine, transactions, vacuum
 from sqlbuffer.storage.flow import MOST_AHEAD
 from sqlbuffer.storage.inspect.buffer_stats import MOST_ROWS
+from sqlbuffer.storage.retention import expiry
 from sqlbuffer.storage.schema.views import VIEWS
 from sqlbuffer.storage.writing import write_queue
 from tests.docs.pages import SERVER_URL, text_of
@@ -76,4 +77,4 @@ def test_the_how_to_pages_give_the_figures_that_the_code_has():
     assert "five minutes by default" in text("how-to/lease-batches")
     assert LEASE_S == 5 * 60
     assert "for a tenth of a second" in text("how-to/limit-staleness")
-    assert retention.AT_ONCE_S == 1 / 10
+    assert expiry.AT_ONCE_S == 1 / 10

@@ -10,7 +10,9 @@ from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.labels import Labelling
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading import RowQueries
-from sqlbuffer.storage.retention import Expiry, Retention
+from sqlbuffer.storage.retention.deletion import Deletion
+from sqlbuffer.storage.retention.expiry import Expiry
+from sqlbuffer.storage.retention.quarantine import Quarantine
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.store import BufferStore
@@ -45,11 +47,10 @@ def test_rows_are_written_read_and_deleted(buffer, source):
     assert write(buffer, source).seqs.tolist() == [1, 2, 3, 4]
     queries = RowQueries(buffer, source, OwnWrites())
     assert [row[0] for page in queries.pages(EVERYTHING) for row in page] == [2, 3, 4]
-    retention = Retention(buffer)
-    assert retention.quarantine([3], "why") == 1
+    assert Quarantine(buffer).add([3], "why") == 1
     with source.candidates(EVERYTHING, sampled=True) as candidates:
         assert list(candidates.keys()) == [2, 4]
-    assert retention.clear() == 3
+    assert Deletion(buffer).clear() == 3
     assert queries.count(EVERYTHING) == 0
 
 

@@ -90,7 +90,7 @@ def housekeeping_on_request() -> Iterator[None]:
     chance, among the statements that a test counts.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sqlbuffer.storage.retention.EXPIRE_EVERY_S", 3_600.0)
+        patch.setattr("sqlbuffer.storage.retention.expiry.EXPIRE_EVERY_S", 3_600.0)
         patch.setattr("sqlbuffer.storage.database.vacuum.chance", lambda: 0.0)
         yield
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    literal,
     null,
     select,
     table,
@@ -25,6 +26,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.database.transactions import fetch
@@ -35,13 +37,17 @@ from sqlbuffer.storage.eligibility import (
     hold_by_parameters,
 )
 from sqlbuffer.storage.episodes import episodes, one_of
+from sqlbuffer.storage.labels import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
-from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
+from sqlbuffer.storage.rows.layouts import ROWS, StepLayout, layout_of, steps_of
 from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, unindexed
 from sqlbuffer.storage.schema.number_keys import has_number
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# A checked condition, or numbers of rows.
+Rows = Node | Sequence[int]
 
 
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
@@ -174,6 +180,17 @@ def matching(buffer_id: int, node: Node, steps: Any) -> ColumnElement[bool]:
 def in_window(buffer_id: int, low: int, node: Node, steps: Any) -> ColumnElement[bool]:
     """Return the expression for steps of a buffer above `low` that match."""
     return and_(matching(buffer_id, node, steps), seq_for(node, steps) > low)
+
+
+def matching_steps(info: BufferInfo, low: int, rows: Rows) -> tuple[Any, ColumnElement[bool]]:
+    """Return a table of steps, and the condition for rows of a buffer above `low`."""
+    if isinstance(rows, (Leaf, Group)):
+        steps = steps_of(info)
+        return steps, in_window(info.id, low, resolve_labels(rows, True), steps)
+    seqs = bindparam(None, rows, SeqList(), unique=True)
+    steps, is_one = layout_of(info).at(literal(info.id, Integer()), seqs)
+    # PostgreSQL would read all rows above an indexed bound, and search for each in the list.
+    return steps, is_one & (unindexed(steps.c.seq) > low)
 
 
 def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str], steps: Any) -> ColumnElement[bool]:

@@ -35,7 +35,7 @@ from sqlbuffer.storage.dialects import (
     text_field,
 )
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.retention import sqlite_evict
+from sqlbuffer.storage.retention.eviction import sqlite_evict
 from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS

@@ -121,7 +121,7 @@ def test_the_window_begins_at_the_first_row_that_is_left(buffer):
 
 def test_a_capacity_counts_from_the_newest_row_ever(buffer_url, monkeypatch):
     # The last ones leave in a transaction that looks at no others.
-    monkeypatch.setattr("sqlbuffer.storage.retention.LEAST_SPAN", 1)
+    monkeypatch.setattr("sqlbuffer.storage.retention.expiry.LEAST_SPAN", 1)
     with ReplayBuffer(buffer_url, max_staleness=0, max_capacity=4) as buffer:
         buffer.store_batch(rows_of([5, 5, 5, 5, 1, 1]))
         buffer.set_clock(5)
@@ -249,7 +249,7 @@ def test_a_session_that_begins_lets_rows_leave(buffer_url):
 
 @pytest.mark.slow
 def test_looks_on_where_it_ended_and_anew_when_the_clock_moves(buffer_url, monkeypatch):
-    monkeypatch.setattr("sqlbuffer.storage.retention.AT_ONCE_S", 0.0)
+    monkeypatch.setattr("sqlbuffer.storage.retention.expiry.AT_ONCE_S", 0.0)
     with ReplayBuffer(buffer_url, max_staleness=0) as buffer:
         buffer.store_batch(rows_of([1, *[5] * 5_000, 1]))
         buffer.set_clock(5)

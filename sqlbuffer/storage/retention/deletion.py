@@ -1,0 +1,282 @@
+"""Delete rows, episodes or a whole buffer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, func, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlbuffer.errors import StorageFullError
+from sqlbuffer.query.tree import Group, Leaf, Node
+from sqlbuffer.storage.buffers.catalog import change_config, check_known, not_found
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import buffers, experiences
+from sqlbuffer.storage.buffers.window import BufferWindow
+from sqlbuffer.storage.copies.target import forget_copy
+from sqlbuffer.storage.database.engine import resolve_url
+from sqlbuffer.storage.database.errors import translated
+from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.dialects import by_database, make_room, writing
+from sqlbuffer.storage.episodes import EpisodeKey, episodes, of_keys
+from sqlbuffer.storage.labels import resolve_labels, with_labels
+from sqlbuffer.storage.migrations.migrate import with_schema
+from sqlbuffer.storage.priorities.keeping import add_sums, weightless_sums
+from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, remove_steps
+from sqlbuffer.storage.rows import statements
+from sqlbuffer.storage.rows.layouts import steps_of
+from sqlbuffer.storage.rows.removal import ROWS_AT_ONCE, remove_episodes, remove_rows, remove_where
+from sqlbuffer.storage.schema.metadata import metadata
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
+
+_SQLITE_DROP_CHUNKS = (
+    f"DELETE FROM chunks WHERE key > :id << {NUMBER_BITS} AND key < (:id + 1) << {NUMBER_BITS}"
+)
+_POSTGRESQL_DROP_CHUNKS = text(
+    "SELECT sqlbuffer_drop_chunks_v1(:id, ARRAY(SELECT first_seq FROM chunks WHERE buffer_id = :id "
+    "ORDER BY first_seq LIMIT 10000)) WHERE EXISTS (SELECT 1 FROM chunks WHERE buffer_id = :id)"
+)
+
+
+def _sqlite_drop_chunks(connection: Connection, buffer_id: int) -> None:
+    """Delete all chunks of a buffer. A trigger deletes the bytes and narrow rows of each."""
+    connection.exec_driver_sql(_SQLITE_DROP_CHUNKS, {"id": buffer_id})
+
+
+def _postgresql_drop_chunks(connection: Connection, buffer_id: int) -> None:
+    """Delete all chunks of a buffer, a limited number at a time.
+
+    The triggers of a plain DELETE would count all buffers again.
+    """
+    while connection.execute(_POSTGRESQL_DROP_CHUNKS, {"id": buffer_id}).rowcount:
+        pass
+
+
+drop_chunks = by_database(sqlite=_sqlite_drop_chunks, postgresql=_postgresql_drop_chunks)
+
+
+def drop_buffer(url: Database, name: str, retry_s: float = 0.0) -> None:
+    """Delete a buffer and all that belongs to it.
+
+    Raises:
+        BufferNotFoundError: No such buffer.
+    """
+    resolved = resolve_url(url)
+    dropped: list[int] = []
+    with_schema(url, resolved, retry_s, lambda engine: _drop(engine, resolved, name, dropped))
+
+
+def _drop(engine: Engine, url: URL, name: str, dropped: list[int]) -> None:
+    """Delete a buffer; `dropped` has the ids that earlier attempts may have deleted."""
+    with translated(url), writing(engine) as connection:
+        buffer_id = connection.scalar(select(buffers.c.id).where(buffers.c.name == name))
+        if dropped and (buffer_id is None or buffer_id not in dropped):
+            return
+        if buffer_id is None:
+            raise not_found(name, url)
+        connection.execute(delete(buffers).where(buffers.c.id == buffer_id))
+        remove_where(connection, buffer_id)
+        drop_chunks(connection, buffer_id)
+        for table in metadata.tables.values():
+            if "buffer_id" in table.c and table is not experiences:
+                connection.execute(delete(table).where(table.c.buffer_id == buffer_id))
+        dropped.append(buffer_id)
+
+
+_SUMMED = (
+    experiences.c.seq, experiences.c.task_id, experiences.c.episode_id, experiences.c.reward_t,
+)  # fmt: skip
+_NAMED_ROWS = {name: statements.of_named(name, *_SUMMED) for name in ("id", "seq")}
+
+
+def _sums(rows: Sequence[Any]) -> dict[Rollout, tuple[int, float | None]]:
+    """Return for each rollout how many of the rows it has, and the sum of their rewards."""
+    sums: dict[Rollout, tuple[int, float | None]] = {}
+    for _, task, episode, reward in rows:
+        n, total = sums.get((task or "", episode or 0), (0, None))
+        if reward is not None:
+            total = reward if total is None else total + reward
+        sums[task or "", episode or 0] = n + 1, total
+    return sums
+
+
+class Deletion:
+    """Deletes rows and episodes of a buffer.
+
+    Args:
+        buffer: The buffer.
+    """
+
+    def __init__(self, buffer: OpenBuffer) -> None:
+        self.buffer = buffer
+
+    def delete(self, rows: statements.Rows) -> int:
+        """Delete the rows that match, or those of some numbers; return how many."""
+        check_known(self.buffer.info)
+        if not isinstance(rows, (Leaf, Group)):
+            return self._delete(lambda connection: self._delete_numbers(connection, rows))
+        node = rows
+
+        def work(connection: Connection) -> int:
+            window = self.buffer.note_deletion(connection)
+            # No row newer than the stored window is read: its lower end follows from the newest
+            # row.
+            steps = steps_of(self.buffer.info)
+            # Few rows are read once, and counted here.
+            few = self._steps_of(connection, window, node)
+            if few is not None:
+                removed = _sums(few)
+                n_removed = remove_rows(
+                    connection, self.buffer.info.id, [row[0] for row in few], self.buffer.origin
+                )
+            else:
+                matching = self._matching(window, node)
+                removed = self._rollouts(connection, matching, window)
+                n_removed = remove_where(
+                    connection,
+                    self.buffer.info.id,
+                    matching,
+                    steps=steps,
+                    node=node,
+                    origin=self.buffer.origin,
+                )
+            if n_removed:
+                remove_steps(connection, self.buffer.info.id, removed)
+            return n_removed
+
+        return self._delete(work)
+
+    def _matching(self, window: BufferWindow, node: Node) -> Any:
+        """Return the condition for rows of a window that match."""
+        steps = steps_of(self.buffer.info)
+        matching = statements.in_window(
+            self.buffer.info.id, window.low, resolve_labels(node, window.has_labels), steps
+        )
+        return matching & (statements.seq_for(node, steps) <= window.high)
+
+    def _steps_of(
+        self, connection: Connection, window: BufferWindow, node: Node
+    ) -> list[Any] | None:
+        """Return number, task, episode and reward of the rows that match, in order; None if there
+        are many, or may be.
+        """
+        named, info = statements.named(node), self.buffer.info
+        if named is not None and not info.has_chunks and not window.has_labels:
+            column, values = named
+            if len(values) < ROWS_AT_ONCE:
+                parameters = {
+                    "of_buffer": info.id, "named": values, "low": window.low, "high": window.high,
+                }  # fmt: skip
+                return sorted(connection.execute(_NAMED_ROWS[column], parameters).all())
+        if not statements.names_few_rows(node):
+            return None
+        steps = steps_of(info)
+        step = steps.c
+        rows = select(step.seq, step.task_id, step.episode_id, step.reward_t)
+        rows = rows.where(self._matching(window, node))
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        in_order = rows.order_by(*statements.in_order(node, steps)).limit(ROWS_AT_ONCE)
+        steps_in_order = list(connection.execute(in_order).all())
+        return steps_in_order if len(steps_in_order) < ROWS_AT_ONCE else None
+
+    def _delete_numbers(self, connection: Connection, numbers: Sequence[int]) -> int:
+        """Delete rows by their numbers; return how many there were."""
+        info, origin = self.buffer.info, self.buffer.origin
+        check_known(info)
+        window = self.buffer.note_deletion(connection)
+        inside = [seq for seq in numbers if window.low < seq <= window.high]
+        steps, are_these = statements.matching_steps(info, window.low, inside)
+        removed = self._rollouts(connection, are_these, window, steps)
+        sums = weightless_sums(connection, info, inside, origin)
+        n_removed = remove_rows(connection, info.id, inside, origin)
+        add_sums(connection, sums, n_removed, len(inside))
+        if n_removed:
+            remove_steps(connection, info.id, removed)
+        return n_removed
+
+    def _rollouts(
+        self,
+        connection: Connection,
+        matching: ColumnElement[bool],
+        window: BufferWindow,
+        steps: Any = None,
+    ) -> dict[Rollout, tuple[int, float | None]]:
+        """Return for each rollout how many rows match, and the sum of their rewards."""
+        steps = steps_of(self.buffer.info) if steps is None else steps
+        step = steps.c
+        rows = select(step.task_id, step.episode_id, step.reward_t).where(matching)
+        rows = with_labels(rows, steps) if window.has_labels else rows
+        task_id, episode_id, reward = rows.subquery().c
+        # Grouped by the column itself, SQLite would read all steps in the order of the index of
+        # tasks.
+        rollout = func.coalesce(task_id, ""), func.coalesce(episode_id, 0)
+        sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
+        return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
+
+    def delete_episodes(self, keys: Sequence[EpisodeKey]) -> int:
+        """Delete episodes with their steps; return how many there were.
+
+        Rows of those that had ended stay in the list of episodes.
+        """
+        info = self.buffer.info
+        check_known(info)
+
+        def work(connection: Connection) -> int:
+            if info.has_chunks:
+                removed = remove_episodes(connection, info.id, keys) if keys else []
+            else:
+                removed = self._remove_rows_of(connection, keys)
+            if open_ := [id_ for id_, _, status in removed if status == "open"]:
+                connection.execute(delete(episodes).where(episodes.c.id.in_(open_)))
+            return len(removed)
+
+        return self._delete(work)
+
+    def _remove_rows_of(
+        self, connection: Connection, keys: Sequence[EpisodeKey]
+    ) -> list[tuple[int, str, str]]:
+        """Delete the rows of episodes; see `remove_episodes`."""
+        info, steps = self.buffer.info, steps_of(self.buffer.info)
+        rows = connection.execute(of_keys(info.id, keys)).all() if keys else []
+        removed = [(id_, task, status) for id_, task, status in rows]
+        for id_, task, _ in removed:
+            self.buffer.note_deletion(connection)
+            of_episode = steps.c.episode_id == id_
+            remove_where(connection, info.id, of_episode, steps=steps, origin=self.buffer.origin)
+            forget_episode(connection, info.id, (task, id_))
+        return removed
+
+    def clear(self) -> int:
+        """Delete all rows, also those behind the window, and the list of episodes.
+
+        Return how many rows were live. An unfinished copy accepts other rows afterwards.
+        """
+        check_known(self.buffer.info)
+
+        def work(connection: Connection) -> int:
+            window = self.buffer.note_deletion(connection)
+            id_, origin = self.buffer.info.id, self.buffer.origin
+            steps = steps_of(self.buffer.info)
+            if window.low:
+                remove_where(connection, id_, steps.c.seq <= window.low, steps=steps)
+            inside = steps.c.seq <= window.high
+            n_removed = remove_where(connection, id_, inside, steps=steps, origin=origin)
+            forget(connection, id_, episodes)
+            if forget_copy(connection, id_):
+                change_config(connection, id_, {}, is_copying=False)
+            return n_removed
+
+        return self._delete(work)
+
+    def _delete(self, work: Callable[[Connection], int]) -> int:
+        """Return the result of a transaction that deletes, if possible on a full disk too."""
+        if is_joined():
+            return self.buffer.write(work)
+        with translated(self.buffer.url):
+            advice = make_room(self.buffer.engine)
+        try:
+            return self.buffer.write(work)
+        except StorageFullError as error:
+            cause = str(error).partition("; ")[0]
+            raise StorageFullError(f"{cause}; {advice}") from error
