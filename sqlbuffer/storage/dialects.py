@@ -27,14 +27,7 @@ from sqlbuffer.display import shown_size
 from sqlbuffer.errors import StorageBusyError, StorageFullError
 from sqlbuffer.storage.database.engine import BUSY_TIMEOUT_S
 from sqlbuffer.storage.database.errors import translate
-from sqlbuffer.storage.database.sqlite import (
-    READERS_WAIT_S,
-    lock_path,
-    opened_file,
-    spare_writer,
-    wal_path,
-    writer_lock,
-)
+from sqlbuffer.storage.database.sqlite import opened_file
 from sqlbuffer.storage.database.transactions import (
     AT_ONCE,
     BEGIN,
@@ -46,6 +39,8 @@ from sqlbuffer.storage.database.transactions import (
     reading,
 )
 from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.wal import READERS_WAIT_S, spare_writer, wal_path
+from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 
 D = TypeVar("D", Connection, Engine)
 P = ParamSpec("P")

@@ -32,8 +32,8 @@ from sqlalchemy import (
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
-from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.flow import Pacer

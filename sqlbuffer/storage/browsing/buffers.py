@@ -17,8 +17,8 @@ from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.changes import followers
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
-from sqlbuffer.storage.database.sqlite import wal_path
 from sqlbuffer.storage.database.urls import sqlite_path
+from sqlbuffer.storage.database.wal import wal_path
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow

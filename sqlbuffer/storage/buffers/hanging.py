@@ -1,7 +1,5 @@
 """Writers whose transaction stays open: their steps stay invisible, and other calls may wait."""
 
-import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +7,8 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import URL
 
 from sqlbuffer.storage.buffers.window import WRITERS_LOCK
-from sqlbuffer.storage.database.sqlite import lock_path
 from sqlbuffer.storage.database.transactions import driver_of
+from sqlbuffer.storage.database.writer_lock import lock_holder, lock_path
 
 # A transaction of a writer takes milliseconds. After this time something is wrong with it.
 HANGING_S = 5.0
@@ -56,27 +54,13 @@ def sqlite_hanging_writers(
 
 
 def sqlite_lock_holder(url: URL) -> HangingWriter | None:
-    """Return the process that holds the lock file; None if there is none, or if it is not visible.
-
-    Linux lists the locks of processes; each writer notes its start time in the lock file.
-    """
+    """Return the process that holds the lock file; None if none is visible."""
     path = lock_path(url)
-    if path is None:
+    holder = None if path is None else lock_holder(path)
+    if holder is None:
         return None
-    try:
-        status = os.stat(path)
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        locks = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return None
-    for line in locks:
-        match line.split():
-            case [_, "FLOCK", _, "WRITE", pid, where, _, _] if where == place:
-                age_s = max(0.0, time.time() - status.st_mtime)
-                return HangingWriter(
-                    int(pid), age_s, _sqlite_user_of(int(pid)), _sqlite_name_of(int(pid))
-                )
-    return None
+    pid, age_s = holder
+    return HangingWriter(pid, age_s, _sqlite_user_of(pid), _sqlite_name_of(pid))
 
 
 def _sqlite_name_of(pid: int) -> str | None:

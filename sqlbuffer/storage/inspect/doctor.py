@@ -25,18 +25,18 @@ from sqlbuffer.storage.buffers.hanging import (
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.sqlite import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
 from sqlbuffer.storage.database.sqlite import (
     NetworkFileSystemWarning,
     existing_file,
     filesystem_of,
-    lock_path,
     opened_file,
-    wal_path,
     warn_of_network,
 )
 from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.database.wal import LARGE_WAL_BYTES as CUT_BACK_TO_BYTES
+from sqlbuffer.storage.database.wal import wal_path
+from sqlbuffer.storage.database.writer_lock import lock_path
 from sqlbuffer.storage.holds import holds
 from sqlbuffer.storage.migrations import migrate
 from sqlbuffer.storage.migrations.required_features import check_advisory_locks

@@ -29,9 +29,9 @@ from sqlbuffer.storage.database.engine import (
     resolve_url,
 )
 from sqlbuffer.storage.database.errors import retried, translated
-from sqlbuffer.storage.database.sqlite import lock_path, writer_lock
 from sqlbuffer.storage.database.transactions import BEGIN, Begin, reading
 from sqlbuffer.storage.database.urls import Database, is_memory, shown_url
+from sqlbuffer.storage.database.writer_lock import lock_path, writer_lock
 from sqlbuffer.storage.migrations import required_features
 from sqlbuffer.storage.migrations.required_features import check_postgresql
 from sqlbuffer.storage.schema.metadata import schema_info

@@ -34,8 +34,8 @@ from sqlbuffer.query.selected_fields import (
     pruned,
     references,
 )
-from sqlbuffer.storage.database.sqlite import checkpoint_rarely
 from sqlbuffer.storage.database.transactions import driver_of, fetch
+from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects import HEADER, TRAILER, by_database
 from sqlbuffer.storage.marks import Wanted, read_marks, runs_of
 from sqlbuffer.storage.rows import statements

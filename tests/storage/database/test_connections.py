@@ -11,7 +11,7 @@ from sqlalchemy import make_url, text
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError, StorageUnreachableError
 from sqlbuffer.storage.database import engine as engines
-from sqlbuffer.storage.database.sqlite import writer_lock
+from sqlbuffer.storage.database.writer_lock import writer_lock
 from tests.support.processes import wait_until
 from tests.support.sql import is_sqlite, scalar
 

@@ -14,7 +14,7 @@ from sqlbuffer import RateLimiter, ReplayBuffer
 from sqlbuffer.errors import SchemaTooNewError
 from sqlbuffer.storage.buffers import hanging
 from sqlbuffer.storage.database import sqlite as sqlite_database
-from sqlbuffer.storage.database.sqlite import writer_lock
+from sqlbuffer.storage.database.writer_lock import writer_lock
 from sqlbuffer.storage.inspect import doctor
 from tests.conftest import close_pool
 from tests.support import sql
