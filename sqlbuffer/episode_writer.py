@@ -12,7 +12,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
 from sqlbuffer.steps import takes, values_of_step
-from sqlbuffer.storage.labels import checked_reward
+from sqlbuffer.storage.labels.values import checked_reward
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
 logger = logging.getLogger("sqlbuffer")

@@ -17,7 +17,7 @@ from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.query.tree import Node
 from sqlbuffer.steps import Batch, DataRow, rows_as_html
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.leases import leases
 from sqlbuffer.storage.leases.choosing import (
     GROUPS,

@@ -15,7 +15,8 @@ from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.reading import Conditions
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import PriorityUpdate
-from sqlbuffer.storage.labels import Annotated, Annotation, Given, checked_version
+from sqlbuffer.storage.labels.values import AnnotationValues, checked_version
+from sqlbuffer.storage.labels.writing import Annotated, Annotation
 from sqlbuffer.storage.leases.leases import retire
 from sqlbuffer.storage.store import BufferStore
 
@@ -47,8 +48,8 @@ class RowChanges:
                 "annotate() needs reward=..., adv_t=..., v_t=..., extra={...} or a scalar field"
             )
         fields = {name: value for name, value in fields.items() if value is not None}
-        given_labels = Given(values, extra, fields, self._store.layout.specs)
-        annotation = self._annotation(rows, given_labels, checked_version(version))
+        late_values = AnnotationValues(values, extra, fields, self._store.layout.specs)
+        annotation = self._annotation(rows, late_values, checked_version(version))
         annotated = self._store.labels.annotate(annotation)
         if annotated.missing:
             self._warn_of_missing(annotated, len(annotation.numbers))
@@ -89,7 +90,9 @@ class RowChanges:
             ", ..." if len(missing) > 10 else "",
         )
 
-    def _annotation(self, rows: Any, given_labels: Given, version: int | None) -> Annotation:
+    def _annotation(
+        self, rows: Any, late_values: AnnotationValues, version: int | None
+    ) -> Annotation:
         if is_condition(rows):
             node = self._conditions.node(rows)
             if node == EVERYTHING:
@@ -97,12 +100,12 @@ class RowChanges:
                     "annotate() needs a condition, or the seq of rows; an empty condition would "
                     "label every row"
                 )
-            return Annotation(self._store.rows.select_seqs(node), given_labels.label(), version)
+            return Annotation(self._store.rows.select_seqs(node), late_values.label(), version)
         if isinstance(rows, (set, frozenset)):
             named = checked_numbers(rows, "annotate")
-            return Annotation(named, given_labels.label(), version)
+            return Annotation(named, late_values.label(), version)
         numbers = checked_seqs(rows)
-        labels = given_labels.labels(len(numbers))
+        labels = late_values.labels(len(numbers))
         distinct, last = last_of_each(numbers)
         return Annotation(distinct.tolist(), [labels[i] for i in last.tolist()], version)
 

@@ -38,7 +38,7 @@ from sqlbuffer.fields import Casting, check_casting
 from sqlbuffer.steps import DataRow, StoreResult, uuid7
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.episodes import EpisodeKey
-from sqlbuffer.storage.labels import checked_reward
+from sqlbuffer.storage.labels.values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.chunks import ChunkBatch

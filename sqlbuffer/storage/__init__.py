@@ -14,7 +14,7 @@ _WITH_TABLES = (
     "episodes",
     "flow",
     "holds",
-    "labels",
+    "labels.tables",
     "leases.choosing",
     "priorities.blocks",
     "retention.eviction",

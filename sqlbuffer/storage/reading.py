@@ -27,7 +27,7 @@ from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, snapshot
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.labels import resolve_labels, with_labels
+from sqlbuffer.storage.labels.reading import resolve_labels, with_labels
 from sqlbuffer.storage.migrations.required_features import check_first_opening
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import TASK_ID, Row, steps_of, task_order

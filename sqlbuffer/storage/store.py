@@ -23,7 +23,7 @@ from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database, shown_url
 from sqlbuffer.storage.draws import BatchDraws
 from sqlbuffer.storage.flow import Pacer
-from sqlbuffer.storage.labels import Labelling
+from sqlbuffer.storage.labels.writing import Labelling
 from sqlbuffer.storage.leases.leases import LeaseKeeping
 from sqlbuffer.storage.migrations.migrate import ensure_schema
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping

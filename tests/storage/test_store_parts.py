@@ -7,7 +7,7 @@ from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer, OwnWrites
 from sqlbuffer.storage.buffers.sessions import Sessions
 from sqlbuffer.storage.flow import Pacer
-from sqlbuffer.storage.labels import Labelling
+from sqlbuffer.storage.labels.writing import Labelling
 from sqlbuffer.storage.priorities.keeping import PriorityKeeping
 from sqlbuffer.storage.reading import RowQueries
 from sqlbuffer.storage.retention.deletion import Deletion

@@ -33,7 +33,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import episodes, one_of
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching

@@ -32,7 +32,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
 from sqlbuffer.storage.eligibility import quarantine, uses
-from sqlbuffer.storage.labels import label_history
+from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of

@@ -45,7 +45,7 @@ from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.documents import stored_documents
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.holds import HOLD_S, Hold
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window

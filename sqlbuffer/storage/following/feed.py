@@ -42,7 +42,7 @@ from sqlbuffer.storage.following.state import (
     ChunkSpan,
     EpisodeState,
 )
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.migrations.migrate import check
 from sqlbuffer.storage.priorities.candidates import UPDATED, arrays

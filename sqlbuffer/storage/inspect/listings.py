@@ -33,7 +33,7 @@ from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility import Eligibility
 from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.inspect.buffer_stats import HeldRows, eviction_counts
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource

@@ -39,7 +39,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered

@@ -20,7 +20,7 @@ from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects import by_database, make_room, writing
 from sqlbuffer.storage.episodes import EpisodeKey, episodes, of_keys
-from sqlbuffer.storage.labels import resolve_labels, with_labels
+from sqlbuffer.storage.labels.reading import resolve_labels, with_labels
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.priorities.keeping import add_sums, weightless_sums
 from sqlbuffer.storage.rollout_stats import Rollout, forget, forget_episode, remove_steps

@@ -27,9 +27,9 @@ from sqlbuffer.codec.plain_values import dumps, escape_key, hex_text, is_storabl
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
 from sqlbuffer.query.tree import Field, Group, Leaf, Node
-from sqlbuffer.storage import labels
 from sqlbuffer.storage.buffers.tables import sessions
 from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.labels.reading import value_of
 from sqlbuffer.storage.schema.expressions import (
     IntegerList,
     KeyList,
@@ -135,7 +135,7 @@ def column_of(field: Field, table: Table) -> ColumnElement[Any]:
 def _held(field: Field, column: str, table: Table) -> ColumnElement[Any]:
     """Return a column of the row, or the late value in its place."""
     if field.is_labelled:
-        return labels.value_of(column, table)
+        return value_of(column, table)
     stored: ColumnElement[Any] = table.c[column]
     return stored
 

@@ -37,7 +37,7 @@ from sqlbuffer.storage.eligibility import (
     hold_by_parameters,
 )
 from sqlbuffer.storage.episodes import episodes, one_of
-from sqlbuffer.storage.labels import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout, layout_of, steps_of
 from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, unindexed

@@ -210,9 +210,9 @@ def test_equal_numbers_take_the_last(buffer_url: str) -> None:
 
 
 def test_more_rows_than_are_written_at_once(buffer_url: str, monkeypatch: Any) -> None:
-    from sqlbuffer.storage import labels
+    from sqlbuffer.storage.labels import writing
 
-    monkeypatch.setattr(labels, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(writing, "ROWS_AT_ONCE", 3)
     buffer = filled(buffer_url, 8)
     seqs = np.arange(8, 0, -1)
     assert buffer.annotate(seqs, reward=seqs * 10.0) == 8

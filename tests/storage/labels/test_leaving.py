@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.labels import Labelling
+from sqlbuffer.storage.labels.writing import Labelling
 from tests.support.sql import run
 
 LEFT = (

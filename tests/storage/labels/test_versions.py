@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlbuffer import ReplayBuffer
-from sqlbuffer.storage.labels import Label, in_force, joined, labelled_extra
+from sqlbuffer.storage.labels.values import Label, in_force, joined, labelled_extra
 from tests.conftest import KINDS
 
 NAMES = ("reward_t", "adv_t", "v_t")

@@ -1,44 +1,30 @@
-"""Values that arrive after a step was stored: their tables, versions, and how they are read."""
+"""Write annotations: the values of one version, and the current ones."""
 
 import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 from sqlalchemy import (
     BigInteger,
-    Column,
     Connection,
-    Double,
     Select,
     Text,
     bindparam,
     case,
     cast,
-    column,
     func,
     literal,
     select,
     update,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.elements import ColumnElement, Null
-from sqlalchemy.sql.functions import FunctionElement
 
-from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.codec.plain_values import INT64_MAX, dumps, tag_text, unescape_key
-from sqlbuffer.display import shown
-from sqlbuffer.encoding.priority_values import as_array
-from sqlbuffer.encoding.records import encode_step
+from sqlbuffer.codec.plain_values import INT64_MAX, dumps
 from sqlbuffer.errors import FieldError
-from sqlbuffer.fields import FieldSpec
-from sqlbuffer.query.tree import Group, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import BufferWindow, clean_after_write
@@ -57,127 +43,12 @@ from sqlbuffer.storage.dialects import (
     rows_of,
 )
 from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.labels.tables import label_history
+from sqlbuffer.storage.labels.values import Label, in_force, joined, labelled_extra
 from sqlbuffer.storage.rollout_stats import Rollout, change_returns
-from sqlbuffer.storage.schema.expressions import (
-    SeqList,
-    is_number_of,
-    processed,
-    unindexed,
-    utc_now,
-)
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, unindexed
 from sqlbuffer.storage.schema.json_values import json_kind
-from sqlbuffer.storage.schema.metadata import JSON, TIME, overlay_table
-from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, is_numbered
-
-# Current values of rows that were annotated: null if the row's own value counts.
-labels = overlay_table(
-    "labels",
-    Column("reward_t", Double, comment="reward given late"),
-    Column("adv_t", Double, comment="advantage given late"),
-    Column("v_t", Double, comment="value estimate given late"),
-    Column("extra", JSON, comment="the row's extra with the keys that were given late"),
-    Column("fields", JSON, comment="declared fields that were given late"),
-    flag="has_labels",
-    flag_comment="rows may have rows in labels and label_history",
-    learner_may="INSERT, UPDATE",
-    learner_sets_flag=True,
-    integer_key=True,
-)
-
-label_history = overlay_table(
-    "label_history",
-    Column(
-        "version",
-        BigInteger,
-        primary_key=True,
-        autoincrement=False,
-        comment="number of the annotation; the highest one counts",
-    ),
-    Column("reward_t", Double, comment="reward given"),
-    Column("adv_t", Double, comment="advantage given"),
-    Column("v_t", Double, comment="value estimate given"),
-    Column("extra", JSON, comment="keys of extra given"),
-    Column("fields", JSON, comment="declared fields given"),
-    Column("labelled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
-    flag="has_labels",
-    learner_may="INSERT, UPDATE",
-)
-
-
-_REALS, _NONE, _PAIRS = "$reals", "$none", "$dict"
-
-
-class Label(NamedTuple):
-    """Values that an annotation gives a row; None for a value that it does not give.
-
-    Attributes:
-        reward_t: The reward.
-        adv_t: The advantage.
-        v_t: The value estimate.
-        extra: Keys of extra with their values, as JSON holds them.
-        fields: Declared fields with their values.
-    """
-
-    reward_t: float | None = None
-    adv_t: float | None = None
-    v_t: float | None = None
-    extra: Mapping[str, Any] | None = None
-    fields: Mapping[str, Any] | None = None
-
-
-def joined(earlier: Label, later: Label) -> Label:
-    """Merge two labels: each value of the later one replaces that of the earlier one."""
-    return Label(
-        earlier.reward_t if later.reward_t is None else later.reward_t,
-        earlier.adv_t if later.adv_t is None else later.adv_t,
-        earlier.v_t if later.v_t is None else later.v_t,
-        _merged_keys(earlier.extra, later.extra),
-        _merged_keys(earlier.fields, later.fields),
-    )
-
-
-def _merged_keys(
-    earlier: Mapping[str, Any] | None, later: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    return earlier if later is None else later if earlier is None else {**earlier, **later}
-
-
-def in_force(history: Mapping[int, Label]) -> Label:
-    """Merge {version: label}: each value is that of the highest version that gave one."""
-    return reduce(joined, (history[version] for version in sorted(history))) if history else Label()
-
-
-def labelled_extra(extra: str | None, label: Label) -> str | None:
-    """Return the JSON of a row's extra with the late keys merged in; None if its own is unchanged.
-
-    The tag of a number that the column cannot hold, such as a reward of NaN, is removed if the
-    number was given late.
-
-    Args:
-        extra: The row's own extra, as stored.
-        label: The merged label of the row.
-    """
-    tree: dict[str, Any] = {} if extra is None else orjson.loads(extra)
-    tags = tree.pop(_REALS, None)
-    tags_left = {
-        name: tag for name, tag in (tags or {}).items() if getattr(label, name, None) is None
-    }
-    if label.extra is None and tags_left == (tags or {}):
-        return None
-    is_none = tree.pop(_NONE, extra is None) and label.extra is None
-    merged = {_NONE: True} if is_none else _merged(tree, label.extra or {})
-    return dumps({**merged, _REALS: tags_left} if tags_left or is_none else merged)
-
-
-def _merged(tree: dict[str, Any], late: Mapping[str, Any]) -> dict[str, Any]:
-    if tree.keys() != {_PAIRS}:
-        return {**tree, **late}
-    # A dict with keys that are not text is a list of pairs.
-    pairs = [[tag_text(unescape_key(key)), value] for key, value in late.items()]
-    late_keys = [key for key, _ in pairs]
-    return {
-        _PAIRS: sorted([*(p for p in tree[_PAIRS] if p[0] not in late_keys), *pairs], key=dumps)
-    }
+from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 
 
 class LabelColumns(NamedTuple):
@@ -205,117 +76,6 @@ def _texts(trees: Sequence[Mapping[str, Any] | None]) -> Sequence[str | None]:
     if not any(trees):
         return trees  # type: ignore[return-value]  # all None
     return [None if tree is None else dumps(tree) for tree in trees]
-
-
-LATE = ("reward_t", "adv_t", "v_t", "extra", "fields")
-
-
-class late_labels(FunctionElement[Any]):
-    """The labels of a row, as a table to the right of a join: `late_labels(buffer_id, seq)`.
-
-    Each row is looked up: PostgreSQL would rather read all labels, or all from the first one on.
-    """
-
-    inherit_cache = True
-
-
-_LATE_COLUMNS = "buffer_id, seq, reward_t, adv_t, v_t, extra, fields"
-
-
-@compiles(late_labels, "postgresql")
-def _pg_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
-    buffer_id, seq = processed(element, compiler, kw)
-    return (
-        f"LATERAL (SELECT {_LATE_COLUMNS} FROM labels WHERE buffer_id = {buffer_id} "
-        f"AND seq = {seq} OFFSET 0)"
-    )
-
-
-@compiles(late_labels, "sqlite")
-def _sqlite_late_labels(element: late_labels, compiler: Any, **kw: Any) -> str:
-    return "labels"
-
-
-@lru_cache(maxsize=64)
-def _late_of(steps: Any) -> Any:
-    """Return the labels to the right of a join with a table of steps."""
-    columns = (column(name, labels.c[name].type) for name in ("buffer_id", "seq", *LATE))
-    return late_labels(steps.c.buffer_id, steps.c.seq).table_valued(*columns, name="late")
-
-
-def resolve_labels(node: Node, has_labels: bool) -> Node:
-    """Return a condition that uses current values, if rows may have values that were given late."""
-    if not has_labels:
-        return node
-    if isinstance(node, Group):
-        return replace(node, parts=tuple(resolve_labels(part, has_labels) for part in node.parts))
-    if node.field.column not in LATE:
-        return node
-    return replace(node, field=replace(node.field, is_labelled=True))
-
-
-class merged_fields(FunctionElement[Any]):
-    """Declared fields of a row with the late ones in their place: `merged_fields(own, late)`."""
-
-    inherit_cache = True
-    type = JSON
-
-
-@compiles(merged_fields, "postgresql")
-def _pg_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
-    stored, late = processed(element, compiler, kw)
-    return f"coalesce({stored} || {late}, {stored}, {late})"
-
-
-@compiles(merged_fields, "sqlite")
-def _sqlite_merged_fields(element: merged_fields, compiler: Any, **kw: Any) -> str:
-    stored, late = processed(element, compiler, kw)
-    return f"coalesce(json_patch({stored}, {late}), {stored}, {late})"
-
-
-def value_of(name: str, table: Any) -> ColumnElement[Any]:
-    """Return a value of one step of a table of steps or an alias of it; looked up one by one."""
-    late = (
-        select(labels.c[name])
-        .where(is_numbered(labels.c.seq, table.c.buffer_id, table.c.seq))
-        .correlate(table)
-        .scalar_subquery()
-    )
-    if name == "fields":
-        return merged_fields(table.c[name], late)
-    value: ColumnElement[Any] = func.coalesce(late, table.c[name], type_=labels.c[name].type)
-    return value
-
-
-def with_labels(rows: Select[Any], steps: Any) -> Select[Any]:
-    """Return a select of columns of steps with late values in place of the steps' own.
-
-    `fields` has the late fields only: the others are in the bytes of the step.
-
-    Args:
-        rows: The select.
-        steps: The table that it reads: `experiences`, or that of steps in chunks.
-    """
-    columns = [_late_column(column, steps) for column in rows.selected_columns]
-    late = _late_of(steps).c
-    is_its = is_numbered(late.seq, steps.c.buffer_id, steps.c.seq)
-    return rows.with_only_columns(*columns).select_from(steps.outerjoin(_late_of(steps), is_its))
-
-
-def _late_column(column: Any, steps: Any) -> Any:
-    late = _late_of(steps).c
-    if column.name == "fields":
-        return cast(late.fields, Text).label("fields")
-    if column.name not in LATE or _is_left_out(column):
-        return column
-    name = column.name
-    value = func.coalesce(late[name], steps.c[name], type_=steps.c[name].type)
-    return (cast(value, Text) if name == "extra" else value).label(name)
-
-
-def _is_left_out(column: Any) -> bool:
-    """Return True if a column is not read, and so has a null in its place."""
-    return isinstance(getattr(column, "element", None), Null)
 
 
 _SQLITE_LABEL = (
@@ -484,184 +244,6 @@ locked_labels = by_database(sqlite=_sqlite_locked_labels, postgresql=_postgresql
 write_labels = by_database(sqlite=_sqlite_write_labels, postgresql=_postgresql_write_labels)
 
 
-_REAL_LABELS = ("reward_t", "adv_t", "v_t")
-
-
-@dataclass(frozen=True)
-class Given:
-    """Values of an annotation, as a caller gave them.
-
-    Attributes:
-        reals: `reward_t`, `adv_t` and `v_t`; None for a value that is not given.
-        extra: A dict, a list of dicts, or None.
-        fields: Declared fields, by name.
-        specs: The declared fields of the buffer.
-    """
-
-    reals: Mapping[str, Any]
-    extra: Any
-    fields: Mapping[str, Any]
-    specs: Mapping[str, FieldSpec]
-
-    def label(self) -> Label:
-        """Return the label that all rows get.
-
-        Raises:
-            FieldError: A value is not one finite number, `extra` is not a dict of JSON values, or a
-                field cannot be annotated.
-        """
-        reals = {
-            name: _checked_number(name, value)
-            for name, value in self.reals.items()
-            if value is not None
-        }
-        fields = {}
-        for name, value in self.fields.items():
-            if _is_list(name, value):
-                raise _not_one_number(name, np.shape(value))
-            fields[name] = self._field(name, [value])[0]
-        extra = None if self.extra is None else _tree(self.extra, "extra")
-        return Label(**reals, extra=extra, fields=fields or None)
-
-    def labels(self, n: int) -> list[Label]:
-        """Return the label of each of n rows.
-
-        Raises:
-            FieldError: As in `label`, or another shape.
-        """
-        columns = [_checked_numbers(name, self.reals.get(name), n) for name in _REAL_LABELS]
-        rows = zip(*columns, _extras(self.extra, n), self._fields(n), strict=True)
-        return [Label(*row) for row in rows]
-
-    def _fields(self, n: int) -> Sequence[dict[str, Any] | None]:
-        if not self.fields:
-            return [None] * n
-        columns = {}
-        for name, value in self.fields.items():
-            is_list = _is_list(name, value)
-            values = self._field(name, value if is_list else [value])
-            if is_list and len(values) != n:
-                raise FieldError(f"{name}: expected {n} numbers or one, got {len(values)}")
-            columns[name] = values if is_list else values * n
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def _field(self, name: str, values: Any) -> list[Any]:
-        """Return values of a field as JSON has them."""
-        spec = self.specs.get(name)
-        if spec is None:
-            known = ", ".join(name for name, spec in self.specs.items() if spec.is_number)
-            raise FieldError(
-                f"annotate() does not know {name!r}; it takes reward=, adv_t=, v_t=, extra= and "
-                f"scalar fields of the buffer{f': {known}' if known else ', which has none'}"
-            )
-        if not spec.is_number:
-            raise FieldError(
-                f"field {name!r}: only a number of up to 64 bits or a boolean can be annotated; "
-                f"this is {spec}"
-            )
-        try:
-            cast = spec.cast_rows(values)
-        except FieldError as error:  # there is no `casting` here
-            text = str(error).removesuffix(", or allow it with casting='unsafe'")
-            raise FieldError(text) from None
-        if cast.dtype.kind == "f":
-            _check_finite(name, cast)
-            cast = cast.astype(np.float64)
-        listed: list[Any] = cast.tolist()
-        return listed
-
-
-def _is_list(name: str, value: Any) -> bool:
-    """Return True for a value for each row, and False for one for all."""
-    try:
-        return np.ndim(value) > 0
-    except ValueError:
-        raise FieldError(f"{name}: expected numbers in one dimension, got {shown(value)}") from None
-
-
-def checked_version(version: Any) -> int | None:
-    """Return a version; None if none is given."""
-    if isinstance(version, (bool, np.bool_)):
-        raise FieldError(f"version: expected an integer of 64 bits, got {shown(version)}")
-    return None if version is None else encode_step(version, "version")
-
-
-def checked_reward(value: Any, name: str) -> float | None:
-    """Return a reward; None if none is given."""
-    return None if value is None else _checked_number(name, value)
-
-
-def _checked_number(name: str, value: Any) -> float:
-    array = as_array(value, name)
-    if array.ndim:
-        raise _not_one_number(name, array.shape)
-    return _finite(name, array.reshape(1))[0]
-
-
-def _not_one_number(name: str, shape: tuple[int, ...]) -> FieldError:
-    return FieldError(
-        f"{name}: a condition, or a set of rows, takes one number for all, got shape "
-        f"{shape}; give a list of their seq to label each with its own"
-    )
-
-
-def _checked_numbers(name: str, value: Any, n: int) -> Sequence[float | None]:
-    if value is None:
-        return [None] * n
-    array = as_array(value, name)
-    if not array.ndim:
-        return _finite(name, array.reshape(1)) * n
-    if array.shape != (n,):
-        raise FieldError(f"{name}: expected {n} numbers or one, got shape {array.shape}")
-    return _finite(name, array)
-
-
-def _finite(name: str, array: Any) -> list[float]:
-    if not array.size:
-        return []
-    if array.dtype.kind not in "iuf":
-        raise FieldError(f"{name}: expected finite numbers, got {shown(array[0])}")
-    with np.errstate(over="ignore"):
-        reals = array.astype(np.float64) + 0.0  # no -0.0
-    _check_finite(name, reals)
-    numbers: list[float] = reals.tolist()
-    return numbers
-
-
-def _check_finite(name: str, reals: NDArray[Any]) -> None:
-    wrong = np.flatnonzero(~np.isfinite(reals))
-    if len(wrong):
-        place = f"{name}[{wrong[0]}]" if len(reals) > 1 else name
-        raise FieldError(f"{place}: expected a finite number, got {reals[wrong[0]]}")
-
-
-def _extras(extra: Any, n: int) -> Sequence[dict[str, Any] | None]:
-    if extra is None:
-        return [None] * n
-    if isinstance(extra, Mapping):
-        return [_tree(extra, "extra")] * n
-    if not isinstance(extra, (list, tuple)):
-        raise FieldError(
-            f"extra: expected a dict, or a list of one for each row, got {shown(extra)}"
-        )
-    if len(extra) != n:
-        raise FieldError(f"extra: expected {n} dicts or one, got {len(extra)}")
-    return [_tree(tree, f"extra[{i}]") for i, tree in enumerate(extra)]
-
-
-def _tree(extra: Any, path: str) -> dict[str, Any]:
-    if not isinstance(extra, Mapping) or not extra:
-        raise FieldError(f"{path}: expected a dict with at least one key, got {shown(extra)}")
-    for key in extra:
-        if not isinstance(key, str):
-            raise FieldError(f"{path}: its keys are texts, got {shown(key)}")
-    encoder = Encoder()
-    tree: dict[str, Any] = encoder.tree({str(key): value for key, value in extra.items()}, path)
-    if encoder.blob:
-        raise FieldError(f"{path}: arrays and bytes are not kept with labels; give JSON values")
-    return tree
-
-
 ROWS_AT_ONCE = 5_000
 
 # Selects the numbers of rows of a window, in ascending order.
@@ -673,11 +255,11 @@ _UNLABELLED: tuple[Label, str | None] = (Label(), None)
 _NO_VERSION = -INT64_MAX - 2
 _SEQS = bindparam("seqs", type_=SeqList())
 _OF = bindparam("of_buffer", type_=label_history.c.buffer_id.type)
-_given = label_history.c
+_noted = label_history.c
 
 
 @lru_cache
-def _held(steps_at: StepsAt) -> Select[Any]:
+def _stored_steps(steps_at: StepsAt) -> Select[Any]:
     """Select the steps of some numbers that are there, with what labels change of them."""
     table, is_one = steps_at(_OF, _SEQS)
     step = table.c
@@ -694,16 +276,16 @@ def _held(steps_at: StepsAt) -> Select[Any]:
 
 
 _HISTORY = select(
-    _given.seq,
-    _given.version,
-    _given.reward_t,
-    _given.adv_t,
-    _given.v_t,
-    cast(_given.extra, Text),
-    cast(_given.fields, Text),
-).where(_given.buffer_id == _OF, is_number_of(_given.seq, _SEQS))
-_HIGHEST = select(func.max(_given.version)).where(
-    _given.buffer_id == _OF, is_number_of(_given.seq, _SEQS)
+    _noted.seq,
+    _noted.version,
+    _noted.reward_t,
+    _noted.adv_t,
+    _noted.v_t,
+    cast(_noted.extra, Text),
+    cast(_noted.fields, Text),
+).where(_noted.buffer_id == _OF, is_number_of(_noted.seq, _SEQS))
+_HIGHEST = select(func.max(_noted.version)).where(
+    _noted.buffer_id == _OF, is_number_of(_noted.seq, _SEQS)
 )
 # While an episode is open, this is the change of its return by annotations; its end adds the rest.
 _RETURN = (
@@ -786,8 +368,8 @@ class Labelling:
         self._begin_labels(connection, window)
         # All rows, in ascending order, before reading values that other transactions may change.
         before: dict[int, tuple[Label, str | None]] = {}
-        for chunk in _portions(seqs):
-            labels = locked_labels(connection, self.buffer.info.id, chunk)
+        for portion in _portions(seqs):
+            labels = locked_labels(connection, self.buffer.info.id, portion)
             for seq, reward, advantage, value, extra, fields in labels:
                 tree = None if fields is None else orjson.loads(fields)
                 before[seq] = Label(reward, advantage, value, None, tree), extra
@@ -798,18 +380,22 @@ class Labelling:
         changes: dict[Rollout, list[float]] = {}
         written: list[int] = []
         own_labels, of_all = annotation.label_of(), annotation.labels
-        for chunk in _portions(seqs):
-            said: dict[int, Any] = {seq: own_labels[seq] if own_labels else of_all for seq in chunk}
-            merged = _joined(before, said) if is_new else None
-            written += self._write_chunk(connection, low, version, said, before, merged, changes)
+        for portion in _portions(seqs):
+            new_labels: dict[int, Any] = {
+                seq: own_labels[seq] if own_labels else of_all for seq in portion
+            }
+            merged = _joined(before, new_labels) if is_new else None
+            written += self._write_portion(
+                connection, low, version, new_labels, before, merged, changes
+            )
         self._change_returns(connection, changes)
         missing = sorted(set(annotation.numbers).difference(written))
         return Annotated(len(written), missing, low, window.high)
 
     def _holds_any(self, connection: Connection, seqs: Sequence[int], low: int) -> bool:
         """Return True if any of the rows exists."""
-        for chunk in _portions(seqs):
-            listed = bindparam(None, chunk, SeqList())
+        for portion in _portions(seqs):
+            listed = bindparam(None, portion, SeqList())
             table, is_one = self._steps_at(literal(self.buffer.info.id), listed)
             statement = select(table.c.seq).where(is_one, unindexed(table.c.seq) > low).limit(1)
             if connection.execute(statement).first() is not None:
@@ -829,17 +415,19 @@ class Labelling:
     def _highest_version(self, connection: Connection, seqs: Sequence[int]) -> int:
         """Return the highest version of the rows; below all versions if they have none."""
         versions = [
-            connection.execute(_HIGHEST, {"of_buffer": self.buffer.info.id, "seqs": chunk}).scalar()
-            for chunk in _portions(seqs)
+            connection.execute(
+                _HIGHEST, {"of_buffer": self.buffer.info.id, "seqs": portion}
+            ).scalar()
+            for portion in _portions(seqs)
         ]
         return max((version for version in versions if version is not None), default=_NO_VERSION)
 
-    def _write_chunk(
+    def _write_portion(
         self,
         connection: Connection,
         low: int,
         version: int,
-        said: Mapping[int, Label],
+        new_labels: Mapping[int, Label],
         before: Mapping[int, tuple[Label, str | None]],
         merged: Mapping[int, Label] | None,
         changes: dict[Rollout, list[float]],
@@ -850,7 +438,7 @@ class Labelling:
             connection: The transaction.
             low: Rows up to this number have left the window.
             version: The version.
-            said: The label of each row.
+            new_labels: The label of each row in this version.
             before: The labels that rows have, each without extra; and their extra.
             merged: If the version is the newest one: the labels of all versions. Otherwise the
                 history of the rows decides.
@@ -859,16 +447,16 @@ class Labelling:
         Returns:
             Those of the rows that still exist.
         """
-        parameters: dict[str, Any] = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
+        parameters: dict[str, Any] = {"of_buffer": self.buffer.info.id, "seqs": list(new_labels)}
         is_new = merged is not None
         if merged is None:
-            said, merged = self._with_history(connection, version, said)
+            new_labels, merged = self._with_history(connection, version, new_labels)
         # The newest version is merged into the present extra, others into the row's own.
         has_extra = any(label.extra is not None for label in merged.values())
         seqs, extras = list[int](), list[str | None]()
         parameters |= {"low": low, "with_extra": has_extra}
-        held = fetch(connection, _held(self._steps_at), parameters)
-        for seq, task, episode, reward, extra in held:
+        rows = fetch(connection, _stored_steps(self._steps_at), parameters)
+        for seq, task, episode, reward, extra in rows:
             label, (present, late_extra) = merged[seq], before.get(seq, _UNLABELLED)
             is_merged = is_new and late_extra is not None
             made = labelled_extra(late_extra if is_merged else extra, label)
@@ -877,23 +465,25 @@ class Labelling:
             change = _change(reward, present.reward_t, label.reward_t)
             if change is not None:
                 changes.setdefault((task, episode or 0), []).append(change)
-        columns = columns_of([said[seq] for seq in seqs])
-        now = columns_of([merged[seq] for seq in seqs])._replace(extra=extras)
+        columns = columns_of([new_labels[seq] for seq in seqs])
+        current = columns_of([merged[seq] for seq in seqs])._replace(extra=extras)
         is_first = is_new and not before
-        write_labels(connection, self.buffer.info.id, version, seqs, columns, now, is_new, is_first)
+        write_labels(
+            connection, self.buffer.info.id, version, seqs, columns, current, is_new, is_first
+        )
         log_change(connection, self.buffer.info.id, "labelled", seqs, self.buffer.origin)
         return seqs
 
     def _with_history(
-        self, connection: Connection, version: int, said: Mapping[int, Label]
+        self, connection: Connection, version: int, new_labels: Mapping[int, Label]
     ) -> tuple[dict[int, Label], dict[int, Label]]:
         """Return for each row the label of a version, and that of all versions."""
-        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(said)}
-        histories: dict[int, dict[int, Label]] = {seq: {} for seq in said}
+        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(new_labels)}
+        histories: dict[int, dict[int, Label]] = {seq: {} for seq in new_labels}
         for seq, its_version, *reals, extra, fields in fetch(connection, _HISTORY, parameters):
             trees = (tree and orjson.loads(tree) for tree in (extra, fields))
             histories[seq][its_version] = Label(*reals, *trees)
-        for seq, label in said.items():
+        for seq, label in new_labels.items():
             earlier = histories[seq].get(version)
             histories[seq][version] = label if earlier is None else joined(earlier, label)
         of_version = {seq: history[version] for seq, history in histories.items()}
@@ -906,8 +496,8 @@ class Labelling:
         # In the order in which writers end several episodes.
         ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
         rows = []
-        for chunk in _portions(sorted(of_episodes)):
-            numbers = bindparam(None, chunk, SeqList())
+        for portion in _portions(sorted(of_episodes)):
+            numbers = bindparam(None, portion, SeqList())
             of_buffer = ordered.where(is_number_of(episodes.c.id, numbers))
             ids = connection.execute(of_buffer.with_for_update(key_share=True)).scalars()
             rows += [{"of_episode": id_, "change": math.fsum(of_episodes[id_])} for id_ in ids]
@@ -917,11 +507,13 @@ class Labelling:
 
 
 def _joined(
-    before: Mapping[int, tuple[Label, str | None]], said: Mapping[int, Label]
+    before: Mapping[int, tuple[Label, str | None]], new_labels: Mapping[int, Label]
 ) -> Mapping[int, Label]:
     if not before:
-        return said
-    return {seq: joined(before.get(seq, _UNLABELLED)[0], label) for seq, label in said.items()}
+        return new_labels
+    return {
+        seq: joined(before.get(seq, _UNLABELLED)[0], label) for seq, label in new_labels.items()
+    }
 
 
 def _next_version(highest: int) -> int:
@@ -937,12 +529,12 @@ def _portions(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
     return (seqs[start : start + ROWS_AT_ONCE] for start in range(0, len(seqs), ROWS_AT_ONCE))
 
 
-def _change(stored: float | None, before: float | None, now: float | None) -> float | None:
+def _change(stored: float | None, before: float | None, after: float | None) -> float | None:
     """Return the change of a row's reward; None if it does not change, or if the row has none."""
-    held = stored if before is None else before
-    if now is None or now == held:
+    current = stored if before is None else before
+    if after is None or after == current:
         return None
-    if held is None:
-        return now
+    if current is None:
+        return after
     # A return that an infinite reward made infinite stays infinite.
-    return now - held if math.isfinite(held) else None
+    return after - current if math.isfinite(current) else None

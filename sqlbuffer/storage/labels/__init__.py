@@ -1,0 +1,1 @@
+"""Values that arrive after a step was stored, as versions."""
