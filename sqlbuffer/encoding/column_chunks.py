@@ -15,7 +15,7 @@ from sqlbuffer.encoding.blocks import RecordBlocks, pack_blocks
 from sqlbuffer.encoding.chunks import (
     DTYPES,
     END_BYTES,
-    MAX_STEPS,
+    MAX_CHUNK_STEPS,
     PackedChunk,
     PayloadParts,
     StepPayload,
@@ -240,13 +240,13 @@ def chunk_ranges(
         after: The step after the last one.
     """
     if sizes is None:
-        n = min(MAX_STEPS, layout.chunk_bytes // (layout.size_bytes + END_BYTES)) or 1
+        n = min(MAX_CHUNK_STEPS, layout.chunk_bytes // (layout.size_bytes + END_BYTES)) or 1
         return [(start, min(start + n, after)) for start in range(first, after, n)]
     ends = list(accumulate((size + END_BYTES for size in sizes[first:after]), initial=0))
     cuts, start = [], 0
     while start < after - first:
         fitting = bisect_right(ends, ends[start] + layout.chunk_bytes) - 1
-        stop = max(start + 1, min(start + MAX_STEPS, fitting))
+        stop = max(start + 1, min(start + MAX_CHUNK_STEPS, fitting))
         cuts.append((first + start, first + stop))
         start = stop
     return cuts

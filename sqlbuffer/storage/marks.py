@@ -9,8 +9,8 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.fields import ON_REQUEST, FieldSpec
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects import FIRST_OF_RUN, N_OF_RUN, number_array, number_list, run_list
 from sqlbuffer.storage.schema.expressions import listed
@@ -153,7 +153,7 @@ def runs_of(seqs: Iterable[int], gap: int = 0) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     first, beyond = -1, -1 - gap
     for seq in sorted(set(seqs)):
-        if seq > beyond + gap or seq - first >= MOST_STEPS:
+        if seq > beyond + gap or seq - first >= MAX_CHUNK_STEPS:
             if beyond > first:
                 runs.append((first, beyond - first))
             first = seq

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from sqlbuffer.config import DEFAULT_CONFIG, BufferConfig
-from sqlbuffer.encoding.chunks import comparable_values
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS, comparable_values
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.storage.buffers.catalog import SLOTS
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.numbered_chunk import values_json
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.store import BufferStore
@@ -83,7 +82,7 @@ _SPANS_SQLITE = (
     "CROSS JOIN episodes e ON e.buffer_id = :id AND e.key = json_extract(r.value, '$[0]') "
     "AND e.task_id = e.key "
     "CROSS JOIN chunks c ON c.buffer_id = :id AND c.episode_id = e.id "
-    f"AND c.t > json_extract(r.value, '$[1]') - {MOST_STEPS} "
+    f"AND c.t > json_extract(r.value, '$[1]') - {MAX_CHUNK_STEPS} "
     "AND c.t <= json_extract(r.value, '$[2]') "
     "AND c.t + c.n_steps > json_extract(r.value, '$[1]') ORDER BY r.key, c.t"
     ") f CROSS JOIN chunk_data d ON d.key = f.key"
@@ -102,7 +101,7 @@ _SPANS_POSTGRESQL = (
     "OFFSET 0) AS e CROSS JOIN LATERAL ("
     "SELECT x.buffer_id, x.first_seq, x.t, x.n_steps FROM chunks x "
     "WHERE x.buffer_id = %s AND x.episode_id = e.id "
-    f"AND x.t > r.first - {MOST_STEPS} AND x.t <= r.last AND x.t + x.n_steps > r.first "
+    f"AND x.t > r.first - {MAX_CHUNK_STEPS} AND x.t <= r.last AND x.t + x.n_steps > r.first "
     "OFFSET 0) AS c ORDER BY r.n, c.t OFFSET 0) AS f"
 )
 _CHANGED_SQLITE = (

@@ -8,6 +8,7 @@ from sqlalchemy import BigInteger, Boolean
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.schema.expressions import processed
 
@@ -61,7 +62,7 @@ STANDBY_AGE_S = 2.0
 # The last row, or last step of a chunk, that is old enough, found by bisection: rows are written
 # approximately in the order of their numbers. The standby may have replayed no transaction since it
 # was started.
-_LAST_OLD = """
+_LAST_OLD = f"""
 WITH RECURSIVE newest AS (
     SELECT n.seq, greatest(n.inserted_at, pg_last_xact_replay_timestamp())
         - make_interval(secs => %(age_s)s) AS old_at
@@ -83,7 +84,7 @@ WITH RECURSIVE newest AS (
              WHERE e.buffer_id = %(id)s AND e.seq >= (low + high + 1) / 2 ORDER BY e.seq LIMIT 1)
             UNION ALL
             (SELECT c.first_seq + c.n_steps - 1, c.inserted_at FROM chunks c
-             WHERE c.buffer_id = %(id)s AND c.first_seq > (low + high + 1) / 2 - 256
+             WHERE c.buffer_id = %(id)s AND c.first_seq > (low + high + 1) / 2 - {MAX_CHUNK_STEPS}
                AND c.first_seq + c.n_steps - 1 >= (low + high + 1) / 2
              ORDER BY c.first_seq LIMIT 1)
         ) AS x LIMIT 1

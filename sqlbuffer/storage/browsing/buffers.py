@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, text
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.browsing.rollouts import in_order, rows_in_order
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.changes import followers
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import wal_path
 from sqlbuffer.storage.dialects import by_database
@@ -168,7 +169,7 @@ def _writers(connection: Connection, number: int) -> tuple[str, ...]:
     agents: set[str] = set()
     for of, numbered, since in (
         (experiences, seq, last - NEWEST_STEPS),
-        (chunks, first, last - NEWEST_STEPS - MOST_STEPS),
+        (chunks, first, last - NEWEST_STEPS - MAX_CHUNK_STEPS),
     ):
         newest = (
             select(of.c.agent_id, of.c.inserted_at)
@@ -195,7 +196,7 @@ def _versions(
     of_row = (row.buffer_id == window.buffer_id, row.seq > window.low_seq)
     of_chunk = (
         chunk.buffer_id == window.buffer_id,
-        chunk.first_seq > window.low_seq - MOST_STEPS,
+        chunk.first_seq > window.low_seq - MAX_CHUNK_STEPS,
         chunk.first_seq + chunk.n_steps - 1 > window.low_seq,
     )
     ends = [

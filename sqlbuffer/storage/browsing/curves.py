@@ -12,11 +12,12 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import BigInteger, Connection, bindparam, column, func, literal, select
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.browsing.rollouts import in_order
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.chunks.relations import steps_at
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
 from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
@@ -323,7 +324,7 @@ def _steps_before(
     of_row = (row.buffer_id == buffer_id, row.seq > low, row.seq <= bounds.c.value)
     of_chunk = (
         chunk.buffer_id == buffer_id,
-        chunk.first_seq > low - MOST_STEPS,
+        chunk.first_seq > low - MAX_CHUNK_STEPS,
         chunk.first_seq <= bounds.c.value,
     )
     # Not max(): it would read all rows below the number.

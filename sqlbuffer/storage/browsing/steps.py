@@ -24,13 +24,14 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.codec.plain_values import is_storable_text
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.records import Decoder, Record
 from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
 from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.browsing.rollouts import Rollout
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.eligibility import quarantine, uses
 from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.blocks import priorities
@@ -200,15 +201,17 @@ def _heads(
     chunk = chunks.c
     columns = (chunk.first_seq, chunk.n_steps, chunk.t, chunk.step, chunk.steps)
     is_live = chunk.buffer_id == buffer.info.id
-    is_live = is_live & (unindexed(chunk.first_seq) > low - MOST_STEPS)
+    is_live = is_live & (unindexed(chunk.first_seq) > low - MAX_CHUNK_STEPS)
     if rollout.number is not None:
         statement = select(*columns).where(is_live, chunk.episode_id == rollout.number)
         if edge is not None:
-            bound = chunk.t <= edge.position if backwards else chunk.t > edge.position - MOST_STEPS
+            bound = (
+                chunk.t <= edge.position if backwards else chunk.t > edge.position - MAX_CHUNK_STEPS
+            )
             statement = statement.where(bound)
         # A chunk has at least one step, and one before the edge may have no step behind it.
         statement = statement.order_by(chunk.t.desc() if backwards else chunk.t).limit(
-            limit + MOST_STEPS
+            limit + MAX_CHUNK_STEPS
         )
         yield connection.execute(statement)
         return
@@ -216,7 +219,9 @@ def _heads(
     if edge is not None and backwards:
         of_task = of_task & (chunk.step <= edge.position)
     elif edge is not None:
-        of_task = of_task & ((chunk.step > edge.position - MOST_STEPS) | chunk.steps.is_not(None))
+        of_task = of_task & (
+            (chunk.step > edge.position - MAX_CHUNK_STEPS) | chunk.steps.is_not(None)
+        )
     order = (
         (chunk.step.desc(), chunk.first_seq.desc()) if backwards else (chunk.step, chunk.first_seq)
     )

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.storage.buffers.tables import experiences, row_blocks
 from sqlbuffer.storage.database.engine import begin_epoch, server_epoch
@@ -164,7 +165,7 @@ _NEXT_BLOCK = (
     "(SELECT max(k.block) + 1 FROM row_blocks k WHERE k.buffer_id = w.buffer_id), 0)), "
     f"w.low_seq / {BLOCK} FROM v_windows w WHERE w.buffer_id = :id AND w.evict_unit = 'row'"
 )
-# A buffer has rows or chunks. A chunk has up to 256 steps, and may begin in the block before.
+# A buffer has rows or chunks. A chunk may begin in the block before.
 _COUNT = f"""
 INSERT INTO row_blocks (buffer_id, block, n_rows)
 SELECT :id, j.value, (
@@ -173,7 +174,7 @@ SELECT :id, j.value, (
 ) + (
     SELECT coalesce(sum(min(c.first_seq + c.n_steps, (j.value + 1) * {BLOCK})
                         - max(c.first_seq, j.value * {BLOCK})), 0) FROM chunks c
-    WHERE c.buffer_id = :id AND c.first_seq > j.value * {BLOCK} - 256
+    WHERE c.buffer_id = :id AND c.first_seq > j.value * {BLOCK} - {MAX_CHUNK_STEPS}
     AND c.first_seq < (j.value + 1) * {BLOCK} AND c.first_seq + c.n_steps > j.value * {BLOCK}
 ) - (
     SELECT count(*) FROM deleted_steps d

@@ -28,8 +28,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.buffers.tables import experiences
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks, deleted_steps
+from sqlbuffer.storage.chunks.tables import chunks, deleted_steps
 from sqlbuffer.storage.schema.expressions import processed
 
 
@@ -71,7 +72,7 @@ def pg_chunk_of(chunk: str, buffer_id: str, seq: str) -> str:
         seq: Number of the step.
     """
     return f"""WHERE {chunk}.buffer_id >= {buffer_id} AND {chunk}.buffer_id <= {buffer_id}
-        AND {chunk}.first_seq <= {seq} AND {chunk}.first_seq > {seq} - {MOST_STEPS}
+        AND {chunk}.first_seq <= {seq} AND {chunk}.first_seq > {seq} - {MAX_CHUNK_STEPS}
         ORDER BY {chunk}.buffer_id DESC, {chunk}.first_seq DESC LIMIT 1"""
 
 
@@ -225,15 +226,19 @@ def _is_one(is_equal: Any, step: Any, number: Any) -> Any:
     place, rows of another table by their number. Bounds alone leave SQLite only the lower one.
     """
     first = step.first_seq
-    is_in_chunk = and_(first <= number, first > number - MOST_STEPS)
+    is_in_chunk = and_(first <= number, first > number - MAX_CHUNK_STEPS)
     is_there = and_(step.place == number - first, is_in_chunk)
     return and_(is_equal, is_there) if isinstance(number, ColumnClause) else is_there
 
 
 _BOUNDS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     operator.eq: _is_one,
-    operator.gt: lambda is_it, step, bound: and_(is_it, step.first_seq > bound - (MOST_STEPS - 1)),
-    operator.ge: lambda is_it, step, bound: and_(is_it, step.first_seq >= bound - (MOST_STEPS - 1)),
+    operator.gt: lambda is_it, step, bound: and_(
+        is_it, step.first_seq > bound - (MAX_CHUNK_STEPS - 1)
+    ),
+    operator.ge: lambda is_it, step, bound: and_(
+        is_it, step.first_seq >= bound - (MAX_CHUNK_STEPS - 1)
+    ),
     operator.lt: lambda is_it, step, bound: and_(is_it, step.first_seq < bound),
     operator.le: lambda is_it, step, bound: and_(is_it, step.first_seq <= bound),
 }
@@ -474,7 +479,7 @@ def n_steps(buffer_id: int, start: Any, end: Any) -> Any:
     )
     those = (
         chunk.buffer_id == buffer_id,
-        chunk.first_seq > start - MOST_STEPS,
+        chunk.first_seq > start - MAX_CHUNK_STEPS,
         chunk.first_seq < end,
         stop > start,
     )

@@ -15,6 +15,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.schema.expressions import utc_now
 from sqlbuffer.storage.schema.metadata import (
     BYTES,
@@ -34,9 +35,6 @@ from sqlbuffer.storage.schema.metadata import (
     transaction_id,
 )
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
-
-# Maximum number of steps in a chunk. A search for the chunk of a step goes this far down.
-MOST_STEPS = 256
 
 
 def _first_seq() -> Column[int]:
@@ -102,7 +100,7 @@ chunks = Table(
         comment="when the chunk was written",
     ),
     transaction_id(),
-    CheckConstraint(f"n_steps BETWEEN 1 AND {MOST_STEPS}", name="n_steps_known"),
+    CheckConstraint(f"n_steps BETWEEN 1 AND {MAX_CHUNK_STEPS}", name="n_steps_known"),
     info=_INFO,
 )
 Index(None, chunks.c.buffer_id, chunks.c.task_id, chunks.c.agent_id)

@@ -14,7 +14,7 @@ from orjson import loads
 from sqlalchemy import Connection, and_, func, select, text
 
 from sqlbuffer.codec.plain_values import dumps
-from sqlbuffer.encoding.chunks import step_rows
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS, step_rows
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import decode_reals
 from sqlbuffer.errors import CopyError, ExportError, StorageBusyError
@@ -236,7 +236,11 @@ class CopySource:
         chunk = chunks.c
         ends = connection.execute(
             select(chunk.first_seq, chunk.first_seq + chunk.n_steps - 1)
-            .where(chunk.buffer_id == self._id, chunk.first_seq <= seq, chunk.first_seq > seq - 256)
+            .where(
+                chunk.buffer_id == self._id,
+                chunk.first_seq <= seq,
+                chunk.first_seq > seq - MAX_CHUNK_STEPS,
+            )
             .order_by(chunk.first_seq.desc())
             .limit(1)
         ).one_or_none()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Integer, bindparam, literal, select
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.hanging import (
@@ -45,7 +46,7 @@ from sqlbuffer.storage.following.state import (
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.migrations.migrate import check
-from sqlbuffer.storage.priorities.candidates import UPDATED, arrays
+from sqlbuffer.storage.priorities.draws import UPDATED, arrays
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW
@@ -246,7 +247,7 @@ class SelectedSteps:
         """Return the given steps that match and are in the window."""
         node, listed = resolve_labels(self._node, bool(now.has_labels)), sorted(seqs)
         matching = set[int]()
-        if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + 256:
+        if listed and now.high - listed[0] < MOST_BESIDE * len(listed) + MAX_CHUNK_STEPS:
             # A lookup of each step would read the values of its whole chunk again.
             first = max(listed[0], now.low + 1)
             seq = self._table.c.seq

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import number_array
@@ -26,7 +27,7 @@ from sqlbuffer.storage.following.state import (
     EpisodeState,
 )
 from sqlbuffer.storage.migrations.migrate import VERSION_TABLE
-from sqlbuffer.storage.priorities.candidates import unpacked
+from sqlbuffer.storage.priorities.draws import unpacked
 
 # An empty list would imply the condition of every partial index: PostgreSQL takes any of them, and
 # reads all chunks of the buffer.
@@ -118,7 +119,7 @@ def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
         "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = %s AND first_seq > %s "
         "AND first_seq + n_steps - 1 > %s"
     )
-    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - 256, low))
+    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - MAX_CHUNK_STEPS, low))
     return int(n)
 
 
@@ -126,7 +127,7 @@ def all_chunks(
     connection: Connection, buffer_id: int, low: int, n: int
 ) -> Iterator[list[ChunkRow]]:
     """Yield the chunks with a step above a number; see `sqlite.all_chunks`."""
-    after, driver = max(low - 256, 0), driver_of(connection)
+    after, driver = max(low - MAX_CHUNK_STEPS, 0), driver_of(connection)
     while rows := driver.execute(_ALL_CHUNKS, (buffer_id, after, n)).fetchall():
         chunks = list(map(_chunk, rows))
         after = chunks[-1].first_seq
@@ -153,9 +154,9 @@ def chunks_at(
 
 
 def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
-    """Return the steps of the chunks that begin above a number, or up to 256 below."""
+    """Return the steps of the chunks that begin above a number, or up to a chunk below."""
     query = f"SELECT {_SPAN} FROM chunks WHERE buffer_id = %s AND first_seq > %s ORDER BY first_seq"
-    rows = driver_of(connection).execute(query, (buffer_id, low - 256))
+    rows = driver_of(connection).execute(query, (buffer_id, low - MAX_CHUNK_STEPS))
     return list(map(ChunkSpan._make, rows))
 
 
@@ -164,7 +165,7 @@ def new_spans(
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of a state that are not in an earlier one."""
     rows = driver_of(connection).execute(_NEW_SPANS, _spans_since(buffer_id, before)).fetchall()
-    return sorted(ChunkSpan._make(row) for row in rows if row[0] > now.low - 256)
+    return sorted(ChunkSpan._make(row) for row in rows if row[0] > now.low - MAX_CHUNK_STEPS)
 
 
 def episode_spans(

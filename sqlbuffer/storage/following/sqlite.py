@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.storage.database.sqlite import FileConnection
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.following.state import (
@@ -57,7 +58,7 @@ def count_steps(connection: Connection, buffer_id: int, low: int) -> int:
         "SELECT coalesce(sum(n_steps), 0) FROM chunks WHERE buffer_id = ? AND first_seq > ? "
         "AND first_seq + n_steps - 1 > ?"
     )
-    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - 256, low))
+    ((n,),) = driver_of(connection).execute(query, (buffer_id, low - MAX_CHUNK_STEPS, low))
     return int(n)
 
 
@@ -66,7 +67,7 @@ def all_chunks(
 ) -> Iterator[list[ChunkRow]]:
     """Yield the chunks with a step above a number, n at a time, in the order of their numbers."""
     # A chunk that begins at or below the number may end above it.
-    after = max(low - 256, 0)
+    after = max(low - MAX_CHUNK_STEPS, 0)
     while chunks := _chunks_after(connection, buffer_id, after, n):
         after = chunks[-1].first_seq
         yield [chunk for chunk in chunks if chunk.first_seq + chunk.n_steps - 1 > low]
@@ -92,9 +93,9 @@ def chunks_at(
 
 
 def all_spans(connection: Connection, buffer_id: int, low: int) -> list[ChunkSpan]:
-    """Return the steps of the chunks that begin above a number, or up to 256 below."""
+    """Return the steps of the chunks that begin above a number, or up to a chunk below."""
     query = f"{_SPANS} WHERE buffer_id = ? AND first_seq > ? ORDER BY first_seq"
-    rows = driver_of(connection).execute(query, (buffer_id, low - 256))
+    rows = driver_of(connection).execute(query, (buffer_id, low - MAX_CHUNK_STEPS))
     return list(map(ChunkSpan._make, rows))
 
 
@@ -102,7 +103,9 @@ def new_spans(
     connection: Connection, buffer_id: int, before: BufferState, now: BufferState
 ) -> list[ChunkSpan]:
     """Return the steps of the chunks of a state that are not in an earlier one."""
-    return all_spans(connection, buffer_id, max(before.high, now.low - 256) + 256)
+    return all_spans(
+        connection, buffer_id, max(before.high, now.low - MAX_CHUNK_STEPS) + MAX_CHUNK_STEPS
+    )
 
 
 def episode_spans(

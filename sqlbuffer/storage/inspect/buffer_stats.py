@@ -23,13 +23,14 @@ from sqlalchemy import (
     select,
 )
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.rate_limits import Waiting
 from sqlbuffer.stats import Distribution, Stats, distribution
 from sqlbuffer.storage import flow
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.buffers.window import settled_seq, windows
 from sqlbuffer.storage.chunks.relations import chunk_steps, n_steps, steps_at
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.eligibility import uses
@@ -87,7 +88,7 @@ def first_step(buffer_id: Any, seq: Any) -> tuple[Any, Any]:
     """Return the number and the age in seconds of a buffer's first step from a number on."""
     row, step = experiences.c, chunk_steps.c
     of_row = (row.buffer_id == buffer_id, row.seq >= seq), (row.seq,)
-    near = step.first_seq > seq - MOST_STEPS
+    near = step.first_seq > seq - MAX_CHUNK_STEPS
     of_chunk = (step.buffer_id == buffer_id, near, step.seq >= seq), (step.first_seq, step.seq)
     return _first_of_either((row.seq, of_row), (step.seq, of_chunk)), _first_of_either(
         (age_s(row.inserted_at), of_row), (age_s(step.inserted_at), of_chunk)

@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.config import RETRY_S
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.stats import Stats
 from sqlbuffer.storage.buffers.catalog import BufferInfo, why_empty
@@ -131,18 +132,18 @@ _MEASURED = f"""CASE WHEN w.evict_unit <> 'row' THEN w.live_rows
     ELSE {_SPAN} - coalesce((SELECT sum({BLOCK} - k.n_rows) {_COUNTED_BLOCKS}), 0) END"""
 _IS_MEASURED = "CASE WHEN w.evict_unit <> 'row' THEN 1 ELSE 0 END"
 # A buffer has rows or chunks.
-_TASKS_OF_WINDOW = """(SELECT count(DISTINCT e.task_id) FROM experiences e
+_TASKS_OF_WINDOW = f"""(SELECT count(DISTINCT e.task_id) FROM experiences e
          WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq)
         + (SELECT count(DISTINCT e.task_id) FROM chunk_steps e
            WHERE e.buffer_id = w.buffer_id AND e.seq > w.low_seq
-             AND e.first_seq > w.low_seq - 256)"""
-_FIRST_HELD = """coalesce(
+             AND e.first_seq > w.low_seq - {MAX_CHUNK_STEPS})"""
+_FIRST_HELD = f"""coalesce(
         (SELECT e.seq FROM experiences e WHERE e.buffer_id = v.buffer_id AND e.seq > v.low_seq
          ORDER BY e.seq LIMIT 1),
         (SELECT e.seq FROM chunk_steps e WHERE e.buffer_id = v.buffer_id AND e.seq > v.low_seq
-         AND e.first_seq > v.low_seq - 256 ORDER BY e.first_seq, e.seq LIMIT 1))"""
-_TIME_OF = """(SELECT x.executed_at FROM v_experiences x WHERE x.buffer = b.buffer
-     AND x.seq = w.{0} AND x.first_seq BETWEEN w.{0} - 255 AND w.{0})"""
+         AND e.first_seq > v.low_seq - {MAX_CHUNK_STEPS} ORDER BY e.first_seq, e.seq LIMIT 1))"""
+_TIME_OF = f"""(SELECT x.executed_at FROM v_experiences x WHERE x.buffer = b.buffer
+     AND x.seq = w.{{0}} AND x.first_seq BETWEEN w.{{0}} - {MAX_CHUNK_STEPS - 1} AND w.{{0}})"""
 _BUFFERS = """
 SELECT b.buffer, {rows} AS rows, {exact} AS exact, b.capacity,
     CAST({rows} AS double precision) / b.capacity AS fill, {tasks} AS tasks, b.last_insert_at

@@ -31,7 +31,7 @@ from sqlbuffer.storage.priorities.blocks import (
     priority_blocks,
     summary,
 )
-from sqlbuffer.storage.priorities.candidates import (
+from sqlbuffer.storage.priorities.draws import (
     Priorities,
     sqlite_initial_priority,
     sqlite_steps_between,

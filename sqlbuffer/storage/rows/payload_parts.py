@@ -23,6 +23,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.codec.decoder import Blob
 from sqlbuffer.codec.plain_values import ALIGNMENT, dumps
 from sqlbuffer.config import BufferConfig
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.packing import LENGTH, Layout, item_bytes, shown_row
 from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
@@ -234,7 +235,7 @@ _POSTGRESQL_ARRAYS = _POSTGRESQL_PIECES.format(
 _POSTGRESQL_RECORDS = _POSTGRESQL_PIECES.format(
     "SELECT records AS bytes FROM chunk_data WHERE buffer_id = %s AND first_seq = w.seq"
 )
-_POSTGRESQL_BLOCKS = """
+_POSTGRESQL_BLOCKS = f"""
 SELECT seq, first_seq, start, CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END
 FROM (
     SELECT w.seq, d.first_seq, d.records,
@@ -244,7 +245,8 @@ FROM (
         ELSE (d.offsets[d.place + 2] - d.offsets[d.place + 1])::integer END AS size
     FROM unnest(%(seqs)s::bigint[]) AS w(seq) CROSS JOIN LATERAL (
         SELECT (w.seq - c.first_seq)::integer AS place, c.* FROM chunk_data c
-        WHERE c.buffer_id = %(id)s AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256
+        WHERE c.buffer_id = %(id)s AND c.first_seq <= w.seq
+        AND c.first_seq > w.seq - {MAX_CHUNK_STEPS}
         ORDER BY c.first_seq DESC LIMIT 1
     ) d
     WHERE d.place < d.n_steps AND octet_length(d.records) > 0

@@ -7,12 +7,13 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, experiences
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.sqlite import remove_steps
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunks
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.rows import statements
@@ -23,7 +24,7 @@ ROWS_AT_ONCE = 10_000
 _SEQ = bindparam("seq", type_=BigInteger())
 _LAST_CHUNK = select(func.max(chunks.c.first_seq)).where(
     chunks.c.buffer_id == bindparam("of_buffer"),
-    chunks.c.first_seq.between(_SEQ - MOST_STEPS + 1, _SEQ),
+    chunks.c.first_seq.between(_SEQ - MAX_CHUNK_STEPS + 1, _SEQ),
 )
 
 # The triggers of deleted rows log only the deletions that the library does not log itself.

@@ -19,6 +19,7 @@ from sqlbuffer.checks import (
     checked_items,
     refused,
 )
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import ArgumentError, BufferConfigError
 from sqlbuffer.query.tree import EVERYTHING, Node
@@ -32,7 +33,6 @@ from sqlbuffer.storage.chunks.slices import (
     missing_ranges,
     with_slices,
 )
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks
@@ -257,7 +257,7 @@ class Candidates:
 
         :meta private:
         """
-        if self.newest_single is None or self.newest_single <= self.window_low - MOST_STEPS:
+        if self.newest_single is None or self.newest_single <= self.window_low - MAX_CHUNK_STEPS:
             return None
         single = self.select().where(self.table_of_steps.c.episode_id.is_(None))
         newest = self._scalars(single.order_by(*self._in_order(newest=True)).limit(1))

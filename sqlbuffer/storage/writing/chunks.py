@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, RowMapping, Text, bindparam, cast, or_, select
 
 from sqlbuffer.codec.plain_values import INT64_MAX
-from sqlbuffer.encoding.chunks import PackedChunk, same_steps, select_steps, step_numbers
+from sqlbuffer.encoding.chunks import (
+    MAX_CHUNK_STEPS,
+    PackedChunk,
+    same_steps,
+    select_steps,
+    step_numbers,
+)
 from sqlbuffer.encoding.episode_records import EpisodeEnd
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError, OutOfOrderError
@@ -25,7 +31,7 @@ from sqlbuffer.storage.buffers.window import SELECT_WINDOW, clean_after_write
 from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
-from sqlbuffer.storage.chunks.tables import MOST_STEPS, chunk_data, chunks, deleted_steps, step_ids
+from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
 from sqlbuffer.storage.database.errors import UniqueViolation
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
@@ -195,7 +201,7 @@ class HeldSteps:
         runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
         near = [[seq for _, seq in run] for _, run in runs]
         ranges = [
-            chunks.c.first_seq.between(numbers_of_run[0] - MOST_STEPS + 1, numbers_of_run[-1])
+            chunks.c.first_seq.between(numbers_of_run[0] - MAX_CHUNK_STEPS + 1, numbers_of_run[-1])
             for numbers_of_run in near
         ]
         steps = {}
@@ -211,7 +217,7 @@ class HeldSteps:
         """Return the steps of an episode from one place up to another, by place."""
         where = (
             chunks.c.episode_id == episode_id,
-            chunks.c.t > first_t - MOST_STEPS,
+            chunks.c.t > first_t - MAX_CHUNK_STEPS,
             chunks.c.t < after_t,
         )
         steps = {

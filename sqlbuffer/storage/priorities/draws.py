@@ -23,15 +23,15 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.chunks.relations import pg_chunk_of
-from sqlbuffer.storage.chunks.tables import MOST_STEPS
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.priorities.blocks import Upkeep, needs_resummary, priorities, priority_blocks
 from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW, SEQS, in_order
 from sqlbuffer.storage.sampling.candidates import Candidates
-from sqlbuffer.storage.schema.expressions import SeqList
+from sqlbuffer.storage.schema.expressions import SeqList, processed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.weighted_sampling import Weights, weights_of
 
@@ -40,7 +40,7 @@ FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
 )  # fmt: skip
 
 _HEADER_BYTES = 20
-_NULLS = ",".join(["null"] * MOST_STEPS)
+_NULLS = ",".join(["null"] * MAX_CHUNK_STEPS)
 
 
 class packed(FunctionElement[Any]):
@@ -104,7 +104,7 @@ _IS_THERE = (
 
 @compiles(rows_of_numbers, "postgresql")
 def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> str:
-    buffer_id, seqs = _processed(element, compiler, kw)
+    buffer_id, seqs = processed(element, compiler, kw)
     its_row = f"e.buffer_id = {buffer_id} AND e.seq = k.seq"
     its_step = (
         "(SELECT coalesce(c.initial_priority[k.seq - c.first_seq + 1], 1.0) FROM (SELECT "
@@ -122,7 +122,7 @@ def _pg_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> s
 
 @compiles(rows_of_numbers, "sqlite")
 def _sqlite_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) -> str:
-    buffer_id, seqs = _processed(element, compiler, kw)
+    buffer_id, seqs = processed(element, compiler, kw)
     # Numbers of the window, or without a row.
     its_row = f"e.key = {buffer_id} << {NUMBER_BITS} | k.value"
     its_step = sqlite_initial_priority(buffer_id, "k.value")
@@ -132,10 +132,10 @@ def _sqlite_rows_of_numbers(element: rows_of_numbers, compiler: Any, **kw: Any) 
 
 @compiles(rows_of_blocks, "postgresql")
 def _pg_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) -> str:
-    buffer_id, blocks, size, low, high = _processed(element, compiler, kw)
+    buffer_id, blocks, size, low, high = processed(element, compiler, kw)
     first, end = f"k.block * {size}", f"(k.block + 1) * {size}"
     inside = f"BETWEEN greatest({first}, {low} + 1) AND least({end} - 1, {high})"
-    near = f"c.first_seq > {first} - {MOST_STEPS} AND c.first_seq < {end}"
+    near = f"c.first_seq > {first} - {MAX_CHUNK_STEPS} AND c.first_seq < {end}"
     of_step, is_there = (
         _ITS_PRIORITY_IN_CHUNK.format("place", "p"),
         _IS_THERE.format("place", " OFFSET 0"),
@@ -154,7 +154,7 @@ def _pg_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) -> str
 
 @compiles(rows_of_blocks, "sqlite")
 def _sqlite_rows_of_blocks(element: rows_of_blocks, compiler: Any, **kw: Any) -> str:
-    buffer_id, blocks, size, low, high = _processed(element, compiler, kw)
+    buffer_id, blocks, size, low, high = processed(element, compiler, kw)
     of_buffer = f"({buffer_id} << {NUMBER_BITS})"
     first, last = f"max(k.value * {size}, {low} + 1)", f"min((k.value + 1) * {size} - 1, {high})"
     return (
@@ -195,14 +195,10 @@ def sqlite_steps_between(source: str, buffer_id: str, first: str, last: str) -> 
     return (
         f"SELECT {seq} AS seq, {of_step} AS priority FROM {source} CROSS JOIN chunks AS c "
         f"CROSS JOIN json_each(coalesce(c.initial_priority, {nulls})) AS i "
-        f"WHERE c.key > {of_buffer} + {first} - {MOST_STEPS} AND c.key <= {of_buffer} + {last} "
-        f"AND +c.buffer_id = {buffer_id} AND {seq} >= {first} AND {seq} <= {last} AND {is_there}"
+        f"WHERE c.key > {of_buffer} + {first} - {MAX_CHUNK_STEPS} "
+        f"AND c.key <= {of_buffer} + {last} AND +c.buffer_id = {buffer_id} "
+        f"AND {seq} >= {first} AND {seq} <= {last} AND {is_there}"
     )
-
-
-def _processed(element: FunctionElement[Any], compiler: Any, kw: Any) -> list[str]:
-    kw = {name: value for name, value in kw.items() if name not in ("asfrom", "from_linter")}
-    return [compiler.process(clause, **kw) for clause in element.clauses]
 
 
 def _all_packed(statement: Select[Any]) -> Select[Any]:
