@@ -116,19 +116,17 @@ _PUT_POSTGRESQL = (
 )
 
 
-def _put_sqlite(
-    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
-) -> None:
+def _put_sqlite(connection: Connection, buffer_id: int, pairs: Sequence[tuple[str, str]]) -> None:
     """Write documents, given by key and JSON."""
-    rows = [(buffer_id, key, json) for key, json in documents]
+    rows = [(buffer_id, key, json) for key, json in pairs]
     driver_of(connection).executemany(_PUT_SQLITE, rows)
 
 
 def _put_postgresql(
-    connection: Connection, buffer_id: int, documents: Sequence[tuple[str, str]]
+    connection: Connection, buffer_id: int, pairs: Sequence[tuple[str, str]]
 ) -> None:
     """Write documents, given by key and JSON."""
-    keys, values = [key for key, _ in documents], [json for _, json in documents]
+    keys, values = [key for key, _ in pairs], [json for _, json in pairs]
     driver_of(connection).execute(_PUT_POSTGRESQL, (buffer_id, keys, values))
 
 

@@ -245,11 +245,11 @@ class UseCounting:
             return total
 
         total = self.buffer.write(work)
-        uses = {seq: total[seq] - n for seq, n in counts.items()}
+        counts_so_far = {seq: total[seq] - n for seq, n in counts.items()}
         n_uses = []
         for seq in seqs:
-            uses[seq] += 1
-            n_uses.append(uses[seq])
+            counts_so_far[seq] += 1
+            n_uses.append(counts_so_far[seq])
         return n_uses
 
     def _clean(self, connection: Connection, newest: int) -> None:
@@ -303,17 +303,17 @@ class LogEntry:
 
 
 def log_read_batch(
-    uses: UseCounting, seqs: Sequence[int], clock: int | None, note: LogEntry
+    counting: UseCounting, seqs: Sequence[int], clock: int | None, note: LogEntry
 ) -> int | None:
     """Log a batch that was read without a sampler, and return its number; None without a log."""
-    if not uses.buffer.info.config.sampling.track_samples or not seqs:
+    if not counting.buffer.info.config.sampling.track_samples or not seqs:
         return None
-    return uses.write(lambda connection: log_batch(connection, uses, seqs, clock, note))
+    return counting.write(lambda connection: log_batch(connection, counting, seqs, clock, note))
 
 
 def log_batch(
     connection: Connection,
-    uses: UseCounting,
+    counting: UseCounting,
     seqs: Sequence[int],
     clock: int | None,
     note: LogEntry,
@@ -325,7 +325,7 @@ def log_batch(
     A batch that was returned earlier is logged with its age.
     """
     values = {
-        "buffer_id": uses.buffer.info.id,
+        "buffer_id": counting.buffer.info.id,
         "clock": clock,
         "sampler": note.sampler,
         "seed": note.seed,
@@ -334,26 +334,26 @@ def log_batch(
         "probabilities": probabilities,
         **({"sampled_at": seconds_ago(age_s)} if age_s else {}),
     }
-    keep = uses.housekeeping
+    keep = counting.housekeeping
     now = time.monotonic()
     if keep.samples_cleaned_at is None or now - keep.samples_cleaned_at > SECONDS_BETWEEN_CLEANINGS:
         keep.samples_cleaned_at = now
-        _forget_old(connection, uses)
+        _forget_old(connection, counting)
     made: Any = connection.execute(insert(samples).values(values)).inserted_primary_key
     return int(made[0])
 
 
-def forget(uses: UseCounting, number: int) -> None:
+def forget(counting: UseCounting, number: int) -> None:
     """Delete a batch from the log, because it was not returned."""
-    is_batch = (samples.c.buffer_id == uses.buffer.info.id) & (samples.c.id == number)
-    uses.write(lambda connection: connection.execute(delete(samples).where(is_batch)))
+    is_batch = (samples.c.buffer_id == counting.buffer.info.id) & (samples.c.id == number)
+    counting.write(lambda connection: connection.execute(delete(samples).where(is_batch)))
 
 
-def _forget_old(connection: Connection, uses: UseCounting) -> None:
+def _forget_old(connection: Connection, counting: UseCounting) -> None:
     sample = samples.c
     old_ids = select(sample.id).where(
-        sample.buffer_id == uses.buffer.info.id,
-        sample.sampled_at < seconds_ago(uses.buffer.info.config.sampling.keep_samples_s),
+        sample.buffer_id == counting.buffer.info.id,
+        sample.sampled_at < seconds_ago(counting.buffer.info.config.sampling.keep_samples_s),
     )
     connection.execute(
         delete(samples).where(
@@ -384,12 +384,12 @@ class PendingLog:
     """Keeps batches for the sample log, and stores many of them at a time, each once.
 
     Args:
-        uses: Logs drawn rows.
+        counting: Logs drawn rows.
         most_steps: Number of kept steps from which each batch is stored immediately.
     """
 
-    def __init__(self, uses: UseCounting, most_steps: int) -> None:
-        self._uses, self._most_steps = uses, most_steps
+    def __init__(self, counting: UseCounting, most_steps: int) -> None:
+        self._counting, self._most_steps = counting, most_steps
         self._mutex, self._settling = threading.Lock(), threading.Lock()
         self._batches: list[PendingBatch] = []
         self._n_steps, self._has_stored = 0, False
@@ -397,7 +397,7 @@ class PendingLog:
     @property
     def is_on(self) -> bool:
         """True if the buffer logs batches."""
-        return self._uses.buffer.info.config.sampling.track_samples
+        return self._counting.buffer.info.config.sampling.track_samples
 
     def add(
         self,
@@ -447,11 +447,11 @@ class PendingLog:
             now = time.monotonic()
             for batch in batches:
                 log_batch(
-                    connection, self._uses, batch.seqs, batch.clock, batch.entry,
+                    connection, self._counting, batch.seqs, batch.clock, batch.entry,
                     batch.probabilities, max(0.0, now - batch.drawn_at),
                 )  # fmt: skip
 
-        self._uses.write(work)
+        self._counting.write(work)
         self._has_stored = True
 
 
@@ -463,8 +463,8 @@ class SamplingSession:
         batch_id: The number of the batch in the sample log, if it is logged.
     """
 
-    def __init__(self, uses: UseCounting) -> None:
-        self._uses = uses
+    def __init__(self, counting: UseCounting) -> None:
+        self._counting = counting
         self.n_rows = 0
         self.batch_id: int | None = None
 
@@ -472,20 +472,20 @@ class SamplingSession:
         self, connection: Connection, seqs: Sequence[int], clock: int | None, entry: LogEntry
     ) -> None:
         """Log rows in the transaction that returns them, if the buffer logs batches."""
-        if self._uses.buffer.info.config.sampling.track_samples:
-            self.batch_id = log_batch(connection, self._uses, seqs, clock, entry)
+        if self._counting.buffer.info.config.sampling.track_samples:
+            self.batch_id = log_batch(connection, self._counting, seqs, clock, entry)
 
 
 class SamplingSessions:
     """Opens the sampling sessions of a buffer.
 
     Args:
-        uses: Counts and logs drawn rows.
+        counting: Counts and logs drawn rows.
         pacer: The buffer's rate limiter.
     """
 
-    def __init__(self, uses: UseCounting, pacer: Pacer) -> None:
-        self.uses, self._pacer = uses, pacer
+    def __init__(self, counting: UseCounting, pacer: Pacer) -> None:
+        self.uses, self._pacer = counting, pacer
 
     @contextmanager
     def open(self, n: int, wait_s: float | None = None) -> Iterator[SamplingSession]:
@@ -570,7 +570,7 @@ class _Kept(Generic[T]):
 
 
 def claimed(
-    uses: UseCounting,
+    counting: UseCounting,
     draw: Callable[[int, bool], DrawnItems[T]],
     n: int,
     kind: ClaimKind[T],
@@ -584,7 +584,7 @@ def claimed(
     Their uses are counted.
 
     Args:
-        uses: Counts the uses.
+        counting: Counts the uses.
         draw: Function called with the number of missing items, and True for the first draw.
         n: Number of items.
         kind: Kind of the items.
@@ -601,23 +601,25 @@ def claimed(
         missing = n - len(kept.units)
         asked = missing if adds_up else n
         drawn = draw(asked, n_round == 0)
-        if len(drawn.units) < asked and uses.restrictions.eligible_low.forget(LOW_DOUBTED_AFTER_S):
+        if len(drawn.units) < asked and counting.restrictions.eligible_low.forget(
+            LOW_DOUBTED_AFTER_S
+        ):
             drawn = draw(asked, n_round == 0)
         had = set() if adds_up else set(map(tuple, kept.units))
         index = [i for i, unit in enumerate(drawn.units) if tuple(unit) not in had][:missing]
         if not index or len(kept.units) + len(index) < least:
             break
-        n_won, number = _claim(uses, drawn, index, kept, kind, note)
+        n_won, number = _claim(counting, drawn, index, kept, kind, note)
         if n_won == len(index):
-            _clean(uses, drawn)
+            _clean(counting, drawn)
             return _joined(kept, kind), number
     else:
         index = []
-    return _fewer(uses, drawn, index, kept, kind, note, least)
+    return _fewer(counting, drawn, index, kept, kind, note, least)
 
 
 def _fewer(
-    uses: UseCounting,
+    counting: UseCounting,
     drawn: DrawnItems[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -627,19 +629,19 @@ def _fewer(
 ) -> tuple[T, int | None]:
     """Return the items if too few are left; below `least` they are not counted."""
     if len(kept.units) < least:
-        give_back(uses, kept.units)
+        give_back(counting, kept.units)
         kept.add(drawn, index, kind)
         return _joined(kept, kind), None
     if not kept.parts:
         return kind.take(drawn.content, []), None
     number = None
-    if uses.buffer.info.config.sampling.track_samples:
-        number = uses.write(lambda connection: _log(connection, uses, drawn, kept, note))
+    if counting.buffer.info.config.sampling.track_samples:
+        number = counting.write(lambda connection: _log(connection, counting, drawn, kept, note))
     return _joined(kept, kind), number
 
 
 def _claim(
-    uses: UseCounting,
+    counting: UseCounting,
     drawn: DrawnItems[T],
     index: Sequence[int],
     kept: _Kept[T],
@@ -650,17 +652,17 @@ def _claim(
     units = [drawn.units[i] for i in index]
 
     def work(connection: Connection) -> tuple[_Kept[T], int, int | None]:
-        won = _count(connection, uses, units)
+        won = _count(connection, counting, units)
         places = [i for i, is_won in zip(index, won, strict=True) if is_won]
         now: _Kept[T] = _Kept([], [], [])
         now.add(drawn, places, kind)
         number = None
-        if len(places) == len(index) and uses.buffer.info.config.sampling.track_samples:
-            number = _log(connection, uses, drawn, _both(kept, now), note)
+        if len(places) == len(index) and counting.buffer.info.config.sampling.track_samples:
+            number = _log(connection, counting, drawn, _both(kept, now), note)
         return now, len(places), number
 
-    now, n_won, number = uses.write(work)
-    clean_after_write(uses.buffer.engine, len(units))
+    now, n_won, number = counting.write(work)
+    clean_after_write(counting.buffer.engine, len(units))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
     return n_won, number
@@ -677,15 +679,15 @@ def _joined(kept: _Kept[T], kind: ClaimKind[T]) -> T:
     return kept.parts[0] if len(kept.parts) == 1 else kind.join(kept.parts)
 
 
-def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> list[bool]:
+def _count(connection: Connection, counting: UseCounting, units: Sequence[Unit]) -> list[bool]:
     """Count a use of each row of the units, and return which units could be used whole."""
-    if uses.buffer.info.config.sampling.max_use is None:
+    if counting.buffer.info.config.sampling.max_use is None:
         return [True] * len(units)
     taken = _take(
         connection,
-        uses,
+        counting,
         [seq for unit in units for seq in unit],
-        uses.buffer.info.config.sampling.max_use,
+        counting.buffer.info.config.sampling.max_use,
     )
     won: list[bool] = []
     back: list[int] = []
@@ -697,12 +699,12 @@ def _count(connection: Connection, uses: UseCounting, units: Sequence[Unit]) -> 
         if not won[-1]:
             back += used
     if back:
-        return_uses(connection, uses.buffer.info.id, back)
+        return_uses(connection, counting.buffer.info.id, back)
     return won
 
 
 def _take(
-    connection: Connection, uses: UseCounting, seqs: Sequence[int], max_use: int
+    connection: Connection, counting: UseCounting, seqs: Sequence[int], max_use: int
 ) -> dict[int, int]:
     """Count a use for each occurrence of a row; return {row: number of allowed occurrences}."""
     # In ascending order: otherwise two learners could wait for each other. Rows that occur twice
@@ -713,7 +715,7 @@ def _take(
     n = 0
     while undecided:
         n += 1
-        got = claim_uses(connection, uses.buffer.info.id, undecided, max_use)
+        got = claim_uses(connection, counting.buffer.info.id, undecided, max_use)
         taken.update(dict.fromkeys(got, n))
         undecided = (
             [] if counts is None else [seq for seq in undecided if seq in got and counts[seq] > n]
@@ -721,25 +723,25 @@ def _take(
     return taken
 
 
-def give_back(uses: UseCounting, units: Sequence[Unit]) -> None:
+def give_back(counting: UseCounting, units: Sequence[Unit]) -> None:
     """Undo the uses of items that were not returned."""
     remaining = Counter(seq for unit in units for seq in unit)
-    if not remaining or uses.buffer.info.config.sampling.max_use is None:
+    if not remaining or counting.buffer.info.config.sampling.max_use is None:
         return
 
     def work(connection: Connection) -> None:
         again = remaining
         while again:
-            return_uses(connection, uses.buffer.info.id, sorted(again))
+            return_uses(connection, counting.buffer.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
-    uses.write(work)
-    uses.restrictions.eligible_low.forget()
+    counting.write(work)
+    counting.restrictions.eligible_low.forget()
 
 
 def _log(
     connection: Connection,
-    uses: UseCounting,
+    counting: UseCounting,
     drawn: DrawnItems[Any],
     kept: _Kept[Any],
     note: LogEntry,
@@ -747,20 +749,20 @@ def _log(
     """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]
     probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
-    return log_batch(connection, uses, seqs, drawn.clock, note, probabilities)
+    return log_batch(connection, counting, seqs, drawn.clock, note, probabilities)
 
 
-def _clean(uses: UseCounting, drawn: DrawnItems[Any]) -> None:
+def _clean(counting: UseCounting, drawn: DrawnItems[Any]) -> None:
     """Delete the use counts of rows that have left the window, which eviction leaves behind."""
-    keep, low = uses.housekeeping, drawn.window_low
-    if uses.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
+    keep, low = counting.housekeeping, drawn.window_low
+    if counting.buffer.info.config.sampling.max_use is None or not is_cleaning_due(
         keep.cleaned_to, low
     ):
         return
 
     def work(connection: Connection) -> int:
-        held = held_low(connection, uses.buffer.info.id)
+        held = held_low(connection, counting.buffer.info.id)
         end = low if held is None else min(low, held)
-        return clean_uses(connection, uses.buffer.info.id, min(keep.cleaned_to, end), end)
+        return clean_uses(connection, counting.buffer.info.id, min(keep.cleaned_to, end), end)
 
-    keep.cleaned_to = uses.write(work)
+    keep.cleaned_to = counting.write(work)

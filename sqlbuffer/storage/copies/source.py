@@ -418,13 +418,13 @@ def newest_mark(
     return number, time_text(mark) if isinstance(mark, datetime) else str(mark)
 
 
-def _reopen(episodes: TableRows, i: int, next_t: int | None) -> None:
+def _reopen(copied_episodes: TableRows, i: int, next_t: int | None) -> None:
     """Change an episode back to its state while it was open."""
     for name in ("length", "return", "reward", "first_seq", "last_seq", "final_arrays", "ended_at"):
-        episodes.values[name][i] = None
-    episodes.values["status"][i] = "open"
+        copied_episodes.values[name][i] = None
+    copied_episodes.values["status"][i] = "open"
     if next_t is not None:
-        episodes.values["next_t"][i] = next_t
+        copied_episodes.values["next_t"][i] = next_t
 
 
 def range_pieces(
@@ -602,11 +602,11 @@ def chunk_columns(
     if wanted:
         stored = zip(columns["n_steps"], data["records"], data["block_steps"], data["offsets"],
                      strict=True)  # fmt: skip
-        chunks = [
+        contents = [
             ChunkContent(n, records, size, None if offsets is None else listed(offsets))
             for n, records, size, offsets in stored
         ]
-        records, tails = _field_bytes(layout, chunks)
+        records, tails = _field_bytes(layout, contents)
         batch.fields.update(typed_columns(layout, records, tails, wanted))
     return batch
 
@@ -633,13 +633,13 @@ def _add_payloads(
 
 
 def _field_bytes(
-    layout: Layout, chunks: Sequence[ChunkContent]
+    layout: Layout, contents: Sequence[ChunkContent]
 ) -> tuple[NDArray[Any], list[Any] | None]:
     """Return the record of each step, and its values of varying length as bytes."""
     size = layout.size_bytes
     parts: list[Any] = []
     tails: list[Any] = []
-    for chunk in chunks:
+    for chunk in contents:
         if (
             not layout.has_tails
             and chunk.offsets is None

@@ -669,12 +669,12 @@ class ImportTarget:
         self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
     ) -> None:
         inserted = [chunk for _, _, chunk in placed]
-        episodes = episode_ids(connection, self._id, inserted, {})
-        sessions = session_ids(connection, self._id, inserted)
+        episode_numbers = episode_ids(connection, self._id, inserted, {})
+        session_numbers = session_ids(connection, self._id, inserted)
         numbered = [
             NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
             for (first_seq, time, chunk), episode, session in zip(
-                placed, episodes, sessions, strict=True
+                placed, episode_numbers, session_numbers, strict=True
             )
         ]
         _insert_chunks(connection, self._id, numbered)

@@ -454,17 +454,17 @@ def _postgresql_old_transactions(connection: Connection, url: URL) -> Sequence[F
         ORDER BY xact_start LIMIT 1""",
     )
     scope = "" if sees_all else " (of this role's own; pg_read_all_stats sees all)"
-    holds = "holds back the cleaning of evicted rows"
+    effect = "holds back the cleaning of evicted rows"
     finding = Finding("oldest transaction", "OK", f"none is open{scope}")
     for age_s, pid, program, state in oldest:
         detail = f"{age_s:,.0f} s, process {pid} {program!r}, {state}{scope}"
         finding = Finding("oldest transaction", "OK", detail)
         if age_s > LONG_TRANSACTION_S:
             remedy = f"end it, or SELECT pg_terminate_backend({pid})"
-            finding = Finding("oldest transaction", "WARN", f"{detail}: {holds}", remedy)
+            finding = Finding("oldest transaction", "WARN", f"{detail}: {effect}", remedy)
     if prepared is None or prepared <= LONG_TRANSACTION_S:
         return [finding]
-    detail = f"one is {prepared:,.0f} s old and {holds}"
+    detail = f"one is {prepared:,.0f} s old and {effect}"
     remedy = "COMMIT PREPARED or ROLLBACK PREPARED it (SELECT * FROM pg_prepared_xacts)"
     return [finding, Finding("prepared transactions", "WARN", detail, remedy)]
 

@@ -210,16 +210,16 @@ def _retire(connection: Connection, buffer: OpenBuffer) -> int:
     return remove_counted(connection, buffer, list(seqs), "n_used_up")
 
 
-def drop(leases: LeaseKeeping, request: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
+def drop(keeping: LeaseKeeping, request: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
     """Delete groups that were not complete in time."""
-    buffer = leases.buffer
+    buffer = keeping.buffer
 
     def work(connection: Connection) -> None:
         # First, like every transaction that deletes rows.
         connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
-        window = leases.source.sampled_window(connection)
+        window = keeping.source.sampled_window(connection)
         scope = Scope(
-            buffer.info.id, window.low, None, leases.restrictions.limits_of_leases(window)
+            buffer.info.id, window.low, None, keeping.restrictions.limits_of_leases(window)
         )
         locked = GroupChoice(connection, scope, request).lock(late, late=True)
         seqs = sorted(seq for seqs in locked.values() for seq in seqs)
@@ -308,15 +308,15 @@ class Claim:
     """One call's claim, which may take several attempts.
 
     Args:
-        leases: Leases the rows of the buffer.
+        keeping: Leases the rows of the buffer.
         wanted: The request.
 
     Attributes:
         scope: The queue at the last attempt.
     """
 
-    def __init__(self, leases: LeaseKeeping, request: ClaimRequest) -> None:
-        self._leases, self._request, self._lease_id = leases, request, uuid7()
+    def __init__(self, keeping: LeaseKeeping, request: ClaimRequest) -> None:
+        self._keeping, self._request, self._lease_id = keeping, request, uuid7()
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
@@ -329,27 +329,30 @@ class Claim:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        held, late = self._leases.buffer.with_retries(partial(self._attempt, session))
-        self._leases.remove_expired()
+        held, late = self._keeping.buffer.with_retries(partial(self._attempt, session))
+        self._keeping.remove_expired()
         if late:
-            drop(self._leases, self._request, late)
+            drop(self._keeping, self._request, late)
         return held
 
     def _attempt(self, session: SamplingSession) -> tuple[HeldRows | None, list[LeaseGroup]]:
-        leases = self._leases
+        keeping = self._keeping
         deadline = time.monotonic() + self._request.lease_s
         try:
             is_random = self._request.order == "random"
-            with translated(leases.buffer.url), leases.claiming(with_first=is_random) as connection:
+            with (
+                translated(keeping.buffer.url),
+                keeping.claiming(with_first=is_random) as connection,
+            ):
                 window_rows, first = answer(connection), None
                 if is_random and window_rows:
                     *columns, first = window_rows[0]
                     window_rows = [columns]
-                window = leases.source.window_answered(window_rows)
+                window = keeping.source.window_answered(window_rows)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost after its commit.
                     return self._held(connection, window, deadline), []
-                _end_future_leases(connection, leases)
+                _end_future_leases(connection, keeping)
                 late = self._choose(connection, window, first)
                 if not self._chosen:
                     return None, late
@@ -364,17 +367,17 @@ class Claim:
         return held, late
 
     def _is_claimed(self, connection: Connection) -> bool:
-        values = {BUFFER: self._leases.buffer.info.id, LEASE: self._lease_id}
+        values = {BUFFER: self._keeping.buffer.info.id, LEASE: self._lease_id}
         return connection.execute(IS_CLAIMED, values).first() is not None
 
     def _choose(
         self, connection: Connection, window: SampledWindow, first: int | None
     ) -> list[LeaseGroup]:
-        leases, request = self._leases, self._request
-        limits = leases.restrictions.for_leases(
-            connection, window, server_epoch(leases.buffer.engine)
+        keeping, request = self._keeping, self._request
+        limits = keeping.restrictions.for_leases(
+            connection, window, server_epoch(keeping.buffer.engine)
         )
-        self.scope = scope = Scope(leases.buffer.info.id, window.low, window.high, limits, first)
+        self.scope = scope = Scope(keeping.buffer.info.id, window.low, window.high, limits, first)
         late: list[LeaseGroup] = []
         if request.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, request)]
@@ -387,7 +390,7 @@ class Claim:
     def _take(self, connection: Connection) -> None:
         seqs = [seq for group in self._chosen for seq in group]
         values = {
-            BUFFER: self._leases.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
+            BUFFER: self._keeping.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
             COUNT: len(seqs), SECONDS: self._request.lease_s,
         }  # fmt: skip
         if self._request.group_by is None:
@@ -397,7 +400,7 @@ class Claim:
             new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
             connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
         connection.execute(_ADD_LEASE, values)
-        _clean(connection, self._leases)
+        _clean(connection, self._keeping)
 
     def _held(self, connection: Connection, window: SampledWindow, deadline: float) -> HeldRows:
         seqs = [seq for group in self._chosen for seq in group]
@@ -410,7 +413,7 @@ class Claim:
     def _read(
         self, connection: Connection, window: SampledWindow, seqs: list[int]
     ) -> dict[int, Row]:
-        buffer, columns = self._leases.buffer, self._leases.reading
+        buffer, columns = self._keeping.buffer, self._keeping.reading
         candidates = Candidates(
             connection, buffer.info.id, 0, window.high, EVERYTHING, columns,
             steps=layout_of(buffer.info),
@@ -422,9 +425,9 @@ class Claim:
         return {row[0]: row for row in candidates.rows(seqs)}
 
 
-def _clean(connection: Connection, leases: LeaseKeeping) -> None:
+def _clean(connection: Connection, keeping: LeaseKeeping) -> None:
     """Delete the rows of leases that this process has ended, and sometimes of all old ones."""
-    ledger, buffer = leases.ledger, {BUFFER: leases.buffer.info.id}
+    ledger, buffer = keeping.ledger, {BUFFER: keeping.buffer.info.id}
     done = ledger.done[:MOST_DONE]
     if len(done) >= FEWEST_DONE:
         connection.execute(_FORGET_SOME, {**buffer, LEASES: done})
@@ -434,16 +437,16 @@ def _clean(connection: Connection, leases: LeaseKeeping) -> None:
         connection.execute(_FORGET_OLD, buffer)
 
 
-def _end_future_leases(connection: Connection, leases: LeaseKeeping) -> None:
+def _end_future_leases(connection: Connection, keeping: LeaseKeeping) -> None:
     """End leases that began in the future.
 
     The clock was put back since, and they would hold their rows for too long.
     """
-    ledger = leases.ledger
+    ledger = keeping.ledger
     if time.monotonic() - ledger.clock_checked_at < SECONDS_BETWEEN_CLOCK_CHECKS:
         return
     ledger.clock_checked_at = time.monotonic()
-    values = {BUFFER: leases.buffer.info.id, SECONDS: CLOCK_CORRECTION_S}
+    values = {BUFFER: keeping.buffer.info.id, SECONDS: CLOCK_CORRECTION_S}
     ended = list(connection.execute(_END_FUTURE, values).scalars())
     if ended:
         connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
@@ -474,7 +477,7 @@ _UNHELD = (
 )
 
 
-def complete(leases: LeaseKeeping, held: HeldRows) -> None:
+def complete(keeping: LeaseKeeping, held: HeldRows) -> None:
     """Read the parts of the rows of a batch.
 
     This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
@@ -483,13 +486,13 @@ def complete(leases: LeaseKeeping, held: HeldRows) -> None:
         return
 
     def read() -> list[list[Row]]:
-        with translated(leases.buffer.url), snapshot(leases.buffer.engine) as connection:
-            return [leases.source.whole_rows.held(connection, group) for group in held.groups]
+        with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
+            return [keeping.source.whole_rows.held(connection, group) for group in held.groups]
 
-    held.groups = leases.buffer.with_retries(read)
+    held.groups = keeping.buffer.with_retries(read)
 
 
-def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
+def renew(keeping: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     """Set a lease to run out in `lease_s` seconds.
 
     Raises:
@@ -498,17 +501,17 @@ def renew(leases: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     deadline = time.monotonic() + lease_s
 
     def work(connection: Connection) -> None:
-        values = {**_values(leases, held), SECONDS: lease_s}
+        values = {**_values(keeping, held), SECONDS: lease_s}
         connection.execute(_HOLD, values)
         connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
-            raise _lost(leases, held, "renewed")
+            raise _lost(keeping, held, "renewed")
 
-    leases.buffer.write(work)
+    keeping.buffer.write(work)
     held.deadline = deadline
 
 
-def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
+def acknowledge(keeping: LeaseKeeping, held: HeldRows) -> None:
     """Count a use of each row of a batch, and retire rows that reached `max_use`.
 
     Rows that were deleted during the lease are not counted.
@@ -516,10 +519,10 @@ def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
     Raises:
         LeaseLostError: The lease has run out; no use is counted.
     """
-    max_use = leases.buffer.info.config.sampling.max_use
+    max_use = keeping.buffer.info.config.sampling.max_use
 
     def work(connection: Connection) -> None:
-        values = {**_values(leases, held), COUNT: max_use}
+        values = {**_values(keeping, held), COUNT: max_use}
         # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
         # still runs were deleted.
         connection.execute(_HOLD, values)
@@ -528,50 +531,50 @@ def acknowledge(leases: LeaseKeeping, held: HeldRows) -> None:
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
                 return  # by an attempt whose connection was lost
-            raise _lost(leases, held, "acknowledged")
-        _evict(connection, leases, held.seqs, low)
+            raise _lost(keeping, held, "acknowledged")
+        _evict(connection, keeping, held.seqs, low)
 
-    leases.buffer.write(work)
-    leases.ledger.done.append(held.lease_id)
-    clean_after_write(leases.buffer.engine, len(held.seqs))
+    keeping.buffer.write(work)
+    keeping.ledger.done.append(held.lease_id)
+    clean_after_write(keeping.buffer.engine, len(held.seqs))
     if max_use is not None:
-        retire(leases.buffer)
+        retire(keeping.buffer)
 
 
-def give_back(leases: LeaseKeeping, held: HeldRows) -> None:
+def give_back(keeping: LeaseKeeping, held: HeldRows) -> None:
     """Make the rows of a batch free immediately; rows that are lost already do not change."""
 
     def work(connection: Connection) -> None:
-        values = _values(leases, held)
+        values = _values(keeping, held)
         connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
         connection.execute(_FORGET, values)
-        _evict(connection, leases, held.seqs, leases.buffer.window_in(connection).low)
+        _evict(connection, keeping, held.seqs, keeping.buffer.window_in(connection).low)
 
-    leases.buffer.write(work, "relaxed")
-    leases.sessions.undo(len(held.seqs), held.number)
-
-
-def _values(leases: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
-    return {BUFFER: leases.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+    keeping.buffer.write(work, "relaxed")
+    keeping.sessions.undo(len(held.seqs), held.number)
 
 
-def _lost(leases: LeaseKeeping, held: HeldRows, call: str) -> LeaseLostError:
+def _values(keeping: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
+    return {BUFFER: keeping.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+
+
+def _lost(keeping: LeaseKeeping, held: HeldRows, call: str) -> LeaseLostError:
     return LeaseLostError(
-        f"buffer {leases.buffer.info.name!r}: lease {held.lease_id} ran out before it was {call}: "
+        f"buffer {keeping.buffer.info.name!r}: lease {held.lease_id} ran out before it was {call}: "
         f"others can claim its {len(held.seqs)} rows, and this use is not counted; lease for "
         f"longer (lease_s), or call batch.renew() in time"
     )
 
 
-def _evict(connection: Connection, leases: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+def _evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were held."""
     gone = [seq for seq in seqs if seq <= low]
-    if gone and leases.buffer.info.has_chunks:
-        _evict_chunks(connection, leases.buffer.info.id)
+    if gone and keeping.buffer.info.has_chunks:
+        _evict_chunks(connection, keeping.buffer.info.id)
     elif gone:
-        unheld = connection.execute(_UNHELD, {BUFFER: leases.buffer.info.id, SEQS: gone}).scalars()
-        remove_rows(connection, leases.buffer.info.id, list(unheld), leases.buffer.origin)
+        unheld = connection.execute(_UNHELD, {BUFFER: keeping.buffer.info.id, SEQS: gone}).scalars()
+        remove_rows(connection, keeping.buffer.info.id, list(unheld), keeping.buffer.origin)
 
 
 # Not the generator that the user may have seeded.
@@ -587,12 +590,12 @@ CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 
 def claimed(
-    leases: LeaseKeeping, request: ClaimRequest, timeout_s: float, cancelled: threading.Event
+    keeping: LeaseKeeping, request: ClaimRequest, timeout_s: float, cancelled: threading.Event
 ) -> HeldRows:
     """Return a batch, after a wait if there are too few rows.
 
     Args:
-        leases: Leases the rows of the buffer.
+        keeping: Leases the rows of the buffer.
         request: The request.
         timeout_s: Maximum wait in seconds; 0 for no wait.
         cancelled: Event that ends the wait.
@@ -603,11 +606,11 @@ def claimed(
         FlowControlError: The rate limiter did not allow the batch in that time.
     """
     deadline = time.monotonic() + timeout_s
-    claim, look = Claim(leases, request), Look(leases, request)
+    claim, look = Claim(keeping, request), Look(keeping, request)
     reason = ""
     rounds = 0
     while True:
-        held, reason = _attempt(leases, claim, request, max(0.0, deadline - time.monotonic()))
+        held, reason = _attempt(keeping, claim, request, max(0.0, deadline - time.monotonic()))
         if held is not None:
             return held
         rounds += 1
@@ -616,15 +619,15 @@ def claimed(
             _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
             continue
         if not look.wait(deadline, cancelled, claim.scope):
-            raise InsufficientDataError(reason or missing(leases, request, timeout_s))
+            raise InsufficientDataError(reason or missing(keeping, request, timeout_s))
 
 
 def _attempt(
-    leases: LeaseKeeping, claim: Claim, request: ClaimRequest, wait_s: float
+    keeping: LeaseKeeping, claim: Claim, request: ClaimRequest, wait_s: float
 ) -> tuple[HeldRows | None, str]:
     """Try once; return the batch, or None and the reason if it is known."""
     try:
-        with leases.sessions.open(request.n, wait_s) as session:
+        with keeping.sessions.open(request.n, wait_s) as session:
             held = claim.attempt(session)
             session.n_rows = 0 if held is None else len(held.seqs)
     except FlowControlError:
@@ -644,15 +647,15 @@ class Look:
     """Checks from time to time if there may be enough rows, with one statement that locks nothing.
 
     Args:
-        leases: Leases the rows of the buffer.
+        keeping: Leases the rows of the buffer.
         wanted: The request.
 
     Attributes:
         said_enough: Result of the last look.
     """
 
-    def __init__(self, leases: LeaseKeeping, request: ClaimRequest) -> None:
-        self._leases, self._request = leases, request
+    def __init__(self, keeping: LeaseKeeping, request: ClaimRequest) -> None:
+        self._keeping, self._request = keeping, request
         self._limits: Eligibility | None = None
         self._low = 0
         self._next = time.monotonic() + PAUSE_S
@@ -674,31 +677,31 @@ class Look:
                 return False
             _sleep(cancelled, min(self._next, deadline) - now)
             began = time.monotonic()
-            self.said_enough = self._leases.buffer.with_retries(self._look)
+            self.said_enough = self._keeping.buffer.with_retries(self._look)
             took_s = time.monotonic() - began
             self._next = began + max(PAUSE_S, PAUSE_PER_LOOK * took_s)
             if self.said_enough:
                 return True
 
     def _look(self) -> bool:
-        leases = self._leases
-        with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
+        keeping = self._keeping
+        with translated(keeping.buffer.url), reading(keeping.buffer.engine) as connection:
             while True:
                 row = connection.execute(*self._statement()).one_or_none()
-                window = leases.source.window_answered([] if row is None else [row[1:]])
+                window = keeping.source.window_answered([] if row is None else [row[1:]])
                 self._low = window.low
-                if self._limits == (limits := leases.restrictions.limits_of_leases(window)):
+                if self._limits == (limits := keeping.restrictions.limits_of_leases(window)):
                     return bool(
                         row
                         and row[0]
-                        and window.span >= leases.buffer.info.config.sampling.min_size
+                        and window.span >= keeping.buffer.info.config.sampling.min_size
                     )
                 # This is the first look, or the clock has moved: the last count was under other
                 # limits.
                 self._limits = limits
 
     def _statement(self) -> tuple[Select[Any], Mapping[str, Any]]:
-        info = self._leases.buffer.info
+        info = self._keeping.buffer.info
         scope = Scope(info.id, self._low, None, self._limits or NO_LIMITS)
         statement = _look(info.id, info.config.retention.evict_by, self._limits, self._request)
         return statement, scope.parameters(**{COUNT: self._request.n})
@@ -731,13 +734,13 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
-def missing(leases: LeaseKeeping, request: ClaimRequest, timeout_s: float) -> str:
+def missing(keeping: LeaseKeeping, request: ClaimRequest, timeout_s: float) -> str:
     """Return a message for people that names what is missing."""
-    info = leases.buffer.info
-    with translated(leases.buffer.url), reading(leases.buffer.engine) as connection:
+    info = keeping.buffer.info
+    with translated(keeping.buffer.url), reading(keeping.buffer.engine) as connection:
         statement = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
         window = SampledWindow(*connection.execute(statement).one())
-        limits = leases.restrictions.limits_of_leases(window)
+        limits = keeping.restrictions.limits_of_leases(window)
         scope = Scope(info.id, window.low, None, limits)
         rows = _rows_by_state(connection, scope, request)
         if not rows:

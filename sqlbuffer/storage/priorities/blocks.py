@@ -80,12 +80,12 @@ class Summary(NamedTuple):
     min_priority: float | None
 
 
-def summary(block: int, priorities: NDArray[np.float64], alpha: float) -> Summary:
+def summary(block: int, values: NDArray[np.float64], alpha: float) -> Summary:
     """Return the values of a block of these priorities."""
-    positive = priorities[priorities > 0]
+    positive = values[values > 0]
     return Summary(
         block,
-        len(priorities),
+        len(values),
         float(weights_of(positive, alpha).sum()),
         float(positive.max(initial=0.0)),
         float(positive.min()) if len(positive) else None,

@@ -419,19 +419,19 @@ class Priorities:
             LOW: self._candidates.low,
             HIGH: self._candidates.high,
         }
-        seqs, priorities = self._arrays(ROWS_OF_BLOCKS, parameters)
+        seqs, values = self._arrays(ROWS_OF_BLOCKS, parameters)
         order = np.argsort(seqs, kind="stable")
-        seqs, priorities = seqs[order], priorities[order]
-        self._seen.append((seqs, priorities))
-        return seqs, weights_of(priorities, self.alpha)
+        seqs, values = seqs[order], values[order]
+        self._seen.append((seqs, values))
+        return seqs, weights_of(values, self.alpha)
 
     def weights_of(self, seqs: Integers) -> Reals:
         """Return the weights of numbers, each once and in order; 0 for rows that do not match."""
         low, high = self._candidates.low, self._candidates.high
         asked = seqs[(low < seqs) & (seqs <= high)]
-        matching, priorities = self._look_up(asked)
+        matching, values = self._look_up(asked)
         weights = np.zeros(seqs.size)
-        weights[np.searchsorted(seqs, matching)] = weights_of(priorities, self.alpha)
+        weights[np.searchsorted(seqs, matching)] = weights_of(values, self.alpha)
         return weights
 
     def among(self, candidates: Candidates) -> "Priorities":
@@ -461,11 +461,11 @@ class Priorities:
         if not seqs.size:
             return seqs, np.empty(0)
         parameters = {BUFFER_ID: self._info.id, SEQS: seqs.tolist()}
-        numbers, priorities = self._arrays(self._of_numbers, parameters)
+        numbers, values = self._arrays(self._of_numbers, parameters)
         order = np.argsort(numbers, kind="stable")
-        numbers, priorities = numbers[order], priorities[order]
-        self._seen.append((numbers, priorities))
-        return numbers, priorities
+        numbers, values = numbers[order], values[order]
+        self._seen.append((numbers, values))
+        return numbers, values
 
     @cached_property
     def _of_numbers(self) -> Any:
@@ -482,14 +482,16 @@ class Priorities:
         if candidates.picks_keys:
             keys = candidates.keys()
             return keys, self.of(keys)
-        seqs, priorities = self._arrays(initial(candidates), {})
-        updated, values = self._arrays(UPDATED, {BUFFER_ID: self._info.id, LOW: candidates.low})
+        seqs, values = self._arrays(initial(candidates), {})
+        updated, updated_values = self._arrays(
+            UPDATED, {BUFFER_ID: self._info.id, LOW: candidates.low}
+        )
         if updated.size:
             places = np.minimum(np.searchsorted(updated, seqs), updated.size - 1)
             is_updated = updated[places] == seqs
-            priorities[is_updated] = values[places[is_updated]]
-        self._seen.append((seqs, priorities))
-        return seqs, priorities
+            values[is_updated] = updated_values[places[is_updated]]
+        self._seen.append((seqs, values))
+        return seqs, values
 
     def least(self) -> float:
         """Return the smallest positive priority of the whole buffer; infinity if none is positive.

@@ -306,7 +306,7 @@ class StepOutcomes:
 
     Args:
         layout: The typed fields.
-        chunks: The chunks of the batch.
+        packed_chunks: The chunks of the batch.
         ignore: Keys of chunks that make no conflict if they differ.
 
     Attributes:
@@ -316,10 +316,10 @@ class StepOutcomes:
     """
 
     def __init__(
-        self, layout: Layout, chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
+        self, layout: Layout, packed_chunks: Sequence[PackedChunk], ignore: Collection[str] = ()
     ) -> None:
-        self._layout, self._chunks, self._ignore = layout, chunks, ignore
-        self.starts = list(accumulate((chunk.n_steps for chunk in chunks), initial=0))
+        self._layout, self._chunks, self._ignore = layout, packed_chunks, ignore
+        self.starts = list(accumulate((chunk.n_steps for chunk in packed_chunks), initial=0))
         n = self.starts[-1]
         self.is_new = np.ones(n, bool)
         self.seqs = np.full(n, -1, np.int64)
@@ -354,8 +354,8 @@ class StepOutcomes:
         Both are given as (chunk, place).
         """
         (i, place), (j, other) = first, again
-        chunks = self._chunks
-        (same,) = same_steps(self._layout, chunks[i], [place], chunks[j], [other])
+        earlier, later = self._chunks[i], self._chunks[j]
+        (same,) = same_steps(self._layout, earlier, [place], later, [other])
         self.refuse(j, [other], same=bool(same))
         self._twins.append((self.starts[i] + place, self.starts[j] + other))
 
@@ -481,17 +481,17 @@ class _Insertion:
         """Store the steps that are new."""
         reserved = None
         while pieces := self._outcomes.pieces():
-            chunks = [piece for _, piece in pieces]
-            n_steps = sum(chunk.n_steps for chunk in chunks)
+            packed_chunks = [piece for _, piece in pieces]
+            n_steps = sum(chunk.n_steps for chunk in packed_chunks)
             if reserved is None:
                 reserved = reserve_steps(
-                    self._connection, self._buffer_id, n_steps, _largest(chunks),
+                    self._connection, self._buffer_id, n_steps, _largest(packed_chunks),
                     None if once is None else once.note,
                 )  # fmt: skip
             first_seq, priority = reserved
-            sessions = session_ids(self._connection, self._buffer_id, chunks)
+            session_numbers = session_ids(self._connection, self._buffer_id, packed_chunks)
             numbered, seq = [], first_seq
-            for (i, chunk), session in zip(pieces, sessions, strict=True):
+            for (i, chunk), session in zip(pieces, session_numbers, strict=True):
                 numbered.append(NumberedChunk(chunk, seq, self._episode_ids[i], session, priority))
                 seq += chunk.n_steps
             if self._insert_ids(numbered):
@@ -719,9 +719,11 @@ def _first_t(chunk: PackedChunk) -> int:
     return chunk.t or 0
 
 
-def _largest(chunks: Sequence[PackedChunk]) -> float | None:
+def _largest(packed_chunks: Sequence[PackedChunk]) -> float | None:
     """Return the largest given priority of the steps."""
-    priorities = [chunk.initial_priority for chunk in chunks if chunk.initial_priority is not None]
+    priorities = [
+        chunk.initial_priority for chunk in packed_chunks if chunk.initial_priority is not None
+    ]
     return max(
         (float(value) for values in priorities for value in values if value is not None),
         default=None,
