@@ -84,7 +84,7 @@ from sqlbuffer.steps import (
     whole_step,
 )
 from sqlbuffer.storage.buffers import catalog
-from sqlbuffer.storage.database.transactions import held, joined
+from sqlbuffer.storage.database.transactions import joined, working
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.documents import (
     Document,
@@ -2415,7 +2415,7 @@ class Transaction:
         :meta private:
         """
         try:
-            with held(self._connection):
+            with working(self._connection):
                 result = work(self)
         finally:
             self._is_open = False

@@ -59,7 +59,7 @@ def pause(seconds: float) -> None:
 
 
 @contextmanager
-def held(lock: threading.Lock) -> Iterator[None]:
+def holding_lock(lock: threading.Lock) -> Iterator[None]:
     """Hold a lock whose holder may be waiting for others.
 
     Raises:

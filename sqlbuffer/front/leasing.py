@@ -27,7 +27,7 @@ from sqlbuffer.storage.leases.choosing import (
     OnPartial,
     Order,
 )
-from sqlbuffer.storage.leases.leases import HeldRows, claimed
+from sqlbuffer.storage.leases.leases import LeasedRows, claimed
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.store import BufferStore
 
@@ -67,21 +67,21 @@ class LeasedBatch(Sequence[DataRow]):
         self,
         store: BufferStore,
         decoder: Decoder,
-        held: HeldRows,
+        leased: LeasedRows,
         lease_s: float,
         grouped: bool,
     ) -> None:
-        self._store, self._held, self._lease_s = store, held, lease_s
-        groups = [decoder.rows(group) for group in held.groups]
+        self._store, self._leased, self._lease_s = store, leased, lease_s
+        groups = [decoder.rows(group) for group in leased.groups]
         self.rows: list[DataRow] = [row for group in groups for row in group]
         self.groups: list[list[DataRow]] = groups if grouped else []
-        self.seqs = np.array(held.seqs, np.int64)
-        self.lease_id, self.batch_id = held.lease_id, held.number
+        self.seqs = np.array(leased.seqs, np.int64)
+        self.lease_id, self.batch_id = leased.lease_id, leased.number
 
     @property
     def remaining_s(self) -> float:
         """Seconds until the lease expires; 0 if it has expired or its block has ended."""
-        return max(0.0, self._held.deadline - time.monotonic())
+        return max(0.0, self._leased.deadline - time.monotonic())
 
     def renew(self, lease_s: float | None = None) -> None:
         """Extend the lease: it expires lease_s seconds from now.
@@ -94,12 +94,12 @@ class LeasedBatch(Sequence[DataRow]):
             LeaseLostError: The lease has expired, or its block has ended.
         """
         lease_s = self._lease_s if lease_s is None else checked_duration(lease_s, "lease_s")
-        if self._held.deadline == ENDED:
+        if self._leased.deadline == ENDED:
             raise LeaseLostError(
                 f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
                 f"block; renew it inside, and call lease() for another batch"
             )
-        leases.renew(self._store.leases, self._held, lease_s)
+        leases.renew(self._store.leases, self._leased, lease_s)
 
     def arrays(self, fields: Sequence[str] | None = None) -> Batch:
         """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
@@ -166,18 +166,18 @@ class Lease:
         self._store, self._decoder, self._request = store, decoder, request
         self._timeout_s = timeout_s
         self._cancelled = threading.Event()
-        self._held: HeldRows | None = None
+        self._leased: LeasedRows | None = None
         self._pid = 0
 
     def __enter__(self) -> LeasedBatch:
-        if self._held is not None:
+        if self._leased is not None:
             raise RuntimeError("the lease is taken already; call lease() for each with block")
-        held = claimed(self._store.leases, self._request, self._timeout_s, self._cancelled)
-        self._held, self._pid = held, os.getpid()
+        leased = claimed(self._store.leases, self._request, self._timeout_s, self._cancelled)
+        self._leased, self._pid = leased, os.getpid()
         try:
-            leases.complete(self._store.leases, held)
+            leases.complete(self._store.leases, leased)
             return LeasedBatch(
-                self._store, self._decoder, held, self._request.lease_s,
+                self._store, self._decoder, leased, self._request.lease_s,
                 self._request.group_by is not None,
             )  # fmt: skip
         except BaseException:
@@ -190,12 +190,12 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._held is None or self._pid != os.getpid():
+        if self._leased is None or self._pid != os.getpid():
             return  # a forked child: the batch is its parent's
         if kind is None:
-            held, self._held = self._held, None
-            held.deadline = ENDED
-            leases.acknowledge(self._store.leases, held)
+            leased, self._leased = self._leased, None
+            leased.deadline = ENDED
+            leases.acknowledge(self._store.leases, leased)
         else:
             self._give_back()
 
@@ -205,7 +205,7 @@ class Lease:
         )
 
     def __repr__(self) -> str:
-        request, state = self._request, "held" if self._held is not None else "not held"
+        request, state = self._request, "held" if self._leased is not None else "not held"
         groups = f", group_by={request.group_by!r}" if request.group_by else ""
         return f"Lease({request.n}, order={request.order!r}{groups}, {state})"
 
@@ -219,12 +219,12 @@ class Lease:
 
     def _give_back(self) -> None:
         """Give the rows back; where that fails they are free when the lease runs out."""
-        held, self._held = self._held, None
-        if held is None:
+        leased, self._leased = self._leased, None
+        if leased is None:
             return
-        held.deadline = ENDED
+        leased.deadline = ENDED
         try:
-            leases.give_back(self._store.leases, held)
+            leases.give_back(self._store.leases, leased)
         except SQLBufferError as error:
             logger.warning("%s; its rows are free again when the lease runs out", error)
 

@@ -32,10 +32,10 @@ from sqlbuffer.storage.database.transactions import (
     AT_ONCE,
     BEGIN,
     Begin,
-    check_not_held,
+    check_not_working,
     driver_of,
     invalidated_when_lost,
-    is_held,
+    is_working,
     reading,
 )
 from sqlbuffer.storage.database.urls import sqlite_path
@@ -81,7 +81,7 @@ def _sqlite_writing(
 
     It is committed at the end of the block, and rolled back on an exception.
     """
-    check_not_held(engine)
+    check_not_working(engine)
     path = lock_path(engine.url)
     options = {BEGIN: Begin(writes=True, durability=durability, query=query)}
     with (
@@ -221,7 +221,7 @@ def _postgresql_writing(
 
     It is committed at the end of the block, and rolled back on an exception.
     """
-    check_not_held(engine)
+    check_not_working(engine)
     options = {BEGIN: Begin(writes=True, durability=durability, query=query, wait_s=wait_s)}
     with (
         engine.connect().execution_options(**options) as connection,
@@ -286,7 +286,7 @@ def hurried(engine: Engine, wait_s: float = 0.0) -> AbstractContextManager[Conne
     Raises:
         StorageBusyError: Another writer is active.
     """
-    if is_held(engine):
+    if is_working(engine):
         raise StorageBusyError("a transaction of this thread is open")
     return _hurried(engine, wait_s)
 

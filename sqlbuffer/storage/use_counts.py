@@ -259,8 +259,8 @@ class UseCounting:
             return
         keep.counted_to = newest
         low, buffer_id = self.buffer.window_in(connection).low, self.buffer.info.id
-        held = held_low(connection, buffer_id)
-        end = low if held is None else min(low, held)
+        hold_low = held_low(connection, buffer_id)
+        end = low if hold_low is None else min(low, hold_low)
         if is_cleaning_due(keep.cleaned_to, end):
             keep.cleaned_to = clean_uses(connection, buffer_id, min(keep.cleaned_to, end), end)
 
@@ -761,8 +761,8 @@ def _clean(counting: UseCounting, drawn: DrawnItems[Any]) -> None:
         return
 
     def work(connection: Connection) -> int:
-        held = held_low(connection, counting.buffer.info.id)
-        end = low if held is None else min(low, held)
+        hold_low = held_low(connection, counting.buffer.info.id)
+        end = low if hold_low is None else min(low, hold_low)
         return clean_uses(connection, counting.buffer.info.id, min(keep.cleaned_to, end), end)
 
     keep.cleaned_to = counting.write(work)

@@ -42,9 +42,9 @@ GROUP BY c.key
 _EVICT = f"""
 DELETE FROM chunks WHERE key > :id << {NUMBER_BITS}
   AND key <= (:id << {NUMBER_BITS})
-    + min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
+    + min(:hold_low, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
   AND first_seq + n_steps - 1
-    <= min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
+    <= min(:hold_low, (SELECT low_seq FROM v_windows WHERE buffer_id = :id))
   AND NOT EXISTS (
     SELECT 1 FROM queue_items q WHERE q.buffer_id = :id
     AND q.seq >= chunks.first_seq AND q.seq < chunks.first_seq + chunks.n_steps
@@ -370,6 +370,6 @@ def read_runs(
     return fetch(connection, _RUNS, parameters)
 
 
-def evict_chunks(connection: Connection, buffer_id: int, held: int = MOST_NUMBERS) -> None:
+def evict_chunks(connection: Connection, buffer_id: int, hold_low: int = MOST_NUMBERS) -> None:
     """Delete chunks whose steps have all left the window and are not above a number."""
-    driver_of(connection).execute(_EVICT, {"id": buffer_id, "held": held})
+    driver_of(connection).execute(_EVICT, {"id": buffer_id, "hold_low": hold_low})

@@ -124,12 +124,12 @@ class TargetKeys:
     Attributes:
         episodes: Keys in the source, in ascending order, and keys in the target; 0 for none.
         sessions: Keys in the target by keys in the source.
-        is_complete: All episodes of the steps to be copied are among them.
+        is_resumed: The copy was interrupted. Episodes may have been deleted in the source since.
     """
 
     episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
     sessions: dict[int, int]
-    is_complete: bool
+    is_resumed: bool
 
     def renamed(self, rows: TableRows) -> TableRows:
         """Return rows with the target's keys of their episodes and sessions."""
@@ -152,7 +152,7 @@ class TargetKeys:
         )
         places = np.minimum(np.searchsorted(theirs, sources), len(theirs) - 1)
         target_ids = np.where(theirs[places] == sources, ours[places], 0)
-        if self.is_complete and (target_ids[sources >= 0] == 0).any():
+        if self.is_resumed and (target_ids[sources >= 0] == 0).any():
             raise CopyError(
                 "an episode of steps to copy was stored again under the same id while the copy was "
                 "interrupted; drop the unfinished copy, and copy again"

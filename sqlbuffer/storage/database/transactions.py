@@ -172,27 +172,27 @@ class _Thread(threading.local):
 
     Attributes:
         joined: The transaction that reads and writes of this thread use in place of their own.
-        held: Engines on which `work` of this thread has a transaction open.
+        working: Engines on which a function of the user has a transaction open.
     """
 
     joined: Connection | None = None
-    held: tuple[Engine, ...] = ()
+    working: tuple[Engine, ...] = ()
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def held(connection: Connection) -> Iterator[None]:
+def working(connection: Connection) -> Iterator[None]:
     """Note that a function of the user runs in a transaction, whose calls `joined` marks.
 
     Another write to the same database would wait for this transaction, and it for that.
     """
-    before, _thread.held = _thread.held, (*_thread.held, connection.engine)
+    before, _thread.working = _thread.working, (*_thread.working, connection.engine)
     try:
         yield
     finally:
-        _thread.held = before
+        _thread.working = before
 
 
 @contextmanager
@@ -221,18 +221,18 @@ def joined_connection(engine: Engine) -> Connection | None:
     return connection if connection is not None and _is_same(connection.engine, engine) else None
 
 
-def is_held(engine: Engine) -> bool:
+def is_working(engine: Engine) -> bool:
     """Return True if a function of the user has a transaction open in this thread."""
-    return any(_is_same(connection, engine) for connection in _thread.held)
+    return any(_is_same(other, engine) for other in _thread.working)
 
 
-def check_not_held(engine: Engine) -> None:
+def check_not_working(engine: Engine) -> None:
     """Check that a write does not wait for a transaction of this thread.
 
     Raises:
         ArgumentError: It would.
     """
-    if is_held(engine):
+    if is_working(engine):
         raise ArgumentError(
             "this call would wait for the transaction around it: in the function that "
             "transaction() calls, write with what it gets, as in tx.store_batch(rows), and not "

@@ -178,16 +178,16 @@ def _is_in_window(seq: Any) -> Any:
 in_window = in_buffer & _is_in_window(queue_items.c.seq)
 
 
-def _is_held(seq: Any) -> Any:
+def _is_in_queue(seq: Any) -> Any:
     return in_buffer & _is_in_window(seq) & ~queue_items.c.used_up
 
 
 # Rows of the queue that the buffer holds. If an index other than that of their numbers must find
 # them, the bounds must not attract either planner.
-held = _is_held(queue_items.c.seq)
-held_unindexed = _is_held(unindexed(queue_items.c.seq))
+in_queue = _is_in_queue(queue_items.c.seq)
+in_queue_unindexed = _is_in_queue(unindexed(queue_items.c.seq))
 # The same by key, written so that the index of freshness does not match.
-held_by_key = (
+in_queue_by_key = (
     in_buffer
     & _is_in_window(unindexed(queue_items.c.seq))
     & (cast(queue_items.c.used_up, Integer) == 0)
@@ -263,7 +263,7 @@ def matches(node: Node, steps: StepLayout) -> ColumnElement[bool]:
 
 
 def claimable(
-    limits: Eligibility, node: Node, steps: StepLayout, within: Any = held
+    limits: Eligibility, node: Node, steps: StepLayout, within: Any = in_queue
 ) -> ColumnElement[bool]:
     """Return the expression for a row that may be claimed alone.
 
@@ -271,7 +271,7 @@ def claimable(
         limits: Limits that exclude rows.
         node: Condition of the request.
         steps: How the steps are stored.
-        within: `held` or `held_unindexed`.
+        within: `in_queue` or `in_queue_unindexed`.
     """
     condition: ColumnElement[bool] = within & allowed(limits)
     return condition if node == EVERYTHING else condition & matches(node, steps)
@@ -335,14 +335,14 @@ def _probed(connection: Connection, scope: Scope, request: ClaimRequest) -> list
 def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order) -> Select[Any]:
     by = (func.random(),) if order == "random" else ORDERS[order]
     count = bindparam(COUNT, type_=BigInteger())
-    within = held if order in ("random", "fifo") else held_unindexed
+    within = in_queue if order in ("random", "fifo") else in_queue_unindexed
     rows = select(queue_items.c.seq).where(claimable(limits, node, steps, within))
     return rows.order_by(*by).limit(count).with_for_update(skip_locked=True)
 
 
 @remembered
 def _among(limits: Eligibility, node: Node, steps: StepLayout) -> Select[Any]:
-    rows = select(queue_items.c.seq).where(claimable(limits, node, steps, held_by_key), in_seqs)
+    rows = select(queue_items.c.seq).where(claimable(limits, node, steps, in_queue_by_key), in_seqs)
     return rows.with_for_update(skip_locked=True)
 
 
@@ -377,7 +377,7 @@ class LeaseGroup(NamedTuple):
     first_seq: int
     n_rows: int
     size: int
-    n_held: int
+    n_leased: int
     is_claimable: bool
     is_late: bool
 
@@ -396,7 +396,7 @@ def groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     group = _summed(limits, request, named=named).subquery("groups").c
     may_go, late = _may_go(group, request)
     return select(
-        group.key, group.group_seq, group.first_seq, group.n_rows, group.size, group.n_held,
+        group.key, group.group_seq, group.first_seq, group.n_rows, group.size, group.n_leased,
         case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
     )  # fmt: skip
 
@@ -410,7 +410,7 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     is_small: Any = literal(request.group_by == "task_id") & (group.size < request.min_group_size)
     tests = {
         "free": may_go,
-        "leased": group.n_held > 0,
+        "leased": group.n_leased > 0,
         "unmatched": group.matches == 0,
         "in quarantine": group.n_in_quarantine > 0,
         "stale": group.n_stale > 0,
@@ -453,7 +453,7 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
     sums = select(
         part.key, part.group_seq, func.min(part.first_seq).label("first_seq"),
         func.sum(part.n).label("n_rows"), (rollouts - n_open).label("size"),
-        n_open.label("n_open"), func.sum(part.n_held).label("n_held"),
+        n_open.label("n_open"), func.sum(part.n_leased).label("n_leased"),
         func.sum(part.n_ineligible).label("n_ineligible"),
         func.sum(part.n_in_quarantine).label("n_in_quarantine"),
         func.sum(part.n_stale).label("n_stale"),
@@ -473,19 +473,19 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     match: Any = literal(1, BigInteger())
     if request.node != EVERYTHING:
         match = case((matches(request.node, request.steps), 1), else_=0)
-    is_kept = excluded(Eligibility(quarantine=limits.quarantine))
+    is_quarantined = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))
     statement = select(
         key.label("key"), queue_items.c.group_seq, queue_items.c.episode_id,
         func.min(queue_items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
-        func.sum(case((is_free, 0), else_=1)).label("n_held"),
-        func.sum(is_kept).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
+        func.sum(case((is_free, 0), else_=1)).label("n_leased"),
+        func.sum(is_quarantined).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
         func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
     )  # fmt: skip
-    statement = statement.where(*((held_by_key, _is_named(request)) if named else (held,)))
+    statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
     return statement.group_by(key, queue_items.c.group_seq, queue_items.c.episode_id)
 
@@ -512,7 +512,7 @@ _FIRSTS = select(queue_items.c.seq).where(in_seqs).with_for_update(skip_locked=T
 def _rows_of(request: ClaimRequest) -> Select[Any]:
     """Select the rows of named groups, locked in the order of their numbers."""
     rows = select(_key(request), queue_items.c.group_seq, queue_items.c.seq).where(
-        held_by_key, _is_named(request)
+        in_queue_by_key, _is_named(request)
     )
     return rows.order_by(unindexed(queue_items.c.seq)).with_for_update(skip_locked=True)
 
@@ -523,7 +523,7 @@ def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     key, order = _key(request), ORDERS[request.order]
     place = func.row_number().over(order_by=order).label("place")
     rows = select(key.label("key"), queue_items.c.group_seq, place)
-    within = held if request.order == "fifo" else held_unindexed
+    within = in_queue if request.order == "fifo" else in_queue_unindexed
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
     statement = select(first.key, first.group_seq, func.count())
@@ -550,7 +550,7 @@ def _first_rows_among(limits: Eligibility, request: ClaimRequest) -> Select[Any]
         .exists()
     )
     return select(queue_items.c.seq, key, queue_items.c.group_seq).where(
-        held_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
+        in_queue_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
 
 
@@ -575,7 +575,7 @@ class GroupChoice:
         taken: dict[Key, list[int]] = {}
         for candidates in self._candidates():
             for group in candidates:
-                if group.is_late and self._request.drops and not group.n_held:
+                if group.is_late and self._request.drops and not group.n_leased:
                     self.late.append(group)
             free = [g for g in candidates if g.is_claimable and g.name not in taken]
             while free and len(taken) < self._request.n:
@@ -611,7 +611,7 @@ class GroupChoice:
             for name, seqs in locked.items()
             if (group := groups_by_name.get(name)) is not None
             and group.n_rows == len(seqs)
-            and ((group.is_late and not group.n_held) if late else group.is_claimable)
+            and ((group.is_late and not group.n_leased) if late else group.is_claimable)
         }
 
     def _read(self, keys: Sequence[Any] | None = None) -> list[LeaseGroup]:
@@ -691,8 +691,8 @@ class GroupChoice:
 
 def _group(row: Any) -> LeaseGroup:
     *numbers, claimable, late = row
-    key, group_seq, first_seq, n_rows, size, n_held = numbers
+    key, group_seq, first_seq, n_rows, size, n_leased = numbers
     return LeaseGroup(
-        key, group_seq, int(first_seq), int(n_rows), int(size), int(n_held), claimable == 1,
+        key, group_seq, int(first_seq), int(n_rows), int(size), int(n_leased), claimable == 1,
         late == 1,
     )  # fmt: skip

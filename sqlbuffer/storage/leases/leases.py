@@ -151,10 +151,10 @@ class LeaseKeeping:
 def not_leased(buffer_id: int, steps: Any) -> Any:
     """Return the expression for a step of a table of steps without a lease."""
     item = queue_items.c
-    held = select(1).where(
+    leased = select(1).where(
         item.buffer_id == buffer_id, item.seq == steps.c.seq, ~is_past(item.leased_until)
     )
-    return ~held.correlate(steps).offset(0).exists()
+    return ~leased.correlate(steps).offset(0).exists()
 
 
 REMOVED_AT_ONCE = 10_000
@@ -283,7 +283,7 @@ _FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_a
 
 
 @dataclass
-class HeldRows:
+class LeasedRows:
     """A batch on lease.
 
     Attributes:
@@ -320,7 +320,7 @@ class Claim:
         self._chosen: list[list[int]] = []
         self.scope: Scope | None = None
 
-    def attempt(self, session: SamplingSession) -> HeldRows | None:
+    def attempt(self, session: SamplingSession) -> LeasedRows | None:
         """Return the batch; None if there are too few rows.
 
         Args:
@@ -329,13 +329,13 @@ class Claim:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        held, late = self._keeping.buffer.with_retries(partial(self._attempt, session))
+        leased, late = self._keeping.buffer.with_retries(partial(self._attempt, session))
         self._keeping.remove_expired()
         if late:
             drop(self._keeping, self._request, late)
-        return held
+        return leased
 
-    def _attempt(self, session: SamplingSession) -> tuple[HeldRows | None, list[LeaseGroup]]:
+    def _attempt(self, session: SamplingSession) -> tuple[LeasedRows | None, list[LeaseGroup]]:
         keeping = self._keeping
         deadline = time.monotonic() + self._request.lease_s
         try:
@@ -351,20 +351,20 @@ class Claim:
                 window = keeping.source.window_answered(window_rows)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost after its commit.
-                    return self._held(connection, window, deadline), []
+                    return self._leased(connection, window, deadline), []
                 _end_future_leases(connection, keeping)
                 late = self._choose(connection, window, first)
                 if not self._chosen:
                     return None, late
                 self._take(connection)
-                held = self._held(connection, window, deadline)
+                leased = self._leased(connection, window, deadline)
                 note = LogEntry(f"lease ({self._request.order})")
-                session.log(connection, held.seqs, window.clock, note)
-                held.number = session.batch_id
+                session.log(connection, leased.seqs, window.clock, note)
+                leased.number = session.batch_id
         except IntegrityError as error:
             # The server process of an earlier attempt ended only now: try again.
             raise Deadlock(f"{error.orig}; try again") from error
-        return held, late
+        return leased, late
 
     def _is_claimed(self, connection: Connection) -> bool:
         values = {BUFFER: self._keeping.buffer.info.id, LEASE: self._lease_id}
@@ -402,13 +402,13 @@ class Claim:
         connection.execute(_ADD_LEASE, values)
         _clean(connection, self._keeping)
 
-    def _held(self, connection: Connection, window: SampledWindow, deadline: float) -> HeldRows:
+    def _leased(self, connection: Connection, window: SampledWindow, deadline: float) -> LeasedRows:
         seqs = [seq for group in self._chosen for seq in group]
         rows = self._read(connection, window, seqs)
         groups = [[rows[seq] for seq in group if seq in rows] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        return HeldRows(self._lease_id, groups, deadline)
+        return LeasedRows(self._lease_id, groups, deadline)
 
     def _read(
         self, connection: Connection, window: SampledWindow, seqs: list[int]
@@ -469,7 +469,7 @@ _COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
 _RELEASE = update(items).where(OWN_ROWS).values(**FREE_AGAIN)
 _FORGET = delete(leases).where(OF_LEASE)
-_UNHELD = (
+_UNLEASED = (
     select(items.c.seq)
     .where(in_seqs, is_free)
     .order_by(items.c.seq)
@@ -477,22 +477,22 @@ _UNHELD = (
 )
 
 
-def complete(keeping: LeaseKeeping, held: HeldRows) -> None:
+def complete(keeping: LeaseKeeping, leased: LeasedRows) -> None:
     """Read the parts of the rows of a batch.
 
     This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
     """
-    if not any(is_in_parts(row) for group in held.groups for row in group):
+    if not any(is_in_parts(row) for group in leased.groups for row in group):
         return
 
     def read() -> list[list[Row]]:
         with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
-            return [keeping.source.whole_rows.held(connection, group) for group in held.groups]
+            return [keeping.source.whole_rows.held(connection, group) for group in leased.groups]
 
-    held.groups = keeping.buffer.with_retries(read)
+    leased.groups = keeping.buffer.with_retries(read)
 
 
-def renew(keeping: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
+def renew(keeping: LeaseKeeping, leased: LeasedRows, lease_s: float) -> None:
     """Set a lease to run out in `lease_s` seconds.
 
     Raises:
@@ -501,17 +501,17 @@ def renew(keeping: LeaseKeeping, held: HeldRows, lease_s: float) -> None:
     deadline = time.monotonic() + lease_s
 
     def work(connection: Connection) -> None:
-        values = {**_values(keeping, held), SECONDS: lease_s}
+        values = {**_values(keeping, leased), SECONDS: lease_s}
         connection.execute(_HOLD, values)
         connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
-            raise _lost(keeping, held, "renewed")
+            raise _lost(keeping, leased, "renewed")
 
     keeping.buffer.write(work)
-    held.deadline = deadline
+    leased.deadline = deadline
 
 
-def acknowledge(keeping: LeaseKeeping, held: HeldRows) -> None:
+def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
     """Count a use of each row of a batch, and retire rows that reached `max_use`.
 
     Rows that were deleted during the lease are not counted.
@@ -522,7 +522,7 @@ def acknowledge(keeping: LeaseKeeping, held: HeldRows) -> None:
     max_use = keeping.buffer.info.config.sampling.max_use
 
     def work(connection: Connection) -> None:
-        values = {**_values(keeping, held), COUNT: max_use}
+        values = {**_values(keeping, leased), COUNT: max_use}
         # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
         # still runs were deleted.
         connection.execute(_HOLD, values)
@@ -531,50 +531,52 @@ def acknowledge(keeping: LeaseKeeping, held: HeldRows) -> None:
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
                 return  # by an attempt whose connection was lost
-            raise _lost(keeping, held, "acknowledged")
-        _evict(connection, keeping, held.seqs, low)
+            raise _lost(keeping, leased, "acknowledged")
+        _evict(connection, keeping, leased.seqs, low)
 
     keeping.buffer.write(work)
-    keeping.ledger.done.append(held.lease_id)
-    clean_after_write(keeping.buffer.engine, len(held.seqs))
+    keeping.ledger.done.append(leased.lease_id)
+    clean_after_write(keeping.buffer.engine, len(leased.seqs))
     if max_use is not None:
         retire(keeping.buffer)
 
 
-def give_back(keeping: LeaseKeeping, held: HeldRows) -> None:
+def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:
     """Make the rows of a batch free immediately; rows that are lost already do not change."""
 
     def work(connection: Connection) -> None:
-        values = _values(keeping, held)
+        values = _values(keeping, leased)
         connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
         connection.execute(_FORGET, values)
-        _evict(connection, keeping, held.seqs, keeping.buffer.window_in(connection).low)
+        _evict(connection, keeping, leased.seqs, keeping.buffer.window_in(connection).low)
 
     keeping.buffer.write(work, "relaxed")
-    keeping.sessions.undo(len(held.seqs), held.number)
+    keeping.sessions.undo(len(leased.seqs), leased.number)
 
 
-def _values(keeping: LeaseKeeping, held: HeldRows) -> dict[str, Any]:
-    return {BUFFER: keeping.buffer.info.id, LEASE: held.lease_id, SEQS: held.seqs}
+def _values(keeping: LeaseKeeping, leased: LeasedRows) -> dict[str, Any]:
+    return {BUFFER: keeping.buffer.info.id, LEASE: leased.lease_id, SEQS: leased.seqs}
 
 
-def _lost(keeping: LeaseKeeping, held: HeldRows, call: str) -> LeaseLostError:
+def _lost(keeping: LeaseKeeping, leased: LeasedRows, call: str) -> LeaseLostError:
     return LeaseLostError(
-        f"buffer {keeping.buffer.info.name!r}: lease {held.lease_id} ran out before it was {call}: "
-        f"others can claim its {len(held.seqs)} rows, and this use is not counted; lease for "
-        f"longer (lease_s), or call batch.renew() in time"
+        f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} ran out before it was "
+        f"{call}: others can claim its {len(leased.seqs)} rows, and this use is not counted; lease "
+        f"for longer (lease_s), or call batch.renew() in time"
     )
 
 
 def _evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
-    """Delete rows that left the window while they were held."""
+    """Delete rows that left the window while they were leased."""
     gone = [seq for seq in seqs if seq <= low]
     if gone and keeping.buffer.info.has_chunks:
         _evict_chunks(connection, keeping.buffer.info.id)
     elif gone:
-        unheld = connection.execute(_UNHELD, {BUFFER: keeping.buffer.info.id, SEQS: gone}).scalars()
-        remove_rows(connection, keeping.buffer.info.id, list(unheld), keeping.buffer.origin)
+        unleased = connection.execute(
+            _UNLEASED, {BUFFER: keeping.buffer.info.id, SEQS: gone}
+        ).scalars()
+        remove_rows(connection, keeping.buffer.info.id, list(unleased), keeping.buffer.origin)
 
 
 # Not the generator that the user may have seeded.
@@ -591,7 +593,7 @@ CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
 
 def claimed(
     keeping: LeaseKeeping, request: ClaimRequest, timeout_s: float, cancelled: threading.Event
-) -> HeldRows:
+) -> LeasedRows:
     """Return a batch, after a wait if there are too few rows.
 
     Args:
@@ -610,9 +612,9 @@ def claimed(
     reason = ""
     rounds = 0
     while True:
-        held, reason = _attempt(keeping, claim, request, max(0.0, deadline - time.monotonic()))
-        if held is not None:
-            return held
+        leased, reason = _attempt(keeping, claim, request, max(0.0, deadline - time.monotonic()))
+        if leased is not None:
+            return leased
         rounds += 1
         if rounds % (1 + CONTENDED_ROUNDS) and look.said_enough:
             pause_s = _RANDOM.uniform(0, CONTENDED_PAUSE_S)
@@ -624,17 +626,17 @@ def claimed(
 
 def _attempt(
     keeping: LeaseKeeping, claim: Claim, request: ClaimRequest, wait_s: float
-) -> tuple[HeldRows | None, str]:
+) -> tuple[LeasedRows | None, str]:
     """Try once; return the batch, or None and the reason if it is known."""
     try:
         with keeping.sessions.open(request.n, wait_s) as session:
-            held = claim.attempt(session)
-            session.n_rows = 0 if held is None else len(held.seqs)
+            leased = claim.attempt(session)
+            session.n_rows = 0 if leased is None else len(leased.seqs)
     except FlowControlError:
         raise
     except InsufficientDataError as error:
         return None, str(error)
-    return held, ""
+    return leased, ""
 
 
 def _sleep(cancelled: threading.Event, pause_s: float) -> None:
@@ -728,7 +730,7 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
         n_rows = select(func.count()).select_from(some.limit(count).subquery())
         return n_rows.scalar_subquery() >= count
     group = groups(limits, request, named=False).subquery("g").c
-    is_late = case((group.n_held == 0, group.late), else_=0)
+    is_late = case((group.n_leased == 0, group.late), else_=0)
     droppable = func.sum(is_late) > 0 if request.drops else literal(False)
     is_enough = (func.sum(group.claimable) >= request.n) | droppable
     return select(func.coalesce(is_enough, False)).scalar_subquery()

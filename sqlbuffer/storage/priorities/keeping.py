@@ -152,8 +152,8 @@ def _sqlite_summarize(
     if state is None:
         return 0
     low, clean_seq = state
-    held = held_low(connection, of.buffer_id)
-    _sqlite_clean(connection, of, low if held is None else min(low, held), clean_seq)
+    hold_low = held_low(connection, of.buffer_id)
+    _sqlite_clean(connection, of, low if hold_low is None else min(low, hold_low), clean_seq)
     size = of.size
     summaries = [
         summary(block, _sqlite_priorities(connection, of, block), of.alpha)

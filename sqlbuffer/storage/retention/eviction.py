@@ -31,13 +31,13 @@ Index(None, tasks.c.buffer_id, tasks.c.last_seq)
 
 _EVICT = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
-    "+ min(:held, (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n)"
+    "+ min(:hold_low, (SELECT max(seq) FROM experiences WHERE buffer_id = :id) - :n)"
 )
 # Rows that a lease held when they left the window. This runs with each batch and not with each row:
 # the condition is checked from the first row on.
 _EVICT_NOT_LEASED = (
     f"DELETE FROM experiences WHERE key > :id << {NUMBER_BITS} AND key <= (:id << {NUMBER_BITS}) "
-    "+ min(:held, (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
+    "+ min(:hold_low, (SELECT low_seq FROM v_windows WHERE buffer_id = :id)) "
     "AND NOT EXISTS (SELECT 1 FROM queue_items q WHERE q.buffer_id = :id "
     "AND q.seq = experiences.seq AND q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 )
@@ -74,16 +74,16 @@ def sqlite_evict(connection: Connection, buffer_id: int) -> None:
         unit, rows_over, episodes_over, has_queue, capacity, has_chunks, has_holds = driver.execute(
             _OVERFLOW, {"id": buffer_id}
         ).fetchone()
-        held = _held(connection, buffer_id) if has_holds else None
+        hold_low = _live_hold_low(connection, buffer_id) if has_holds else None
         if unit == "row":
-            bound = MOST_NUMBERS if held is None else held
+            bound = MOST_NUMBERS if hold_low is None else hold_low
             if capacity is not None and has_chunks:
                 sqlite_evict_chunks(connection, buffer_id, bound)
             elif capacity is not None:
                 deletion = _EVICT_NOT_LEASED if has_queue else _EVICT
-                driver.execute(deletion, {"id": buffer_id, "n": capacity, "held": bound})
+                driver.execute(deletion, {"id": buffer_id, "n": capacity, "hold_low": bound})
             return
-        if held is not None:
+        if hold_low is not None:
             return
         victim: str | int | None
         if unit == "task":
@@ -103,13 +103,13 @@ def sqlite_evict(connection: Connection, buffer_id: int) -> None:
             return
 
 
-def _held(connection: Connection, buffer_id: int) -> int | None:
+def _live_hold_low(connection: Connection, buffer_id: int) -> int | None:
     """Return the number above which no step may be evicted; delete holds that have ended."""
-    held = held_low(connection, buffer_id)
-    if held is None:
+    hold_low = held_low(connection, buffer_id)
+    if hold_low is None:
         for statement in _END_HOLDS:
             connection.exec_driver_sql(statement, {"id": buffer_id})
-    return held
+    return hold_low
 
 
 def _oldest_task(connection: Connection, buffer_id: int) -> str | None:
@@ -153,8 +153,8 @@ def resize_buffer(buffer: OpenBuffer, limits: Mapping[str, int | None]) -> None:
             evict(connection, buffer.info.id)
         else:
             low = buffer.window_in(connection).low
-            held = held_low(connection, buffer.info.id)
-            low = low if held is None else min(low, held)
+            hold_low = held_low(connection, buffer.info.id)
+            low = low if hold_low is None else min(low, hold_low)
             leaving = experiences.c.seq <= low
             if buffer.info.config.leases.enabled:
                 leaving = leaving & not_leased(buffer.info.id, experiences)

@@ -137,8 +137,8 @@ def _free_ids(connection: Connection, buffer_id: int, left_seqs: Sequence[int]) 
     """Make the ids of rows that have left the window free: held rows lose their ids."""
     if not left_seqs:
         return
-    held = held_low(connection, buffer_id)
-    bound = MOST_NUMBERS if held is None else held
+    hold_low = held_low(connection, buffer_id)
+    bound = MOST_NUMBERS if hold_low is None else hold_low
     remove_rows(connection, buffer_id, [seq for seq in left_seqs if seq <= bound])
     connection.exec_driver_sql(
         f"UPDATE experiences SET id = NULL WHERE key IN "

@@ -15,7 +15,7 @@ from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.episodes import EpisodeKey
 from sqlbuffer.storage.flow import let_in_at_end
-from sqlbuffer.waits import held, pause
+from sqlbuffer.waits import holding_lock, pause
 
 logger = logging.getLogger("sqlbuffer")
 
@@ -256,7 +256,7 @@ class WriteQueue(Generic[S, B]):
             EpisodeExistsError: Another writer has stored other steps in their places in the
                 episode; the steps of this one are dropped.
         """
-        with held(self._writing):
+        with holding_lock(self._writing):
             self._flush(admit or self._admit)
 
     def store_now(self) -> None:
