@@ -73,7 +73,7 @@ class SeqRuns:
     """Numbers, as the first and last of each run: few runs for millions of rows.
 
     Args:
-        found: The runs, in order.
+        runs: The runs, in order.
     """
 
     def __init__(self, runs: Sequence[Any] = ()) -> None:

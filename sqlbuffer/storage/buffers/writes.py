@@ -1,4 +1,4 @@
-"""Writes that take effect once, also over lost connections, and steps that wait to be written."""
+"""Writes that take effect once, also over lost connections."""
 
 import time
 from collections import defaultdict

@@ -404,7 +404,7 @@ class StepColumns:
         return flags, is_missing
 
     def payloads(self) -> list[Any]:
-        """Return the JSON of each step as a tree, None for none; see `step_payloads`."""
+        """Return the JSON of each step as a tree, None for none; see `StepPayload`."""
         trees: list[Any] = [None] * len(self)
         for span, values in self._lists_of_runs("payloads"):
             trees[span] = values

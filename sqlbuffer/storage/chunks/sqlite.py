@@ -1,4 +1,4 @@
-"""Inserts and reads chunks, and deletes steps of them, on SQLite."""
+"""Inserts, reads and evicts chunks, and deletes steps of them, on SQLite."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -153,9 +153,8 @@ chunk_data = Table(
         "offsets",
         SEQS,
         comment=(
-        "where each block begins, and the end; null: records of one size follow "
-        "each other"
-),
+            "where each block begins, and the end; null: records of one size follow each other"
+        ),
     ),
     Column(
         "rewards",
@@ -166,9 +165,9 @@ chunk_data = Table(
         "ends",
         BYTES,
         comment=(
-        "a byte for each step: 1 terminated, 2 truncated; empty if no step ended; "
-        "null if no step says"
-),
+            "a byte for each step: 1 terminated, 2 truncated; empty if no step ended; "
+            "null if no step says"
+        ),
     ),
     # Placed behind the short columns: to reach a later one SQLite reads all pages of this one.
     Column("records", BYTES, nullable=False, comment="typed fields of all steps, in blocks"),

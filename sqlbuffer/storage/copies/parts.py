@@ -128,7 +128,7 @@ class CopiedTable:
         name: Its name.
         number: The column with the number of a step, or of the first step of a chunk.
         columns: The columns that are copied.
-        forms: Form of the values of each column; see `value_forms`.
+        forms: Form of the values of each column; see `converted`.
         is_keyed: SQLite finds its rows by one integer; see `schema.number_keys`.
         flag: The column of `buffers` that is true if a buffer may have rows in it; None if any
             buffer may.

@@ -256,7 +256,7 @@ def role_settings(driver: Any) -> str:
         .fetchone()
     )
     path = row[0] if row else None
-    # The lexer of `statement_tokens` knows this form of texts only.
+    # `tokens` knows this form of texts only.
     form = "SET LOCAL standard_conforming_strings = on"
     return f"{form}; SET LOCAL search_path = {path}; SET LOCAL ROLE {ANALYST}" if path else form
 

@@ -160,7 +160,7 @@ class BufferState(NamedTuple):
         has_deleted: Steps of chunks may have been deleted.
         has_replaced: Values of steps may have been replaced in place.
         created_at: Time when the buffer was made: another buffer of its name has another time.
-        position: Position in the change log; see `changes.follower`.
+        position: Position in the change log; see `changes.log_position`.
         revision: The revision of the database's schema.
     """
 
@@ -222,7 +222,7 @@ class ChunkSpan(NamedTuple):
 
 
 class EpisodeState(NamedTuple):
-    """An episode as its table holds it; see `episodes.tables`."""
+    """An episode as the table `episodes` holds it."""
 
     id: int
     key: str

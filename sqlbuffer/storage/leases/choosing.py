@@ -560,7 +560,7 @@ class GroupChoice:
     Args:
         connection: The claim's transaction.
         scope: The queue.
-        wanted: The request.
+        request: The request.
 
     Attributes:
         late: Groups that it found which must be dropped.

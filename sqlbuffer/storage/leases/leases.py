@@ -309,7 +309,7 @@ class Claim:
 
     Args:
         keeping: Leases the rows of the buffer.
-        wanted: The request.
+        request: The request.
 
     Attributes:
         scope: The queue at the last attempt.
@@ -650,7 +650,7 @@ class Look:
 
     Args:
         keeping: Leases the rows of the buffer.
-        wanted: The request.
+        request: The request.
 
     Attributes:
         said_enough: Result of the last look.

@@ -384,7 +384,7 @@ class StepLayout:
         mark: Name of a column whose value no other row, or chunk, of that number has.
         read_keys: Reads steps with those around them; see `chunks.sqlite.read_keys`.
         read_ranges: Reads ranges of episodes; see `chunks.sqlite.read_ranges`.
-        read_rows: Reads whole steps as rows; see `step_rows.read_rows`. None where each is a row.
+        read_rows: Reads whole steps as rows; see `read_rows`. None where each is a row.
         of: Returns the table of the steps of a buffer, for statements without their bytes. It has
             the columns of `experiences` (of chunks without their arrays), and its conditions use
             the indexes of rows or of chunks.

@@ -555,7 +555,7 @@ class Payloads:
     Args:
         buffer_id: The buffer.
         layout: Layout that knows the compression of bytes.
-        wanted: Fields to read; None for all.
+        selected: Fields to read; None for all.
         only: Columns to read in addition to `seq`, for callers that decode them; the others are
             null.
         steps: How the steps are stored.

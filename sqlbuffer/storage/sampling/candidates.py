@@ -54,7 +54,7 @@ def no_priorities() -> BufferConfigError:
 
 
 class RowPriorities(Protocol):
-    """The priorities of the candidates; `priority_candidates.Priorities` reads them.
+    """The priorities of the candidates; `priorities.draws.Priorities` reads them.
 
     Attributes:
         alpha: The weight of a row is its priority ^ alpha.
