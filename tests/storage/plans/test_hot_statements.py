@@ -509,6 +509,10 @@ def test_hot_reads_do_not_scan_the_table(unchanged_url, operation):
     assert_no_scan(unchanged_url, operation)
 
 
+# They take less than what SQLite counts steps by.
+LEAST = ("capacity", "length by task", "size of an id")
+
+
 def assert_no_scan(url, operation):
     name, call = OPERATIONS[operation]
     buffer = ReplayBuffer(url, name=name)
@@ -524,7 +528,7 @@ def assert_no_scan(url, operation):
     assert watch.rows_scanned == 0
     assert watch.rows_fetched < most_rows
     assert watch.steps < most_steps
-    assert watch.steps or watch.rows_fetched or operation in ("capacity", "length by task")
+    assert watch.steps or watch.rows_fetched or operation in LEAST
 
 
 def written_by(connection, number):
