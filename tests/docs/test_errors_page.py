@@ -123,7 +123,7 @@ def test_no_message_names_a_page_that_an_installed_user_does_not_have():
             and isinstance(node.value, str)
             and re.search(r"docs/.*\.md", node.value)
             and id(node) not in docstrings
-            and path.name != "run_errors.py"  # which finds the page
+            and path.name != "diagnosis.py"  # which finds the page
         ]
     assert found == []
 
