@@ -101,7 +101,7 @@ class World:
         self.written_rows = ReplayBuffer(url, "written rows", priorities=True)
         self.written_typed = ReplayBuffer(url, "written typed", priorities=True, fields=FIELDS)
         self.fill()
-        self._lease = self.leased.lease(1, timeout_s=0)
+        self._lease = self.leased.lease(1, timeout_s=0, lease_s=3_600)
         self.held = self._lease.__enter__()
         self.mirror = self.typed.mirror()
         path = url.removeprefix("sqlite:///")
