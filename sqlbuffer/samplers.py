@@ -72,7 +72,8 @@ class Sampler(ABC):
         reads_priorities: True if the sampler draws by priority; the sums of priorities are then
             updated before each draw.
         reads_encoded: True if the sampler reads its rows with `Candidates.encoded` and returns no
-            `seq`. Of the fields of a call that names some, only those of `EncodedRow` are read.
+            `seq`, which `sample` then refuses. Of the fields of a call that names some, only those
+            of `EncodedRow` are read.
     """
 
     reads_priorities = False

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.batches.forms import Form
-from sqlbuffer.errors import BufferConfigError, FieldError, StorageError
+from sqlbuffer.errors import ArgumentError, BufferConfigError, FieldError, StorageError
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch
 from sqlbuffer.storage.buffers.open_buffer import OwnWrites, retry_on_disconnect
@@ -228,6 +228,11 @@ class BatchDraws:
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> SampledRows:
             rows = candidates.rows(sampler.choose(candidates, n)) if n else []
+            if rows and sampler.reads_encoded:
+                raise ArgumentError(
+                    f"{type(sampler).__name__} has reads_encoded, so its rows are not read whole: "
+                    "return no seq from choose(), or set reads_encoded = False"
+                )
             return SampledRows(rows, sampler.columns(candidates, [row[0] for row in rows]))
 
         reading = (payloads or self._source.whole_rows).reading

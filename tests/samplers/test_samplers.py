@@ -15,7 +15,7 @@ from sqlbuffer import (
     Sampler,
     TaskSampler,
 )
-from sqlbuffer.errors import ConditionError, InsufficientDataError
+from sqlbuffer.errors import ArgumentError, ConditionError, InsufficientDataError
 from tests.support.sql import fill
 from tests.support.stepped_rows import (
     make_row,
@@ -345,3 +345,45 @@ def test_an_error_in_a_sampler_of_a_user_passes_and_harms_nothing(tasks_buffer):
         with pytest.raises(ZeroDivisionError):
             tasks_buffer.sample(1, sampler=BrokenSampler())
     assert len(tasks_buffer.sample(5)) == 5
+
+
+class Reader(Sampler):
+    """Reads the encoded rows of given numbers; returns no number, unless it is told to."""
+
+    def __init__(self, seqs, *, reads_encoded, returned=()):
+        self.seqs, self.reads_encoded, self.returned = seqs, reads_encoded, returned
+
+    def choose(self, candidates, batch_size):
+        rows = candidates.encoded(self.seqs)
+        self.rows = [row._replace(arrays=bytes(row.arrays or b"")) for row in rows]
+        return self.returned
+
+
+@pytest.mark.parametrize("fields", [None, {"x": "float32"}], ids=["rows", "typed"])
+def test_encoded_rows_are_the_same_whatever_else_is_read(buffer_url, fields):
+    states = [None, {"é": "\0"}, {"a": np.arange(3)}, {"large": np.arange(300_000)}, 5]
+    with ReplayBuffer(buffer_url, "encoded", fields=fields, max_capacity=5) as buffer:
+        for i, state in enumerate(states * 2):
+            typed = {} if fields is None else {"x": i}
+            extra = {"k": np.float32(i)} if i % 2 else None
+            buffer.add(state=state, extra=extra, reward=float(i), **typed)
+        buffer.annotate([7, 8], extra={"late": [1, -0.0]})
+        buffer.delete([9])
+        kept = [10, 7, 6, 8, 7]
+        for names in (["state", "extra"], ["extra"], ["state"]):
+            few = Reader(kept, reads_encoded=True)
+            whole = Reader(kept, reads_encoded=False)
+            assert buffer.sample(1, sampler=few, fields=names) == []
+            assert buffer.sample(1, sampler=whole, fields=names) == []
+            assert [row.seq for row in few.rows] == kept
+            assert few.rows == whole.rows
+        assert [row.extra for row in few.rows] == [None] * 5
+
+
+def test_a_sampler_of_encoded_rows_that_returns_a_number_is_refused(buffer):
+    buffer.store_batch(make_rows(range(3)))
+    for names in (None, ["state"]):
+        sampler = Reader([2], reads_encoded=True, returned=[1])
+        with pytest.raises(ArgumentError, match="Reader has reads_encoded"):
+            buffer.sample(1, sampler=sampler, fields=names)
+    assert len(buffer.sample(3)) == 3

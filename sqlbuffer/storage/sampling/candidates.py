@@ -673,6 +673,7 @@ class RowStrategy(Protocol):
     """Chooses experiences; see `sqlbuffer.Sampler`."""
 
     reads_priorities: bool
+    reads_encoded: bool
 
     def choose(self, candidates: Candidates, batch_size: int) -> Sequence[int] | SelectOfSeqs:
         """Return the numbers of a batch, or a select of them."""
