@@ -31,8 +31,8 @@ parallel = true
 data_file = {data}
 context = ${{PYTEST_CURRENT_TEST-}}
 """
-# What `make test` leaves out: other programs and libraries, and millions of rows.
-_OTHERS = ("tests/integrations", "tests/peers", "tests/nightly")
+# Tests in another environment, and of millions of rows.
+_ELSEWHERE = ("--ignore=tests/peers", "--ignore=tests/nightly")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -80,8 +80,8 @@ class Covered:
         """Read the folder, and ask pytest for the tests that there are."""
         data = coverage.CoverageData(str(_DATA))
         data.read()
-        quick = _collected()
-        return cls(data, _seconds(), quick, _collected("--all") - quick)
+        quick = _collected("--part=test", "--ignore=tests/integrations")
+        return cls(data, _seconds(), quick, _collected() - quick)
 
     def tests_of(self, path: str, line: int, *, quick: bool = False) -> list[str]:
         """Return the tests that run a line, one case of each before further ones, soonest first."""
@@ -108,12 +108,12 @@ def _seconds() -> dict[str, float]:
 
 
 def _collected(*options: str) -> frozenset[str]:
-    ignored = [] if options else [f"--ignore={folder}" for folder in _OTHERS]
-    listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *ignored, *options],
-        cwd=_ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    return frozenset(line for line in listed.stdout.splitlines() if "::" in line)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *_ELSEWHERE, *options]
+    listed = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    tests = frozenset(line for line in listed.stdout.splitlines() if "::" in line)
+    if not tests:
+        raise SystemExit(f"pytest lists no test: {(listed.stdout + listed.stderr)[-500:]}")
+    return tests
 
 
 def main() -> None:
@@ -126,6 +126,8 @@ def main() -> None:
     environment = {**os.environ, "COVERAGE_PROCESS_START": str(settings)}
     run = subprocess.run(command, cwd=_ROOT, env=environment)
     whole = coverage.Coverage(config_file=str(settings))
+    if _DATA.exists():
+        whole.load()  # or what earlier runs left would be replaced
     whole.combine([str(FOLDER)], strict=True, keep=False)
     whole.save()
     print(json.dumps({"tests": len(_seconds()), "exit": run.returncode}))
