@@ -122,6 +122,8 @@ def _module_name(root: Path, path: Path) -> str:
 def main() -> None:
     """Print what each folder holds."""
     for name in sys.argv[1:] or ["sqlbuffer", "tests"]:
+        if not Path(name).is_dir():
+            raise SystemExit(f"{name} is no folder: name folders of Python modules")
         print(f"{name}: {count(Path(name))}")
 
 

@@ -78,6 +78,8 @@ class Covered:
     @classmethod
     def load(cls) -> "Covered":
         """Read the folder, and ask pytest for the tests that there are."""
+        if not _DATA.exists():
+            raise SystemExit("nothing says which tests cover a line: run `make covered` first")
         data = coverage.CoverageData(str(_DATA))
         data.read()
         quick = _collected("--part=test", "--ignore=tests/integrations")
