@@ -2,11 +2,13 @@
 
 import re
 import shlex
+from decimal import Decimal
 
 import pytest
 from typer.main import get_command
 
 from sqlbuffer.cli import app
+from sqlbuffer.cli.output import shown
 from tests.cli.test_errors import commands
 
 COMMANDS = list(commands(get_command(app)))
@@ -74,3 +76,25 @@ def test_no_command_at_all_prints_the_help(run):
     result = run()
     assert result.exit_code == 2
     assert "Commands:" in result.output
+
+
+# Cells of tables.
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (None, "-"),
+        (True, "true"),
+        (12345, "12,345"),
+        (0.12345, "0.1235"),
+        (12345.6, "12,346"),
+        (Decimal("2.5"), "2.5"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        ("Task-A", "Task-A"),
+        ("", ""),
+    ],
+)
+def test_shows_a_value_as_a_person_reads_it(value: object, cell: str) -> None:
+    assert shown(value) == cell

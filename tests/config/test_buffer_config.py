@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlbuffer import BufferConfig, RateLimiter, RatioWindow
-from sqlbuffer.config import PLACES, BufferSettings, RetentionConfig
+from sqlbuffer import BufferConfig, Connection, RateLimiter, RatioWindow
+from sqlbuffer.compat.minestudio import Config, DatabaseConfig
+from sqlbuffer.compat.minestudio.errors import FragmentError
+from sqlbuffer.config import PLACES, BufferSettings, RetentionConfig, check_same
 from sqlbuffer.errors import BufferConfigError, FieldError
 
 # What callers declare is parsed.
@@ -251,3 +253,124 @@ def test_fields_may_be_written_by_hand():
 def test_damaged_fields_are_refused_by_name(spec, message):
     with pytest.raises(FieldError, match=message):
         BufferConfig.model_validate({"fields": {"specs": [{"name": "x", **spec}]}})
+
+
+# Models of settings are frozen, and their errors are the library's.
+
+
+@pytest.mark.parametrize(("model", "name"), [(BufferConfig(), "fields"), (Connection(), "wait_s")])
+def test_a_frozen_model_refuses_changes_by_an_error_of_the_library(model, name):
+    with pytest.raises(BufferConfigError, match=f"{name}: Instance is frozen"):
+        setattr(model, name, 3)
+    with pytest.raises(BufferConfigError, match=f"{name}: Instance is frozen"):
+        delattr(model, name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BufferConfig(retention=5), "retention: expected a dict, got 5"),
+        (
+            lambda: BufferConfig(retention={"capacity": 5}),
+            "retention has no 'capacity'; it has max_capacity",
+        ),
+        (lambda: BufferConfig(max_capacity=5), "put it into the group 'retention'"),
+        (lambda: BufferConfig.model_validate(5), "BufferConfig: expected a"),
+        (lambda: BufferConfig.model_validate_json("{"), "BufferConfig: Invalid JSON"),
+        (
+            lambda: BufferConfig.model_validate_strings({"retention": {"max_capacity": "x"}}),
+            "max_capacity is an integer from 1 on",
+        ),
+        (lambda: Connection(wait_s="x"), "wait_s is a number of seconds"),
+        (lambda: Connection.model_validate({"waits": 1}), "Connection has no 'waits'; it has"),
+    ],
+)
+def test_wrong_settings_are_errors_of_the_library(make, message):
+    with pytest.raises(BufferConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), str(copied)) == (BufferConfigError, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DatabaseConfig(path=5), "path: input should be a valid string, got 5; a folder"),
+        (
+            lambda: Config(max_chunks=0, max_staleness=1, max_reuse=1, fragments_per_chunk=1),
+            "got 0",
+        ),
+        (lambda: Config.model_validate_json("{}"), "max_chunks: missing; how many chunks"),
+    ],
+)
+def test_wrong_settings_of_minestudio_are_errors_of_its_adapter(make, message):
+    with pytest.raises(FragmentError, match=message) as caught:
+        make()
+    assert "pydantic" not in str(caught.value)
+
+
+# What is said of a buffer that is opened with other settings than the stored ones. No database.
+
+
+STORED = BufferConfig.of(
+    max_capacity=1_000, priorities=True, alpha=0.5, fields={"obs": ("float32", (4,))}
+)
+
+
+def error_of(given, ignored=()):
+    with pytest.raises((BufferConfigError, FieldError)) as info:
+        check_same("b", given, STORED, ignored)
+    return info.value
+
+
+def test_only_settings_that_are_given_are_compared():
+    check_same("b", BufferConfig(), STORED)
+    check_same("b", BufferConfig.of(max_capacity=1_000), STORED)
+    check_same("b", STORED, STORED)
+    check_same("b", BufferConfig.model_validate_json(STORED.model_dump_json()), STORED)
+    check_same("b", BufferConfig.of(alpha=0.1), STORED, ["alpha"])
+
+
+def test_one_difference_is_named_with_both_values_and_the_remedy():
+    assert str(error_of(BufferConfig.of(max_capacity=5))) == (
+        "buffer 'b' is stored with max_capacity=1000, and was opened with max_capacity=5; "
+        "leave the argument out, or use buffer.resize(n)"
+    )
+    error = str(error_of(BufferConfig.of(rate_limiter=RateLimiter(2))))
+    assert "stored with rate_limiter=none, and was opened with rate_limiter=RateLimiter(" in error
+    assert error.endswith("or use buffer.set_rate_limiter(...)")
+    assert "use a buffer of another name" in str(error_of(BufferConfig.of(max_use=1)))
+
+
+def test_unlimited_may_be_given_in_a_model():
+    wanted = BufferConfig.model_validate({"retention": {"max_capacity": None}})
+    assert "opened with max_capacity=unlimited" in str(error_of(wanted))
+
+
+def test_several_differences_are_listed():
+    wanted = BufferConfig.of(max_capacity=5, alpha=0.1, compression="zstd", min_size=0)
+    error = error_of(wanted)
+    assert type(error) is BufferConfigError
+    assert str(error).splitlines() == [
+        "buffer 'b' is stored with other settings than it was opened with:",
+        "  max_capacity: stored 1000, given 5;",
+        "  compression: stored none, given 'zstd';",
+        "  alpha: stored 0.5, given 0.1;",
+        "leave these out, or use buffer.resize(n), a buffer of another name",
+    ]
+
+
+def test_fields_alone_are_an_error_of_fields_and_listed():
+    error = error_of(BufferConfig.of(fields={"obs": "float32", "a": "int8"}))
+    assert type(error) is FieldError
+    assert "'obs' is stored as float32(4,), and was given as float32" in str(error)
+    assert "'a' is stored as nothing, and was given as int8" in str(error)
+
+
+def test_fields_are_listed_with_the_other_settings():
+    error = error_of(BufferConfig.of(max_capacity=5, fields={"obs": "float32"}))
+    assert type(error) is BufferConfigError
+    assert "max_capacity: stored 1000, given 5" in str(error)
+    assert "'obs' is stored as float32(4,), and was given as float32" in str(error)

@@ -3,13 +3,15 @@
 import re
 import tomllib
 from configparser import ConfigParser
+from itertools import pairwise
 
+import psycopg
 import pytest
 import yaml
 from sqlalchemy import make_url
 
 from sqlbuffer.web.access import TOKEN
-from tests.support.deployment import DEPLOY, server_settings
+from tests.support.deployment import DEPLOY, SIZES, server_settings
 from tests.support.markdown import ROOT
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
@@ -163,3 +165,34 @@ def test_the_server_has_more_connections_than_the_pooler_opens():
     assert int(sizes["default_pool_size"]) <= int(sizes["max_db_connections"])
     files = SERVICES["pgbouncer"]["ulimits"]["nofile"]
     assert int(sizes["max_client_conn"]) + int(sizes["max_db_connections"]) < files
+
+
+# The settings of deploy/ are those of the servers of the tests.
+
+
+OF_TESTS = {"listen_addresses", "max_connections", *SIZES}
+
+
+@pytest.mark.parametrize(("name", "mark"), [("postgresql.conf", "#"), ("pgbouncer.ini", ";")])
+def test_every_setting_is_explained(name, mark):
+    lines = (DEPLOY / name).read_text(encoding="utf-8").splitlines()
+    for before, line in pairwise(lines):
+        follows = re.match(r"(listen_|log_dis|auth_query)", line)
+        if " = " in line and not line.startswith(mark) and not follows:
+            assert before.startswith(mark), line
+
+
+def test_the_server_of_the_tests_runs_with_the_settings(postgres_server, postgres_url):
+    """It also has a size of its own, and room for the connections of all tests."""
+    if not postgres_server.may_make_roles():
+        pytest.skip("allowed: the server of the tests was named by its user")
+    with psycopg.connect(postgres_url) as connection:
+        rows = connection.execute(
+            "SELECT name, applied, error, setting FROM pg_file_settings ORDER BY seqno"
+        ).fetchall()
+    applied = {name: setting for name, is_applied, error, setting in rows if is_applied}
+    expected = {
+        name: value.strip("'") for name, value in server_settings().items() if name not in OF_TESTS
+    }
+    assert {name: applied.get(name) for name in expected} == expected
+    assert len(expected) >= 12

@@ -14,6 +14,7 @@ from tests.docs.pages import (
     pages,
     text_of,
 )
+from tests.support.markdown import ROOT
 
 # Each has a test that reads it: here, in test_readme.py, among the integrations, or in tests/peers.
 # Figures are checked where they are made.
@@ -132,3 +133,133 @@ def test_pages_on_performance_name_commands_that_there_are(read, document):
     page = read(document)
     assert {line.split()[0] for line in all_commands(document)} == {"make"}
     assert page.printed == {}
+
+
+# Links of the pages lead somewhere.
+
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def links(document):
+    return _LINK.findall(_CODE.sub("", text_of(document)))
+
+
+def anchors(text):
+    """Return the names that headings get on the web: small letters, digits, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", _CODE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(document, text, targets):
+    """Return the targets that are neither a file nor a heading of one."""
+    return [target for target in targets if not _leads_somewhere(document, text, target)]
+
+
+def _leads_somewhere(document, text, target):
+    if re.match(r"https?:|mailto:", target):
+        return True
+    path, _, anchor = target.partition("#")
+    place = ROOT / document if not path else (ROOT / document).parent / path
+    if not place.is_file():
+        return False
+    return not anchor or anchor in anchors(text if not path else place.read_text(encoding="utf-8"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("document", pages())
+def test_links_lead_to_files_and_headings(document):
+    assert broken(document, text_of(document), links(document)) == []
+
+
+def test_the_index_leads_to_every_page():
+    names = {page.removeprefix("docs/") for page in pages()} - {"README.md", "index.md"}
+    assert set(links("docs/index.md")) == names
+
+
+def test_a_link_to_nowhere_is_found():
+    text = "# A heading, `code`\n"
+    targets = [
+        "#a-heading-code",
+        "#none",
+        "none.md",
+        "docs/reference/views.md",
+        "docs/reference/views.md#none",
+    ]
+    assert broken("README.md", text, targets) == [
+        "#none",
+        "none.md",
+        "docs/reference/views.md#none",
+    ]
+
+
+# Whoever breaks an example of a page breaks a test.
+
+
+GOOD = """
+```python
+from sqlbuffer import ReplayBuffer
+
+with ReplayBuffer("sqlite:///replay.db") as buffer:
+    buffer.add(task_id="t", step=1)
+    print(len(buffer), buffer)  # -> 1 ReplayBuffer(...)
+```
+
+```sql
+SELECT task_id FROM v_tasks;
+```
+
+```console
+$ sqlbuffer sql replay.db "SELECT 1 AS one" --csv   # a comment
+one
+1
+$ export SQLBUFFER_URL=sqlite:///replay.db
+$ sqlbuffer ls | grep default
+```
+"""
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(text):
+        path = tmp_path / "page.md"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_page_is_done_as_it_is_written(page, read):
+    done = read(page(GOOD))
+    assert done.printed["sqlbuffer ls | grep default"].count("default") == 1
+    with ReplayBuffer(SQLITE_URL) as buffer:
+        assert len(buffer) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("good", "broken", "message"),
+    [
+        ('task_id="t"', 'task="t"', "unknown field 'task'"),
+        ("# -> 1 Rep", "# -> 2 Rep", "page.md, line 2 shows"),
+        ("print(len(buffer), buffer)  # ->", "# ->", "page.md, line 2 shows"),
+        ("FROM v_tasks", "FROM v_task", "v_task"),
+        ("FROM v_tasks", "FROM v_tasks WHERE steps > 1", "steps > 1"),
+        ("$ sqlbuffer sql", "$ sqlbuffer ask", "No such command"),
+        ("--csv", "--cvs", "No such option"),
+        ("\n1\n", "\n2\n", "page.md: sqlbuffer sql"),
+        ("\n1\n", "\n1\n2\n", "page.md: sqlbuffer sql"),
+        ("grep default", "grep other", "grep other"),
+        ("$ export SQLBUFFER_URL=sqlite:///replay.db\n", "", "no database is named"),
+        ("$ export", "$ make nothing\n$ export", "no target nothing"),
+        ("$ export", "$ pip install .[nothing]\n$ export", "no extra nothing"),
+        ("$ export", "$ sqlbuffer demo --players 3\n$ export", "No such option"),
+    ],
+)
+def test_a_broken_example_fails(page, read, good, broken, message):
+    assert GOOD.count(good) == 1
+    with pytest.raises(Exception, match=message):
+        read(page(GOOD.replace(good, broken)))

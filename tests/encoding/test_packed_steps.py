@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from sqlbuffer.encoding.chunks import same_steps
+from sqlbuffer.encoding.chunks import execute_times, same_steps, select_steps
 from sqlbuffer.encoding.column_chunks import StepPacker, pack_columns, pack_steps
+from sqlbuffer.encoding.columns import encode_columns, reward_array
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -155,3 +157,53 @@ def test_a_chunk_ends_where_another_step_would_not_fit():
 def test_a_step_that_cannot_be_stored_is_refused(step, reason):
     with pytest.raises(FieldError, match=reason):
         packer_of(max_row_bytes=1_000).encode(2, step)
+
+
+# Parts of chunks. No database.
+
+
+LAYOUT = Layout(parse_specs({"x": "int64"}))
+
+
+@pytest.mark.thorough
+@settings(max_examples=60)
+@given(steps(), st.data())
+def test_selected_steps_are_those_of_the_chunk(drawn, data):
+    chunks = pack_columns(drawn.layout, drawn.columns).chunks
+    assume(chunks)
+    chunk = data.draw(st.sampled_from(chunks))
+    places = sorted(data.draw(st.lists(st.integers(0, chunk.n_steps - 1), min_size=1, unique=True)))
+    part = select_steps(drawn.layout, chunk, places)
+    assert (part.id, part.n_steps) == (chunk.id, len(places))
+    assert same_steps(drawn.layout, part, range(part.n_steps), chunk, places).all()
+    for name in ("reward", "terminated", "initial_priority", "ids", "payloads"):
+        own, of = each(getattr(part, name), part.n_steps), each(getattr(chunk, name), chunk.n_steps)
+        assert [value is None for value in own] == [of[place] is None for place in places]
+    assert each(part.ids, part.n_steps) == [each(chunk.ids, chunk.n_steps)[i] for i in places]
+    for name, values in (part.fields or {}).items():
+        assert [repr(value) for value in values] == [repr(chunk.fields[name][i]) for i in places]
+    whole = select_steps(drawn.layout, chunk, range(chunk.n_steps))
+    assert (whole.records, whole.payloads) == (chunk.records, chunk.payloads)
+
+
+def test_the_rest_of_a_chunk_of_an_episode_begins_later():
+    (chunk,) = pack_columns(LAYOUT, {"x": range(10), "step": range(5, 15)}, episode="e").chunks
+    rest = select_steps(LAYOUT, chunk, range(4, 10))
+    assert (rest.t, rest.step, rest.steps, rest.n_steps) == (4, 9, None, 6)
+    with pytest.raises(ValueError, match="stay together"):
+        select_steps(LAYOUT, chunk, [1, 3])
+
+
+def test_times_are_interpolated():
+    assert execute_times(10.0, 20.0, 5, np.arange(5)).tolist() == [10.0, 12.5, 15.0, 17.5, 20.0]
+    assert execute_times(10.0, 10.0, 1, 0) == 10.0
+
+
+# Rewards that their column cannot hold, next to arrays in the same JSON. No database.
+
+
+def test_a_tagged_reward_is_read_without_the_arrays_of_its_row():
+    columns = {"reward": [-0.0, np.nan], "extra": [{"a": np.ones(3)}, None]}
+    records = encode_columns(columns)
+    rewards = reward_array([r.reward_t for r in records], [r.extra for r in records])
+    assert rewards.tobytes() == np.array([-0.0, np.nan]).tobytes()

@@ -1,9 +1,15 @@
 import re
 from urllib.parse import quote
 
+import numpy as np
 import pytest
+from sqlalchemy import event
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.web import app
+from tests.support.sql import connected, is_sqlite
+from tests.support.web_client import WebClient
+from tests.support.web_pages import one_of_each_kind, other_views
 from tests.web.conftest import HOSTILE, SCRIPT, row
 
 PAGES = ["/", f"/buffer?buffer={quote(HOSTILE, safe='')}", "/sql"]
@@ -54,3 +60,76 @@ def test_an_address_of_no_page_is_told(schema_url, client_of):
     assert response.status_code == 404
     assert "There is no such page" in response.text
     assert SCRIPT not in response.text
+
+
+# Pages wait for no writer and block none: they take no lock that a writer could meet.
+
+
+SETTINGS = {"priorities": True, "track_samples": True, "max_use": 50, "max_capacity": 1_000}
+HOT = ("experiences", "chunks", "chunk_data", "episodes", "rollout_stats", "priorities", "samples")
+
+
+@pytest.fixture
+def client(schema_url):
+    """Return a client of a database with episodes, draws and priorities in both layouts."""
+    for name, fields in (("typed", {"obs": ("float32", (2,))}), ("json", None)):
+        with ReplayBuffer(schema_url, name, fields=fields, **SETTINGS) as buffer:
+            columns = {"obs": np.zeros((3, 2))} if fields else {"state": [0, 1, 2]}
+            for number in range(4):
+                keys = {"task_id": "t", "episode_id": f"e{number}", "agent_id": "a"}
+                buffer.store_episode({**columns, "reward": np.full(3, float(number))}, **keys)
+            buffer.extend(columns, task_id="t", episode_id="open")
+            (buffer.sample_arrays if fields else buffer.sample)(4)
+            buffer.annotate([next(iter(buffer)).seq], reward_t=0.5)
+    return WebClient(app(schema_url))
+
+
+def paths_of(client):
+    """Return the addresses of all kinds of pages."""
+
+    def text_of(path):
+        return client.get(path).text
+
+    views = [path for name in ("typed", "json") for path in other_views(text_of, name)]
+    statement = "/sql?q=SELECT%20count(*)%20FROM%20v_experiences"
+    return [*one_of_each_kind(text_of), *views, statement]
+
+
+@pytest.mark.thorough
+def test_no_page_waits_for_a_writer(client, schema_url):
+    paths = paths_of(client)
+    with connected(schema_url) as connection:
+        # Until the end of this transaction it has locked every row, as a writer locks a few.
+        for table in HOT:
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+        assert {path: client.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
+        connection.rollback()
+
+
+@pytest.mark.thorough
+def test_no_page_blocks_a_writer_or_locks_more_than_the_shape_of_tables(client, schema_url):
+    paths, engine = paths_of(client), client.app.state.site.pool.engine
+    locks, n_written = set(), []
+
+    def look(connection):
+        # The transaction of the page still holds what it has locked.
+        if not is_sqlite(schema_url):
+            found = connection.connection.driver_connection.execute(
+                "SELECT coalesce(c.relkind::text, locktype), mode FROM pg_locks l "
+                "LEFT JOIN pg_class c ON c.oid = l.relation WHERE l.pid = pg_backend_pid()"
+            )
+            locks.update(tuple(each) for each in found)
+        n_written.append(writer.store(row(100 + len(n_written), task="later")))
+
+    with ReplayBuffer(schema_url, "json") as writer:
+        for name in ("commit", "rollback"):
+            event.listen(engine, name, look)
+        for path in paths:
+            assert client.get(path).status_code == 200, path
+        for name in ("commit", "rollback"):
+            event.remove(engine, name, look)
+    assert len(n_written) >= len(paths) - 1
+    # A lock of the transaction itself; and that of nextval(), which all share, for its last number.
+    others = {("virtualxid", "ExclusiveLock"), ("S", "RowExclusiveLock")}
+    assert {mode for _, mode in locks - others} <= {"AccessShareLock"}
+    assert is_sqlite(schema_url) or {("r", "AccessShareLock"), ("v", "AccessShareLock")} <= locks

@@ -1,17 +1,30 @@
 """The command as a shell runs it: pipes, terminals, signals, exit codes."""
 
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import RateLimiter, ReplayBuffer
+from sqlbuffer.errors import SQLBufferError
 from tests.cli.conftest import start
+from tests.cli.test_destroying import held
 from tests.integrations.cli.terminal import run_on_terminal
 from tests.support import sql
+from tests.support.array_rows import make_array_row
 from tests.support.cli_errors import error_lines
 from tests.support.processes import wait_until
+from tests.support.sql import buffer_id
+from tests.support.sql import run as run_sql
 
 ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT {} FROM n"
 ASLEEP = (
@@ -189,3 +202,131 @@ def test_a_sqlite_file_without_the_schema_is_4(run, tmp_path):
         result = run(words[0], "other.db", *words[1:])
         assert result.exit_code == 4
         assert "sqlbuffer db init" in result.stderr
+
+
+# `resize` and `delete` ask on a terminal.
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "rows"), [("y\n", 0, 8), ("YES\n", 0, 8), ("n\n", 1, 20), ("\n", 1, 20)]
+)
+def test_on_a_terminal_the_answer_decides(filled, answer, exit_code, rows):
+    words = ("resize", filled, "8", "--buffer", "arrays")
+    shown = run_on_terminal(*words, answer=answer)
+    assert shown.exit_code == exit_code
+    assert "12 of 20 rows leave buffer 'arrays' for good. Go on? [y/N]" in shown.text
+    assert ("nothing was changed" in shown.text) == (rows == 20)
+    assert len(held(filled)) == rows
+
+
+def test_the_end_of_input_is_no_answer(filled):
+    shown = run_on_terminal("delete", filled, "--buffer", "arrays", "--all-rows", answer="\x04")
+    assert shown.exit_code == 1
+    assert len(held(filled)) == 20
+
+
+# `watch` on a terminal and in a pipe, as a process of its own.
+
+
+def test_shows_one_table_on_a_terminal_and_who_waits(filled):
+    with ReplayBuffer(filled, name="arrays", rate_limiter=None) as buffer:
+        buffer.set_rate_limiter(RateLimiter(1))
+    # Heard of until the test is over.
+    run_sql(
+        filled,
+        "INSERT INTO flow_waits (buffer_id, holder, host, pid, role, n_rows, heartbeat_at) "
+        "VALUES (:id, 'a learner', 'here', 1, 'sample', 256, '2999-01-01T00:00:00.000Z')",
+        id=buffer_id(filled, "arrays"),
+    )
+    shown = run_on_terminal("watch", filled, "--once", width=120)
+    assert shown.exit_code == 0
+    assert re.search(r"┃\s+in/s ┃\s+out/s ┃\s+┃", shown.text)
+    assert re.search(
+        r"buffer\s+┃\s+rows ┃ fill ┃\s+\(60s\) ┃ \(60s\) ┃ out/in ┃ waiting", shown.text
+    )
+    assert re.search(r"│ arrays\s+│\s+20 │ 20%\s+│.*1 to sample", shown.text)
+
+
+def test_goes_on_until_ctrl_c_and_then_ends_well(filled):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = start(
+        "watch", filled, "--every", "0.1", stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = read_until(ours, b"talks", b"")
+    ReplayBuffer(filled, name="arrays").store_batch([make_array_row(task=9, step=9)])
+    shown = read_until(ours, b" 21 ", shown)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"Traceback" not in shown
+
+
+def read_until(descriptor, wanted, shown):
+    while wanted not in shown:
+        shown += os.read(descriptor, 65536)
+    return shown
+
+
+def test_a_pipe_gets_a_line_a_look_until_it_ends(filled):
+    process = start("watch", filled, "-b", "talks", "--every", "0.1", "--json")
+    assert [json.loads(process.stdout.readline())["rows"] for _ in range(3)] == [2, 2, 2]
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert (process.returncode, complaint) == (0, "")
+
+
+def test_a_reader_that_leaves_ends_it(filled):
+    process = start("watch", filled, "--every", "0.1")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 141
+    process.stderr.close()
+
+
+# The demo as a process of its own, which spawns its writers.
+
+
+def test_ctrl_c_ends_the_demo_and_its_writers(sqlite_url, tmp_path):
+    code = "from sqlbuffer.cli import app; app()"
+    command = [sys.executable, "-c", code, "demo", "--url", sqlite_url, "--episodes", "5000"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: rows_of(sqlite_url), "the first rows")
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole group
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert errors == "sqlbuffer: interrupted; the stored steps stay in the buffer\n"
+        wait_until(lambda: not alive(process.pid), "the end of the writers")
+        assert rows_of(sqlite_url) > 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def alive(group):
+    """Return the processes of a group that run; a dead one may wait long for who reaps it."""
+    command = ["ps", "-e", "-o", "pgid=,stat=,args="]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    members = [line.split(None, 2) for line in lines]
+    return [line for line in members if line[0] == str(group) and not line[1].startswith("Z")]
+
+
+def rows_of(url):
+    try:
+        with ReplayBuffer(url, name="demo", create=False) as buffer:
+            return len(buffer)
+    except SQLBufferError:  # not there yet
+        return 0

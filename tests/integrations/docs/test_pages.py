@@ -3,15 +3,18 @@
 import re
 import shutil
 import subprocess
+import uuid
 
 import numpy as np
+import psycopg
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
-from tests.cli.conftest import existing_logins
+from tests.cli.conftest import execute, existing_logins, logged_in
 from tests.conftest import close_pool
 from tests.docs.pages import SERVER_URL, SQLITE_URL, all_commands, pages
 from tests.support.array_rows import make_array_row
+from tests.support.markdown import ROOT
 from tests.support.sql import scalar
 from tests.support.typed_buffer import both_layouts
 
@@ -186,3 +189,67 @@ def test_the_weighted_sampler_of_the_page_draws_with_the_probability_that_it_say
     expected = 1_500 * weights / weights.sum()
     statistic = ((np.bincount(firsts, minlength=16) - expected) ** 2 / expected).sum()
     assert statistic < 37.7
+
+
+# The site that `make docs` has built, without a warning or a library of another extra.
+
+
+SITE = ROOT / "docs" / "_build"
+
+
+@pytest.mark.skipif(not SITE.is_dir(), reason="allowed: `make docs` has not been run")
+def test_the_site_has_all_pages_and_links_to_them():
+    index = (SITE / "index.html").read_text(encoding="utf-8")
+    assert index.count('class="toctree-l1"') == len(pages()) - 2  # the README, and itself
+    buffer = (SITE / "reference/api/buffer.html").read_text(encoding="utf-8")
+    assert 'id="sqlbuffer.ReplayBuffer.sample_transitions"' in buffer
+    assert 'href="../errors.html#fielderror"' in buffer
+
+
+# The tutorial that needs the programs of PostgreSQL.
+
+
+LOGINS = {"robots": "secret-1", "trainer": "secret-2", "alice": "secret-3"}
+
+
+@pytest.fixture
+def logins(postgres_server, postgres_url, request):
+    """Yield a name for each login of the page; the logins that the page creates leave with it."""
+    if not postgres_server.may_make_roles():
+        pytest.skip("allowed: the role that the tests connect as may not make others")
+    request.getfixturevalue("postgres_groups")
+    names = {login: f"sqlbuffer_test_{uuid.uuid4().hex[:8]}" for login in LOGINS}
+    yield names
+    for login, name in names.items():
+        close_pool(logged_in(postgres_url, name, LOGINS[login]))
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        found = connection.execute("SELECT rolname FROM pg_roles").fetchall()
+        for name in {name for (name,) in found} & set(names.values()):
+            execute(connection, "REASSIGN OWNED BY {} TO CURRENT_USER", name)
+            execute(connection, "DROP OWNED BY {}", name)
+            execute(connection, "DROP ROLE {}", name)
+
+
+def test_team_postgresql(read, postgres_url, logins, postgres_programs):
+    urls = {
+        f"postgresql://{login}:{password}@db.internal/replay": logged_in(
+            postgres_url, logins[login], password
+        )
+        for login, password in LOGINS.items()
+    }
+    create = 'psql postgresql://postgres@db.internal/postgres -c "CREATE DATABASE replay OWNER me"'
+    page = read(
+        "docs/tutorials/team-postgresql.md",
+        {**urls, SERVER_URL: postgres_url, ADMIN_URL: postgres_url, **logins},
+        programs=postgres_programs,
+        not_run=frozenset({create}),
+    )
+    (line,) = (line for line in page.printed if line.startswith("psql") and "SELECT" in line)
+    assert re.findall(r"^ (\w+) +\| +50 \|", page.printed[line], re.MULTILINE) == [
+        "a",
+        "b",
+        "laptop",
+    ]
+    assert "FAIL" not in page.printed["sqlbuffer doctor postgresql://me@db.internal/replay"]
+    with ReplayBuffer("sqlite:///home.db", name="cartpole", create=False) as home:
+        assert {row.exp_meta.agent_id for row in home} == {"a"}

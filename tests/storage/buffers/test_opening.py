@@ -1,9 +1,13 @@
 """What opening creates, finds and refuses."""
 
+import gc
 import os
+import pickle
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,6 +16,8 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import QueuePool
 
 from sqlbuffer import ReplayBuffer
+from sqlbuffer.compat import memmap
+from sqlbuffer.compat.aworld import InMemoryStorage
 from sqlbuffer.errors import (
     ArgumentError,
     BufferConfigError,
@@ -27,9 +33,11 @@ from sqlbuffer.errors import (
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.urls import shown_url
 from sqlbuffer.storage.migrations import migrate
+from tests.compat.aworld.aworld_rows import row
 from tests.support.processes import run_at_once
 from tests.support.sql import buffer_id, is_sqlite, run, run_outside_transaction, scalar
-from tests.support.stepped_rows import make_row, make_rows, steps_of
+from tests.support.statements import tables_used
+from tests.support.stepped_rows import make_row, make_rows, step_is, steps_of
 
 NO_SERVER = "postgresql://user:s3cret@127.0.0.1:1/db?connect_timeout=2"
 
@@ -529,3 +537,77 @@ def test_a_buffer_tells_how_it_was_made(buffer_url):
     with ReplayBuffer(buffer_url, name="limited") as again:
         assert {name: getattr(again, name) for name in made} == made
         assert again.alpha == 0.5
+
+
+# Core calls do what the layout of a buffer needs, and nothing where it is plain.
+
+
+CALLS = {
+    "delete": lambda buffer: buffer.delete(step_is(1)),
+    "clear": lambda buffer: buffer.clear(),
+    "resize": lambda buffer: buffer.resize(2),
+}
+IN_SLOTS = {"name": "slots", "max_episodes": 3, "max_timesteps": 4, "fields": {"r": "float"}}
+DELETE = """
+import sys
+from sqlbuffer import QueryBuilder, ReplayBuffer
+with ReplayBuffer(sys.argv[1], name="slots", create=False) as buffer:
+    assert buffer.delete(QueryBuilder().eq("r", 1).build()) == 1
+assert not [name for name in sys.modules if name.startswith("sqlbuffer.compat")]
+"""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_on_a_plain_buffer_uses_no_table_of_compat(buffer_url, call):
+    with ReplayBuffer(buffer_url, max_capacity=9) as buffer:
+        buffer.store_batch([make_row(step) for step in range(5)])
+        names = ["payload_changes", "documents", "experiences"]
+        with tables_used(buffer, names) as used:
+            CALLS[call](buffer)
+        assert used == {"experiences"}
+
+
+@pytest.mark.thorough
+def test_a_process_without_compat_empties_slots(buffer_url):
+    with closing(memmap.ReplayBuffer(buffer_url, **IN_SLOTS)) as buffer:
+        buffer.store_episode(r=[1.0])
+        buffer.store_episode(r=[2.0])
+        subprocess.run([sys.executable, "-c", DELETE, buffer_url], check=True)
+        assert buffer.episode_lens[:].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_layout_that_the_process_does_not_know_is_refused(buffer_url, call):
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store(make_row(1))
+    run(buffer_url, "UPDATE buffers SET layout = 'spiral'")
+    with ReplayBuffer(buffer_url, create=False) as buffer:
+        with pytest.raises(BufferConfigError, match="'spiral', which this process does not know"):
+            CALLS[call](buffer)
+        assert len(buffer) == 1
+
+
+def test_only_compat_names_a_layout(buffer_url):
+    ReplayBuffer(buffer_url).close()
+    assert scalar(buffer_url, "SELECT layout FROM buffers") is None
+
+
+# The connections of a private storage are closed before its file is removed.
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_private_file_goes_with_its_storage_but_not_with_a_copy():
+    storage = InMemoryStorage()
+    file = Path(storage.buffer._store.url.database)
+    copy = pickle.loads(pickle.dumps(storage))
+    del copy
+    gc.collect()
+    storage.add(row())
+    assert file.exists()
+    pool = storage.buffer._store.engine.pool
+    assert pool.checkedin()
+    del storage
+    gc.collect()
+    assert not file.parent.exists()
+    assert not pool.checkedin()

@@ -1,15 +1,19 @@
 """Writers of one buffer: what numbers steps are given, and which values are taken."""
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from threading import Barrier
 
 import numpy as np
 import pytest
+from sqlalchemy import make_url
 
-from sqlbuffer import ReplayBuffer
+from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
-from tests.support.sql import run
+from sqlbuffer.storage.buffers.catalog import disagreements
+from tests.support.sql import connected, run
 
 FIELDS = {"obs": ("float32", (2,))}
 TURNS, N_WRITERS = 3, 8
@@ -186,3 +190,48 @@ def test_a_step_larger_than_a_chunk_is_stored(buffer_url, compression):
         assert buffer.store_episode(columns, episode_id="e").duplicates == 3
         drawn = buffer.sample_transitions(8, n_step=2, fields=["frame", "obs"])
         assert all((drawn["frame"] == frames[drawn.info["seq"] - 1]).all(axis=1))
+
+
+# A buffer keeps its layout from the day it is made.
+
+
+def test_a_change_of_settings_leaves_the_layout(buffer_url):
+    obs = np.arange(20, dtype=np.float32).reshape(10, 2)
+    with ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=50) as buffer:
+        buffer.extend({"obs": obs})
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.resize(40)
+        assert len(buffer) == 10
+    with ReplayBuffer(buffer_url, fields=FIELDS) as again:
+        again.extend({"obs": obs})
+        assert len(again) == again.size() == 20
+        found = again.sample_arrays(20, sampler=LatestSampler())["obs"]
+        np.testing.assert_array_equal(found[::-1], np.concatenate([obs, obs]))
+    with connected(buffer_url) as connection:
+        assert disagreements(connection) == {"default": []}
+
+
+def test_a_copy_of_a_file_goes_on_as_the_original(tmp_path, sqlite_url):
+    settings = {"fields": FIELDS, "max_capacity": 50, "priorities": True}
+    with ReplayBuffer(sqlite_url, create=True, **settings) as original:
+        for start in (0, 30):
+            original.extend(
+                {"obs": np.full((30, 2), start)}, id=[f"{start}_{i}" for i in range(30)]
+            )
+        original.annotate([59], reward=2.0)
+        original.delete(QueryBuilder().eq("seq", 58))
+        copied = tmp_path / "copy.db"
+        with (
+            closing(sqlite3.connect(make_url(sqlite_url).database)) as source,
+            closing(sqlite3.connect(copied)) as target,
+        ):
+            source.backup(target)
+        with ReplayBuffer(f"sqlite:///{copied}") as copy:
+            assert list(copy) == list(original)
+            for buffer in (original, copy):
+                again = buffer.extend({"obs": np.full((2, 2), 30.0)}, id=["30_0", "new"], step=0)
+                assert (again.duplicates, again.seqs.tolist()) == (1, [31, 61])
+            assert [row.id for row in copy] == [row.id for row in original]
+            assert len(copy) == len(original) == 49
+            drawn = copy.sample_arrays(64)
+            assert (drawn["obs"][:, 0] == np.where(drawn.info["seq"] > 30, 30, 0)).all()

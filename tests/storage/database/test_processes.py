@@ -17,8 +17,12 @@ import pytest
 from sqlalchemy import create_engine, make_url
 
 from sqlbuffer import LatestSampler, RandomSampler, ReplayBuffer, processes
+from sqlbuffer.processes import is_alive, new_holder
+from sqlbuffer.storage import dialects
+from sqlbuffer.storage.database import transactions
 from sqlbuffer.storage.database.engine import POOL_SIZE, engine_for, resolve_url
 from sqlbuffer.storage.dialects import writing
+from tests.support.array_rows import make_array_row
 from tests.support.processes import FRESH, TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 from tests.support.stepped_rows import EVERY_ROW, make_row, make_rows, seqs_of, step_is, steps_of
@@ -341,3 +345,42 @@ def test_a_process_that_ends_without_close_moves_the_log_into_the_file(make_data
     assert not path.with_name(f"{path.name}-wal").exists()
     with sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True) as file:
         assert file.execute("SELECT count(*) FROM experiences").fetchone() == (1,)
+
+
+# Commands end with 5 where another writer holds the database.
+
+
+@pytest.mark.parametrize(
+    "words", [("resize", "5", "--yes"), ("delete", "--all-rows", "--yes")], ids=" ".join
+)
+def test_a_database_that_another_writer_holds_is_5(run, buffer_url, monkeypatch, words):
+    monkeypatch.setattr(dialects, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(transactions, "LOCK_TIMEOUT_S", 1)
+    with ReplayBuffer(buffer_url) as buffer:
+        buffer.store_batch([make_array_row(step=step) for step in range(9)])
+        with writing(buffer._store.engine) as connection:
+            connection.exec_driver_sql("UPDATE buffers SET deletions = deletions + 1")
+            result = run(words[0], buffer_url, *words[1:])
+    assert result.exit_code == 5
+    assert "try again" in result.stderr
+    assert result.stderr.splitlines()[1:] == ["See `sqlbuffer errors StorageBusyError`"]
+
+
+# Which processes that hold something are alive.
+
+
+def test_who_lives_is_known_exactly_on_this_machine():
+    class Owner:
+        pass
+
+    owner = Owner()
+    holder = new_holder(owner)
+    host = holder.split()[0]
+    assert is_alive(holder, 1e9, 1.0)
+    del owner
+    assert not is_alive(holder, 0.0, 1.0)
+    assert is_alive(f"{host} {os.getppid()} 0", 1e9, 1.0)
+    assert is_alive(f"{host} 1 0", 1e9, 1.0)
+    assert not is_alive(f"{host} {2**22 + 5} 0", 0.0, 1.0)
+    assert is_alive("elsewhere 1 0", 0.5, 1.0)
+    assert not is_alive("elsewhere 1 0", 1.5, 1.0)

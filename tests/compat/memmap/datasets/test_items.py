@@ -3,7 +3,19 @@
 The figures were asked of memmap-replay-buffer 0.2.3.
 """
 
+import importlib
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
 import pytest
+
+from sqlbuffer.compat import memmap
+from sqlbuffer.compat.memmap import ConcatReplayBuffer, ReplayBuffer
+from sqlbuffer.compat.memmap.replay_buffer import DATASETS, DATASETS_MODULE
+from sqlbuffer.errors import MissingExtraError
+from tests.compat.memmap.datasets.loaded import SHAPE, fill
 
 torch = pytest.importorskip("torch")
 
@@ -162,3 +174,104 @@ def test_items_are_of_their_own(buffer):
     batch = first(buffer.dataloader(3))
     batch["r"].zero_()
     assert first(buffer.dataloader(3))["r"].sum() == 36
+
+
+# Random windows of episodes.
+
+
+from sqlbuffer.compat.memmap import (  # noqa: E402
+    ReplayDatasetTimeWindow,
+)
+
+
+def test_windows_lie_within_their_episodes(buffer):
+    dataset = ReplayDatasetTimeWindow(buffer, 2, return_indices=True)
+    assert len(dataset) == 3
+    np.random.seed(0)  # noqa: NPY002
+    seen = [first(buffer.dataloader(3, dataset=dataset, return_mask=True)) for _ in range(60)]
+    assert {tuple(batch["_start"].tolist()) for batch in seen} == {
+        (a, 0, b) for a in range(2) for b in range(4)
+    }
+    for batch in seen:
+        starts = batch["_start"].tolist()
+        assert batch["r"].tolist() == [
+            [starts[0], starts[0] + 1],
+            [3, 0],
+            [4 + starts[2], 5 + starts[2]],
+        ]
+        assert batch["_lens"].tolist() == [2, 1, 2]
+        assert batch["_reaches_episode_end"].tolist() == [starts[0] == 1, True, starts[2] == 3]
+        assert batch["_mask"].tolist() == [[True, True], [True, False], [True, True]]
+    assert (batch["_index"].tolist(), batch["_index"].dtype) == ([0, 1, 2], torch.int64)
+
+
+def test_windows_are_drawn_from_the_random_numbers_of_numpy(buffer):
+    dataset = ReplayDatasetTimeWindow(buffer, 2, fields=("r",), return_indices=True)
+    np.random.seed(5)  # noqa: NPY002
+    expected = [np.random.randint(0, n) for n in (2, 1, 4, 2, 1, 4)]  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    assert [dataset[i % 3]["_start"].item() for i in range(6)] == expected
+    assert list(dataset[0]) == [
+        "r",
+        "task",
+        "z",
+        "_lens",
+        "_reaches_episode_end",
+        "_index",
+        "_start",
+    ]
+    chosen = ReplayDatasetTimeWindow(buffer, 9, filter_meta={"task": 1})
+    assert [item["_lens"].item() for item in chosen] == [1]
+
+
+@pytest.mark.parametrize(
+    ("length", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_windows_have_a_length(buffer, length, error):
+    with pytest.raises(error, match="window_length"):
+        ReplayDatasetTimeWindow(buffer, length)
+
+
+# Storing and collecting need no torch; what does says so.
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, DATASETS_MODULE, raising=False)
+
+
+@pytest.mark.slow
+def test_importing_and_storing_import_no_torch(tmp_path):
+    program = (
+        "import sys; from sqlbuffer.compat.memmap import ReplayBuffer\n"
+        f"buffer = ReplayBuffer({str(tmp_path)!r}, 2, 2, {{'x': 'float'}})\n"
+        "buffer.store_episode(x=[1.0])\n"
+        "assert buffer.data['x'][0, 0] == 1.0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_loaders_say_that_they_need_torch(no_torch, tmp_path):
+    buffer = fill(ReplayBuffer(tmp_path, **{**SHAPE, "max_episodes": 5}))
+    both = ConcatReplayBuffer([tmp_path])
+    collector = buffer.create_rollout_collector(2)
+    collector.append(r=np.zeros(2))
+    for call in (
+        buffer.dataset,
+        buffer.get_all_data,
+        both.dataset,
+        both.get_all_data,
+        lambda: buffer.dataloader(2),
+        lambda: both.dataloader(2),
+        lambda: collector.dataloader(2),
+        *(partial(getattr, memmap, name) for name in DATASETS),
+        partial(importlib.import_module, DATASETS_MODULE),
+    ):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[torch\]'"):
+            call()
+    collector.store(task=[3, 4])
+    assert buffer.meta_data["task"][3:5].tolist() == [3, 4]
+    for each in (both, buffer):
+        each.close()
