@@ -50,12 +50,16 @@ def start(*arguments, **options):
 @pytest.fixture
 def filled(schema_url):
     """Return a database with the buffers `arrays` (4 tasks of 5 steps), `talks` and `empty`."""
-    with ReplayBuffer(schema_url, name="arrays", max_capacity=100) as buffer:
+    return fill_buffers(schema_url)
+
+
+def fill_buffers(url):
+    with ReplayBuffer(url, name="arrays", max_capacity=100) as buffer:
         buffer.store_batch([make_array_row(task=n // 5, step=n % 5) for n in range(20)])
-    with ReplayBuffer(schema_url, name="talks") as buffer:
+    with ReplayBuffer(url, name="talks") as buffer:
         buffer.store_batch(talk())
-    ReplayBuffer(schema_url, name="empty", max_capacity=7).close()
-    return schema_url
+    ReplayBuffer(url, name="empty", max_capacity=7).close()
+    return url
 
 
 def make_newer(url, min_client):

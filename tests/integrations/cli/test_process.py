@@ -87,6 +87,7 @@ def test_doctor_colours_its_verdicts_on_a_terminal(filled):
     assert "OK   schema: revision" in shown.text
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("format_", ["--ndjson", "--csv", "--json"])
 def test_a_reader_that_leaves_ends_the_command_quietly(schema_url, format_):
     sql.fill(schema_url, 20_000).close()

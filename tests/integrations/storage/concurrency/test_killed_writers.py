@@ -92,6 +92,7 @@ def check_log(url, acknowledged):
 
 
 @pytest.mark.slow
+@pytest.mark.each_value
 @pytest.mark.parametrize("capacity", [None, 300])
 @pytest.mark.parametrize("others", ["beside_one_that_goes_on", "and_nobody_is_left"])
 def test_killed_writers_lose_no_acknowledged_batch(schema_url, tmp_path, capacity, others):

@@ -174,6 +174,7 @@ def check_readers(log, seen):
 # Both are more than the 1,024 numbers below which a sampler reads the whole window; the second is
 # more than the 4,096 rows that len() counts once only.
 @pytest.mark.slow
+@pytest.mark.each_value
 @pytest.mark.parametrize(("capacity", "n_batches"), [(1_500, 250), (10_000, 200)])
 def test_8_writers_and_2_readers_lose_nothing_and_keep_the_capacity(
     schema_url, capacity, n_batches
