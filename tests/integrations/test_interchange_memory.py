@@ -51,6 +51,7 @@ def grown(*arguments: object) -> tuple[int, float]:
     return n_steps, n_mb
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["small", "images", "rows"])
 def test_memory_is_bounded(
     buffer_url: str, kind: str, tmp_path: Path, record_property: Any
