@@ -293,20 +293,22 @@ class EpisodeWriter:
                 (self._book.key(open_.claim.number), rows) for open_, rows in changed if len(rows)
             ]
             stored = list({id(open_): open_ for open_, _ in (*changed, *ended)}.values())
+            dirty = [open_ for open_, _ in changed if open_.is_dirty]
+            shown = [*dirty, *(open_ for open_, _ in ended if open_ not in dirty)]
 
             def work(tx: Transaction) -> None:
                 self._extend(tx, steps)
                 with self._changing(tx, slots) as change:
-                    self._show(change, stored, ended)
+                    change.check_own([open_.claim for open_ in stored])
+                    self._show(change, shown, ended)
 
-            dirty = [(open_, open_.is_dirty) for open_, _ in changed]
-            for open_, _ in dirty:
+            for open_ in dirty:
                 open_.is_dirty = False
             try:
                 self._transaction(work)
             except BaseException:
-                for open_, was in dirty:
-                    open_.is_dirty |= was
+                for open_ in dirty:
+                    open_.is_dirty = True
                 raise
             self._ended = self._ended[len(ended) :]
             with self._mutex:
@@ -323,12 +325,7 @@ class EpisodeWriter:
         episodes: Sequence[OpenEpisode],
         ended: Sequence[tuple[OpenEpisode, int]],
     ) -> None:
-        """Let slots show episodes whose steps are stored, in the same transaction.
-
-        Raises:
-            SlotLostError: Another writer has one of the slots.
-        """
-        change.check_own([open_.claim for open_ in episodes])
+        """Let slots show episodes whose steps are stored, in the same transaction."""
         if new := [open_ for open_ in episodes if not open_.is_begun]:
             change.begin([open_.claim for open_ in new])
         ids = {id(open_): self._book.key(open_.claim.number) for open_ in episodes}

@@ -255,7 +255,8 @@ class BookChange:
         if book.n_pages <= MOST_LOCKED:
             pages = range(book.n_pages)
         found, deletions = tx.locked([RING, *(f"{PAGES}{page}" for page in pages)])
-        self.ring = Ring.from_json(found[RING].value) if RING in found else Ring()
+        self._stored_ring = found[RING].value if RING in found else None
+        self.ring = Ring() if self._stored_ring is None else Ring.from_json(self._stored_ring)
         for page in pages:
             self._pages[page] = book.page(found.get(f"{PAGES}{page}"))
         self.load(slots)
@@ -391,8 +392,11 @@ class BookChange:
         if dropped:
             self.tx.documents.delete_many(dropped)
         keys = {f"{PAGES}{page}": self._pages[page] for page in self._changed_pages}
-        pages = {key: self.book.text_of(key, page) for key, page in keys.items()}
-        self.tx.documents.put_many({**self.changed, **pages, RING: self.ring.to_json()})
+        changed = {**self.changed, **{k: self.book.text_of(k, page) for k, page in keys.items()}}
+        if (ring := self.ring.to_json()) != self._stored_ring:
+            changed[RING] = ring
+        if changed:
+            self.tx.documents.put_many(changed)
 
     def living(self) -> set[str]:
         """Return the writers that are alive, as far as that is known."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, RowMapping, Text, bindparam, cast, or_, select
+from sqlalchemy import Connection, RowMapping, Text, bindparam, cast, or_, select, true
 
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.chunks import (
@@ -164,6 +164,12 @@ _NEWEST = (
 )
 
 
+def _step_at(chunk: Any, place: int) -> int:
+    """Return the step number at a place in a chunk; -1 is the last one."""
+    steps = listed(chunk.steps)
+    return int(chunk.step + place % chunk.n_steps if steps is None else steps[place])
+
+
 class HeldStep(NamedTuple):
     """A step that a buffer holds: its number, its chunk and its place there."""
 
@@ -243,10 +249,8 @@ class HeldSteps:
         last = newest.first_seq + newest.n_steps - 1
         if is_held:
             last = max(self._held(range(newest.first_seq, last + 1)), default=-1)
-        place, steps = last - newest.first_seq, listed(newest.steps)
-        if place < 0:
-            return None
-        return int(newest.step + place if steps is None else steps[place])
+        place = last - newest.first_seq
+        return None if place < 0 else _step_at(newest, place)
 
     def _held(self, seqs: Iterable[int]) -> set[int]:
         """Return the numbers that are inside the window, and were not deleted."""
@@ -418,6 +422,13 @@ insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql
 insert_ids = by_database(sqlite=sqlite.insert_ids, postgresql=postgresql.insert_ids)
 
 _EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
+_NEWEST_CHUNK = _NEWEST.add_columns(chunks.c.t.label("first_t")).subquery()
+_APPENDED_EPISODE = (
+    select(episodes.c.next_t, episodes.c.status, _NEWEST_CHUNK)
+    .select_from(episodes.outerjoin(_NEWEST_CHUNK, true()))
+    .where(episodes.c.id == bindparam("of_episode"))
+    .with_for_update(key_share=True, of=episodes)
+)
 
 
 def insert_chunks(
@@ -506,7 +517,8 @@ class _Insertion:
 
     def _lock_appended(self) -> dict[int, int]:
         """Return the next place of each episode that new steps are appended to at its end."""
-        next_ts = {}
+        next_ts: dict[int, int] = {}
+        self._newest: dict[int, int | None] = {}
         appended = {
             episode_id: i
             for i, episode_id in enumerate(self._episode_ids)
@@ -515,21 +527,23 @@ class _Insertion:
             and len(self._outcomes.places(i))
         }
         for episode_id, i in sorted(appended.items()):
+            next_ts[episode_id], self._newest[episode_id] = 0, None
             if episode_id in self._made:
-                next_ts[episode_id] = 0
                 continue
             row = self._connection.execute(
-                _EPISODE.with_for_update(key_share=True), {"of_id": episode_id}
+                _APPENDED_EPISODE, {"of_buffer": self._buffer_id, "of_episode": episode_id}
             ).one_or_none()
             if row is not None and row.status != "open":
                 chunk = self._chunks[i]
                 assert chunk.episode_key is not None
                 raise exists(self._connection, self._buffer_id, chunk.episode_key, chunk.task_id)
-            next_ts[episode_id] = 0 if row is None else row.next_t
-        self._newest = {
-            episode_id: None if episode_id in self._made else self._held.newest_step(episode_id)
-            for episode_id in appended
-        }
+            if row is not None and row.next_t:
+                next_ts[episode_id] = row.next_t
+                # The lock may have waited for another writer, whose chunk the query does not see.
+                is_newest = row.first_t is not None and row.first_t + row.n_steps == row.next_t
+                self._newest[episode_id] = (
+                    _step_at(row, -1) if is_newest else self._held.newest_step(episode_id)
+                )
         if self._late_step() is not None:
             # Another writer may have stored the same steps since their ids were compared, and the
             # newest step may have been deleted.
