@@ -1881,9 +1881,9 @@ class ReplayBuffer:
     def snapshot(self, work: "Callable[[Snapshot], T]", *, documents: Sequence[str] = ()) -> T:
         """Call `work(view)` on one state of the buffer, and return its result.
 
-        `view` is a `Snapshot`: it reads with `get_paginated`, `get_by_task_id`,
-        `get_batch_by_task_ids` and `documents`. What other processes store or delete meanwhile is
-        not seen. After a lost connection `work` is called again.
+        `view` is a `Snapshot`: it reads with `sample`, `use_counts`, `get_paginated`,
+        `get_by_task_id`, `get_batch_by_task_ids` and `documents`. What other processes store or
+        delete meanwhile is not seen. After a lost connection `work` is called again.
 
         Args:
             work: The function. It reads with `view`.
@@ -2456,6 +2456,28 @@ class Snapshot:
     get_paginated = _joining(ReplayBuffer.get_paginated)
     get_by_task_id = _joining(ReplayBuffer.get_by_task_id)
     get_batch_by_task_ids = _joining(ReplayBuffer.get_batch_by_task_ids)
+    use_counts = _joining(ReplayBuffer.use_counts)
+
+    def sample(self, batch_size: int = 256, **options: Any) -> Any:
+        """Draw rows; see `ReplayBuffer.sample`.
+
+        Raises:
+            ArgumentError: An argument is invalid, or the buffer counts or logs what is sampled: a
+                snapshot only reads.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> buffer.add(state=0, task_id="t").inserted
+            1
+            >>> len(buffer.snapshot(lambda view: view.sample(1)))
+            1
+        """
+        if self.buffer._store.uses.is_on:
+            raise ArgumentError(
+                "a snapshot only reads, and this buffer counts or logs what is sampled (max_use, "
+                "track_samples); sample in a transaction"
+            )
+        return self.joined(lambda: self.buffer.sample(batch_size, **options))
 
     def joined(self, call: Callable[[], T]) -> T:
         """Return the result of a call whose reads are part of the snapshot.

@@ -261,9 +261,6 @@ class Cells(Protocol):
     def hold(self, given: Any, held: HeldItems) -> None:
         """Put prepared items into an empty ring, with their ids, priorities and uses."""
 
-    def held(self, *, encoded: bool) -> HeldItems:
-        """Return all items."""
-
 
 class CellsPlace(Protocol):
     """Where cells are: in the memory of this process, or in a database."""
@@ -294,6 +291,9 @@ class CellsPlace(Protocol):
             work: What to do, as a whole or not at all.
             is_relaxed: It may be lost when the server of a database dies.
         """
+
+    def held(self, *, encoded: bool) -> HeldItems:
+        """Return all items, of one moment."""
 
     def close(self) -> None:
         """Free its memory in this process."""
@@ -451,10 +451,11 @@ class PrioritizedRing:
 
         def work(cells: Cells) -> int:
             counters = cells.state
+            place_of_0 = counters.place_of(0, self.size)
             numbers = {
                 id_: number
-                for id_, number in zip(given, map(number_of, given), strict=True)
-                if given[id_].place == counters.place_of(number, self.size)
+                for (id_, new), number in zip(given.items(), map(number_of, given), strict=True)
+                if new.place == (place_of_0 + number) % self.size
             }
             found = {key: given[id_] for id_, key in cells.find(numbers).items()}
             if max_use is not None and found:
@@ -491,11 +492,7 @@ class PrioritizedRing:
         Args:
             encoded: Return each item as JSON and the bytes of its arrays.
         """
-
-        def work(cells: Cells) -> HeldItems:
-            return cells.held(encoded=encoded)
-
-        return self.place.change(work, is_relaxed=True)
+        return self.place.held(encoded=encoded)
 
     def hold(self, held: HeldItems, versions: Sequence[int | None]) -> None:
         """Replace the contents.
@@ -708,16 +705,17 @@ class PrivateCells(PrivateRing):
         self._uses[numbers % self.n_cells] = held.uses
 
     def held(self, *, encoded: bool) -> HeldItems:
-        """Return copies of all items."""
-        cells = self._held(self._low, self._end)
-        places = self._numbers() % self.n_cells
-        return HeldItems(
-            values_of(cells, encoded=encoded),
-            self._ids[places].tolist(),
-            self._weights.priorities[places].tolist(),
-            self._uses[places].tolist(),
-            self._counters,
-        )
+        """Return copies of all items, of one moment."""
+        with self._mutex:
+            cells = self._held(self._low, self._end)
+            places = self._numbers() % self.n_cells
+            return HeldItems(
+                values_of(cells, encoded=encoded),
+                self._ids[places].tolist(),
+                self._weights.priorities[places].tolist(),
+                self._uses[places].tolist(),
+                self._counters,
+            )
 
 
 class CellWeights:

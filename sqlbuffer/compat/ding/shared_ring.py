@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import loads
 
-from sqlbuffer.buffer import ReplayBuffer, Transaction
+from sqlbuffer.buffer import ReplayBuffer, Snapshot, Transaction
 from sqlbuffer.codec.encoder import Encoded
 from sqlbuffer.compat.ding.errors import ItemError, ReplayConfigError
 from sqlbuffer.compat.ding.items import (
@@ -333,7 +333,9 @@ class SharedRing:
         Raises:
             BufferNotFoundError: The buffer was dropped.
         """
-        document = of.documents.get(KEY, lock=lock)
+        return self._checked(of.documents.get(KEY, lock=lock))
+
+    def _checked(self, document: Any) -> Any:
         if document is None:
             buffer = self.buffer
             raise BufferNotFoundError(f"buffer {buffer.name!r} was dropped from {buffer.url}")
@@ -440,7 +442,8 @@ class SharedRing:
 
     def lengths(self) -> list[int | None]:
         """Return the length of each item; None for an item without a length."""
-        rows = _Reading(_all_keys).read(self.buffer, LENGTH)
+        # Numbers without a step are left out; to read the numbers before takes as long again.
+        rows = _Reading(_window).read(self.buffer, LENGTH)
         return [None if row.extra is None else loads(row.extra)["length"] for row in rows]
 
     def clear(self, *, track: bool = False) -> Left:
@@ -508,9 +511,7 @@ class SharedCells:
         return reading.read(self._tx, fields)
 
     def _all(self, candidates: Any) -> Sequence[int]:
-        if candidates.span == self.n:
-            return range(candidates.low + 1, candidates.high + 1)
-        return _all_keys(candidates)
+        return _window(candidates) if candidates.span == self.n else _all_keys(candidates)
 
     def chosen(self, sampler: _ByAge) -> list[EncodedRow]:
         """Return the chosen steps, in that order."""
@@ -652,18 +653,6 @@ class SharedPrioritizedCells(SharedCells):
         if used:
             self._tx.count_uses(used)
 
-    def held(self, *, encoded: bool) -> HeldItems:
-        """Return all items."""
-        sampler = _AllOfThem()
-        rows = sampler.read(self._tx, ITEM) if self.n else []
-        return HeldItems(
-            items_of(rows, encoded=encoded),
-            [row.id for row in rows],
-            sampler.priorities.tolist(),
-            self.uses_of([row.seq for row in rows]),
-            self.state,
-        )
-
 
 class SharedPrioritizedPlace(SharedRing):
     """Where the items of a prioritized ring in a database are; see `CellsPlace`.
@@ -694,6 +683,22 @@ class SharedPrioritizedPlace(SharedRing):
         except BaseException:
             self.versions = KnownVersions()
             raise
+
+    def held(self, *, encoded: bool) -> HeldItems:
+        """Return all items, of one moment."""
+
+        def look(view: Snapshot) -> HeldItems:
+            sampler = _AllOfThem()
+            rows = sampler.read(view, ITEM)
+            return HeldItems(
+                items_of(rows, encoded=encoded),
+                [row.id for row in rows],
+                sampler.priorities.tolist(),
+                view.use_counts(sampler.numbers).tolist(),
+                State.of(self._checked(view.prefetched.get(KEY)).value, self.size).counters,
+            )
+
+        return self.buffer.snapshot(look, documents=[KEY])
 
     def _cells(self, tx: Transaction, first: int | None) -> SharedPrioritizedCells:
         return SharedPrioritizedCells(self, tx, first)
@@ -810,15 +815,16 @@ class _ByWeight(_Reading):
 
 
 class _AllOfThem(_Reading):
-    """Reads all steps, and notes their priorities."""
+    """Reads all steps, and notes their numbers and priorities."""
 
     def __init__(self) -> None:
-        super().__init__(self._numbers)
+        super().__init__(self._all)
+        self.numbers: Integers = np.empty(0, np.int64)
         self.priorities: NDArray[np.float64] = np.empty(0)
 
-    def _numbers(self, candidates: Any) -> Sequence[int]:
-        numbers, self.priorities = candidates.priorities.all(candidates)
-        return cast("Sequence[int]", numbers.tolist())
+    def _all(self, candidates: Any) -> Sequence[int]:
+        self.numbers, self.priorities = candidates.priorities.all(candidates)
+        return cast("Sequence[int]", self.numbers.tolist())
 
 
 def _by_weight(key: int, candidates: Any, n: int) -> Integers:
@@ -832,6 +838,10 @@ def _by_weight(key: int, candidates: Any, n: int) -> Integers:
     is_part = numbers <= candidates.high
     weights = weights_of(own[is_part], priorities.alpha)
     return strata_of_all(key, numbers[is_part], weights, n)
+
+
+def _window(candidates: Any) -> range:
+    return range(candidates.low + 1, candidates.high + 1)
 
 
 def _all_keys(candidates: Any) -> Sequence[int]:
