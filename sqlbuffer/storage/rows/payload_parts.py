@@ -627,7 +627,8 @@ class Payloads:
         if self._selected is None:
             return names
         # `extra` also has numbers that their columns cannot hold.
-        unwanted = {*PAYLOADS[:-1], *PLAIN} - self._selected.fields.keys()
+        payloads = PAYLOADS[:-1] if self._only is None else PAYLOADS
+        unwanted = {*payloads, *PLAIN} - self._selected.fields.keys()
         if not self._read or not self._selected.fields.keys() & set(PAYLOADS):
             unwanted.add("arrays")
         return names - unwanted
