@@ -93,18 +93,16 @@ def new_priorities(info: Any) -> dict[str, NewPriority]:
             raise TypeError(f"{key!r} of an update is a list, got {info[key]!r:.100}")
     given: dict[str, NewPriority] = {}
     for i, (one, place, value) in enumerate(zip(*lists, strict=False)):
-        priority, id_ = _new_priority(value, i), str(one)
+        try:
+            priority = checked_priority(value)
+        except FieldError as error:
+            raise PriorityError(f"priority of entry {i}: {error}") from None
+        number = place if type(place) is int else integer_of(_listed(place))
+        id_ = str(one)
         before = given.get(id_)
         largest = priority if before is None else max(priority, before.largest)
-        given[id_] = NewPriority(integer_of(_listed(place)), priority, largest)
+        given[id_] = NewPriority(number, priority, largest)
     return given
-
-
-def _new_priority(value: Any, i: int) -> float:
-    try:
-        return checked_priority(value)
-    except FieldError as error:
-        raise PriorityError(f"priority of entry {i}: {error}") from None
 
 
 def _listed(values: Any) -> Any:

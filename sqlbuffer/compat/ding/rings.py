@@ -43,7 +43,7 @@ class Counters(NamedTuple):
 
     def after_push(self, n: int, size: int) -> "Counters":
         """Return the counters of a ring of a size after a push of n items."""
-        return self._replace(push_count=self.push_count + n, tail=(self.tail + n) % size)
+        return Counters(self.push_count + n, (self.tail + n) % size, *self[2:])
 
     def place_of(self, number: int, size: int) -> int:
         """Return the place in the ring of an item that is held, by its number over all pushes."""

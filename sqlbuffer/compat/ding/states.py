@@ -97,11 +97,11 @@ def to_state_dict(held: HeldItems, size: int, beta: float, anneal_step: int) -> 
     counters = held.counters
     data: list[Any] = [None] * size
     use_count = dict.fromkeys(range(size), 0)
-    places = []
+    places, place_of_0 = [], counters.place_of(0, size)
     for item, id_, priority, use in zip(
         held.items, held.ids, held.priorities, held.uses, strict=True
     ):
-        place = counters.place_of(number_of(id_), size)
+        place = (place_of_0 + number_of(id_)) % size
         own = {"replay_unique_id": id_, "replay_buffer_idx": place, "priority": priority}
         data[place] = {**item, **own}
         use_count[place] = use
