@@ -156,7 +156,7 @@ _REPLACE_POSTGRESQL = (
 def _spans_sqlite(
     connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
-    given = {"id": buffer_id, "runs": json.dumps(runs), "size": size}
+    given = {"id": buffer_id, "runs": orjson.dumps(runs).decode(), "size": size}
     found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS_SQLITE, given).fetchall()
     return found
 

@@ -837,16 +837,18 @@ class Cells:
 
     def _stored(self, moment: Moment | BookChange, runs: list[Run]) -> StoredCells:
         """Return the cells of runs that have a step, in their order."""
-        size, numbers = self._rows.size, moment.numbers([slot for slot, _, _ in runs])
-        runs = [run for run in runs if numbers[run[0]] >= 0]
-        of_episodes = [(self._book.key(numbers[slot]), t, last) for slot, t, last in runs]
+        size, numbers = self._rows.size, moment.numbers(list(dict.fromkeys(run[0] for run in runs)))
+        keys = {slot: self._book.key(number) for slot, number in numbers.items() if number >= 0}
+        runs = [run for run in runs if run[0] in keys]
+        of_episodes = [(keys[slot], t, last) for slot, t, last in runs]
         steps = self._book.steps
         found = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
         if not found:
             return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
         of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)
         for seq, n, raw in zip(first_seqs, counts, records, strict=True):
-            _check_size(raw, n * size, seq)
+            if raw is None or len(raw) != n * size:
+                raise _damaged(seq)
         rows = np.frombuffer(bytearray(b"").join(records), self._rows.layout.record)
         firsts = [runs[run][0] * self._t + t for run, t in zip(of_run, ts, strict=True)]
         stored = StoredCells(_rising(firsts, counts), rows, _rising(first_seqs, counts))
@@ -870,7 +872,8 @@ class Cells:
             if record is None:
                 is_kept[place] = False
             else:
-                _check_size(record, self._rows.size, seq)
+                if len(record) != self._rows.size:
+                    raise _damaged(seq)
                 stored.rows[place] = np.frombuffer(record, self._rows.layout.record)[0]
         return StoredCells(*(values[is_kept] for values in stored))
 
@@ -982,10 +985,9 @@ def _runs(keys: Ints, max_timesteps: int) -> list[Run]:
     return list(zip(slots[first].tolist(), ts[first].tolist(), ts[last].tolist(), strict=True))
 
 
-def _check_size(raw: Any, size: int, seq: int) -> None:
-    """Raise where steps from a number on have another size than their fields."""
-    if raw is None or len(raw) != size:
-        raise FieldError(
-            f"the row with seq {seq} has damaged arrays (they have another size than its fields); "
-            f"delete it, or restore it from a backup"
-        )
+def _damaged(seq: int) -> FieldError:
+    """Return the error for steps from a number on that have another size than their fields."""
+    return FieldError(
+        f"the row with seq {seq} has damaged arrays (they have another size than its fields); "
+        f"delete it, or restore it from a backup"
+    )
