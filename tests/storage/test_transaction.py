@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from sqlbuffer import QueryBuilder, RateLimiter, ReplayBuffer
+from sqlbuffer import LatestSampler, QueryBuilder, RateLimiter, ReplayBuffer
 from sqlbuffer.errors import (
     ArgumentError,
     DocumentChangedError,
@@ -24,6 +24,7 @@ from tests.support.processes import running, wait_until
 from tests.support.proxy import proxied
 from tests.support.sql import scalar
 
+OF_REWARD = QueryBuilder().gt("reward", 0.5)
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 
 
@@ -544,3 +545,25 @@ def test_a_server_that_stays_away_is_an_error_and_nothing_is_written(make_databa
         proxy.end_outage()
         assert ReplayBuffer(url).size() == 0
         engine_for(resolve_url(proxy.url)).dispose()
+
+
+def test_a_snapshot_draws_from_one_state(buffer, buffer_url):
+    def look(view):
+        first = view.sample(8, sampler=LatestSampler())
+        with ReplayBuffer(buffer_url) as other:
+            other.extend(columns(other, [3, 4]), task_id="new")
+        again = view.sample(8, sampler=LatestSampler(), condition=OF_REWARD)
+        return [[row.exp_data.reward_t for row in rows] for rows in (first, again)]
+
+    assert buffer.snapshot(look) == [[2.0, 1.0, 0.0], [2.0, 1.0]]
+    assert buffer.snapshot(lambda view: len(view.sample(8, sampler=LatestSampler()))) == 5
+
+
+@pytest.mark.parametrize("counting", [{"max_use": 2}, {"track_samples": True}], ids=str)
+def test_a_snapshot_draws_from_no_buffer_that_counts_or_logs_draws(buffer_url, counting):
+    with ReplayBuffer(buffer_url, **counting) as buffer:
+        buffer.add(state=0)
+        with pytest.raises(ArgumentError, match="sample in a transaction"):
+            buffer.snapshot(lambda view: view.sample(1))
+        counts = buffer.snapshot(lambda view: view.use_counts([1]).tolist())
+        assert counts == buffer.use_counts([1]).tolist() == [0]
