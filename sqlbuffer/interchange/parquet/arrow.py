@@ -66,7 +66,7 @@ def item_type(dtype: np.dtype[Any]) -> Any:
         return pa.binary()
     if is_pair(dtype):
         return pa.float32() if dtype.itemsize == 8 else pa.float64()
-    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+    if dtype.itemsize <= 8:
         return pa.from_numpy_dtype(dtype.newbyteorder("="))
     return pa.binary(dtype.itemsize)  # a float of more than 64 bits: its bytes
 
