@@ -117,7 +117,7 @@ class ParquetFiles:
     def episodes(self) -> Path | None:
         """The file with episodes; None if there is none."""
         file = self.path / "episodes.parquet"
-        return file if self.path.is_dir() and file.exists() else None
+        return file if file.exists() else None
 
     def _schema_and_rows(self, path: Path) -> tuple[Any, int]:
         with named_damage(path), self._opened(path) as file:
