@@ -31,7 +31,7 @@ from sqlbuffer.codec.plain_values import tag_float
 from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileImportError
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
-from sqlbuffer.front.writing import Batch
+from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     ExportReport,
@@ -714,7 +714,7 @@ class _Insertion:
 
     def _encoded(
         self, lines: Sequence[_Line]
-    ) -> tuple[Batch, int, tuple[FileImportError | FieldError, int] | None]:
+    ) -> tuple[EncodedSteps, int, tuple[FileImportError | FieldError, int] | None]:
         """Return encoded steps, their number, and the error and number of the line ending them."""
         rows: list[DataRow] = []
         priorities: list[Any] = []

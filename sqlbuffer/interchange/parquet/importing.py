@@ -30,7 +30,8 @@ from sqlbuffer.errors import (
     SchemaMissingError,
 )
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
-from sqlbuffer.front.writing import Batch, StepWriter
+from sqlbuffer.front.step_encoding import EncodedSteps
+from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import ImportCounts, ImportReport, named_damage
 from sqlbuffer.interchange.parquet.arrow import (
@@ -226,7 +227,7 @@ def append_files(
 
 def _encoded_parts(
     files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
-) -> Iterator[tuple[str, int, Batch]]:
+) -> Iterator[tuple[str, int, EncodedSteps]]:
     """Yield the place of each part, its number of steps, and its encoded steps."""
     plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
     for path, first, table in files.batches():
@@ -247,7 +248,7 @@ class _Part:
         self._plan, self._table, self._ids, self._first = plan, table, ids, first
         self._n = len(table)
 
-    def encoded(self, writer: StepWriter) -> Batch:
+    def encoded(self, writer: StepWriter) -> EncodedSteps:
         """Return them as they are stored."""
         is_rich = any(self._has(n) for n in (*_RICH, *_PAYLOADS)) or not self._plan.specs
         if not is_rich and not self._has_nulls(("reward", "terminated", "truncated")):
