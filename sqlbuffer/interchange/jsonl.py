@@ -43,7 +43,7 @@ from sqlbuffer.interchange.output import (
     named_damage,
 )
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
-from sqlbuffer.steps import ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
+from sqlbuffer.steps import PAYLOADS, ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 
@@ -58,7 +58,6 @@ COLUMNS = {
     "state": "state", "actions": "actions", "messages": "messages", "extra": "extra",
     "arrays": "arrays", "priority": "priority",
 }  # fmt: skip
-PAYLOADS = ("state", "actions", "messages", "extra")
 _OTHER_NAMES = {"reward": "reward_t", "advantage": "adv_t", "value": "v_t", "action": "actions"}
 # Values that a step has in its own buffer, and gets again in another.
 _IGNORED = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")

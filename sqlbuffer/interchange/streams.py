@@ -20,7 +20,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import ArgumentError, CopyError, FieldError, SQLBufferError
 from sqlbuffer.fields import near_name
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import ColumnBatch
+from sqlbuffer.steps import PAYLOADS, ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceState, TableRows
 from sqlbuffer.storage.copies.source import (
@@ -41,7 +41,7 @@ KEY_COLUMNS = (
 )  # fmt: skip
 VALUE_COLUMNS = ("reward", "advantage", "value", "terminated", "truncated")
 OVERLAY_COLUMNS = ("priority", "uses", "quarantined_at", "quarantine_reason")
-PAYLOAD_COLUMNS = ("state", "actions", "messages", "extra", "arrays")
+PAYLOAD_COLUMNS = (*PAYLOADS, "arrays")
 BUILT_IN_COLUMNS = (*KEY_COLUMNS, *VALUE_COLUMNS, *OVERLAY_COLUMNS, *PAYLOAD_COLUMNS)
 
 

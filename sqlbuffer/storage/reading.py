@@ -12,6 +12,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferConfigError, StorageBusyError
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.open_buffer import (
     OpenBuffer,
     OwnWrites,
@@ -63,7 +64,7 @@ _SIZE_BYTES = select(
     _total(
         experiences,
         func.coalesce(_E.payload_bytes, func.length(_E.arrays), 0)
-        + sum(_length(cast(_E[name], Text)) for name in ("state", "actions", "messages", "extra")),
+        + sum(_length(cast(_E[name], Text)) for name in PAYLOADS),
     )
     + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
 )

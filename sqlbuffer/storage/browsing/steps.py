@@ -26,8 +26,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.records import Decoder, Record
-from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
-from sqlbuffer.steps import DataRow
+from sqlbuffer.query.selected_fields import PLAIN, SelectedFields
+from sqlbuffer.steps import PAYLOADS, DataRow
 from sqlbuffer.storage.browsing.rollouts import Rollout
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.records import decode_reals
 from sqlbuffer.errors import CopyError, ExportError, StorageBusyError
 from sqlbuffer.fields import VARIABLE
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import ColumnBatch, RaggedValues
+from sqlbuffer.steps import PAYLOADS, ColumnBatch, RaggedValues
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import buffers, sessions
 from sqlbuffer.storage.buffers.window import settled_seq
@@ -541,7 +541,6 @@ class ScratchLists:
             ) from error
 
 
-PAYLOADS = ("state", "actions", "messages", "extra")
 _REALS = {"advantage": "adv_t", "value": "v_t", "priority": "initial_priority"}
 _CHUNK_FLAGS = ("terminated", "truncated")
 
