@@ -45,7 +45,7 @@ from sqlbuffer.llm import (
     prompt_completion_row,
 )
 from sqlbuffer.steps import ColumnBatch
-from sqlbuffer.storage.copies.source import ScratchLists
+from sqlbuffer.storage.scratch_lists import ScratchLists
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
 ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)
