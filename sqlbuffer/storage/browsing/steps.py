@@ -37,8 +37,8 @@ from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
+from sqlbuffer.storage.sample_log import samples
 from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, listed, processed, unindexed
-from sqlbuffer.storage.use_counts import samples
 
 # Limit for looking up the agents of a task one by one, and for chunks without an episode.
 MOST_AGENTS = 64

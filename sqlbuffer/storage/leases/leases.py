@@ -70,6 +70,7 @@ from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.statements import remembered
+from sqlbuffer.storage.sample_log import LogEntry
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import (
@@ -80,7 +81,7 @@ from sqlbuffer.storage.schema.expressions import (
     seconds_ago,
 )
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.use_counts import LogEntry, SamplingSession, SamplingSessions
+from sqlbuffer.storage.use_counts import SamplingSession, SamplingSessions
 from sqlbuffer.waits import begin_wait
 
 # Seconds for which rows of leases without an end are kept.
