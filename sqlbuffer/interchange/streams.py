@@ -34,6 +34,8 @@ from sqlbuffer.storage.copies.target import take_hold
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.holds import Hold, HoldKeeper
 
+logger = logging.getLogger("sqlbuffer")
+
 # The built-in columns, in the order in which files have them.
 KEY_COLUMNS = (
     "seq", "first_seq", "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "t",
@@ -327,9 +329,6 @@ def example_columns(
     if columns is None:
         built_in = tuple(name for name in EXAMPLE_COLUMNS if name not in chosen)
     return built_in, chosen
-
-
-logger = logging.getLogger("sqlbuffer")
 
 
 class HeldStream:

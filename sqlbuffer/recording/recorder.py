@@ -17,6 +17,8 @@ from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.fields import FieldSpec, fields_from_env, paths_of, spaces_of
 from sqlbuffer.processes import at_process_end
 
+logger = logging.getLogger("sqlbuffer")
+
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
 Paths = Mapping[str, tuple[Any, ...]]
@@ -107,8 +109,6 @@ def _differences(
 def _takes(spec: FieldSpec, expected: FieldSpec) -> bool:
     return spec.shape == expected.shape and np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
-
-logger = logging.getLogger("sqlbuffer")
 
 Begin = Callable[..., EpisodeWriter]
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
