@@ -88,9 +88,9 @@ class RowEncoding:
             casting: See `ReplayBuffer.extend`.
             key: Its id.
             end: Makes its end.
-            metas: See `WriteBatch`, also for the next two.
-            whole: See `metas`.
-            ignore: See `metas`.
+            metas: The user's JSON of episodes that may begin with the batch.
+            whole: Id of the user's for an episode that is stored whole or not at all.
+            ignore: Fields that make no conflict if they differ from the stored episode.
         """
         records = encode_columns(columns, casting=casting, episode=key)
         _check_has_steps(len(records))

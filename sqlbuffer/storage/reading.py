@@ -460,7 +460,7 @@ class StandbyReads(OwnWrites):
         """Wait until the standby has all that any process has committed up to now.
 
         Raises:
-            StorageBusyError: See `catch_up`.
+            StorageBusyError: It is too far behind, or has become a server of its own.
         """
         with self._mutex:
             self._n_seen = -1
