@@ -33,8 +33,8 @@ class CopyReport:
     Attributes:
         source: Name and database of the buffer that was copied, without a password.
         target: Name and database of the copy.
-        low_seq: The copy has steps with `low_seq < seq <= high_seq`.
-        high_seq: See `low_seq`.
+        low_seq: Lower end, excluded: the copy has steps with `low_seq < seq <= high_seq`.
+        high_seq: Upper end of these numbers, included.
         n_steps: Number of steps in the copy.
         n_copied: Number of steps that this call copied; fewer if an earlier call was interrupted.
         was_finished: True if an earlier call has completed the copy, and this one did nothing.

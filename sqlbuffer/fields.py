@@ -707,7 +707,7 @@ def paths_of(name: str, space: Any) -> dict[str, tuple[Any, ...]]:
     ("arm", "pose")}`.
 
     Raises:
-        FieldError: See `fields_from_env`.
+        FieldError: A space of no fixed size, such as Text, Sequence or Graph.
     """
     return {field: path for field, (path, _) in parts_of(name, space).items()}
 

@@ -12,7 +12,7 @@ import orjson
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps import DataRow, Experience, ExpMeta
-from sqlbuffer.storage.copies.source import ScratchLists
+from sqlbuffer.storage.scratch_lists import ScratchLists
 
 Message = dict[str, Any]
 

@@ -287,7 +287,7 @@ class _MixedSource:
             n: Number of rows.
             path: Start of the random numbers of seeded samplers; None: they continue where they
                 are.
-            credits: See `split`.
+            credits: Credits that the previous batch returned; zeros at first.
         """
         weights = list(self.weights.values())
         while True:

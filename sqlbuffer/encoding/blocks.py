@@ -229,10 +229,11 @@ def read_steps(
 
     Args:
         layout: The typed fields.
-        records: See `PackedChunk`, also for the next three.
-        n_steps: See `records`.
-        block_steps: See `records`.
-        offsets: See `records`.
+        records: The typed fields of the chunk's steps, in blocks.
+        n_steps: Number of steps in the chunk.
+        block_steps: Number of steps in a block; the last block may be shorter.
+        offsets: Where each block begins and where the last one ends, in bytes of `records`; None if
+            all steps are one plain block.
         start: Place of the first step to read.
         stop: Place after the last one.
         fields: Fields to read; all by default.
@@ -282,10 +283,11 @@ def stored_blocks(
     """Return blocks of a chunk as they are stored.
 
     Args:
-        records: See `PackedChunk`, also for the next three.
-        n_steps: See `records`.
-        block_steps: See `records`.
-        offsets: See `records`.
+        records: The typed fields of the chunk's steps, in blocks.
+        n_steps: Number of steps in the chunk.
+        block_steps: Number of steps in a block; the last block may be shorter.
+        offsets: Where each block begins and where the last one ends, in bytes of `records`; None if
+            all steps are one plain block.
         firsts: The place of the first step of each block.
         seqs: The numbers of the chunk's steps, for error messages.
 

@@ -20,7 +20,6 @@ from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.plain_values import WHOLE_FLOAT_LIMIT, dumps, tag_float, tag_text
 from sqlbuffer.encoding.blocks import expanded_rows, pack_blocks, stored_blocks
-from sqlbuffer.encoding.columns import PAYLOADS
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import (
     check_row_size,
@@ -28,6 +27,7 @@ from sqlbuffer.encoding.records import (
     encode_extra,
     encode_messages,
 )
+from sqlbuffer.steps import PAYLOADS
 
 
 class StepPayload(NamedTuple):

@@ -32,7 +32,6 @@ from sqlbuffer.encoding.chunks import (
 )
 from sqlbuffer.encoding.columns import (
     FLAGS,
-    PAYLOADS,
     GivenColumns,
     check_columns,
     check_step_names,
@@ -49,7 +48,7 @@ from sqlbuffer.encoding.records import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import MAX_ROW_BYTES, Casting, FieldSpec, value_or_default
-from sqlbuffer.steps import DataRow, uuid7s
+from sqlbuffer.steps import PAYLOADS, DataRow, uuid7s
 
 Keys = tuple[Any, ...]  # the values of `GivenColumns.keys` for one step
 

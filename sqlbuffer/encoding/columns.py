@@ -27,7 +27,7 @@ from sqlbuffer.encoding.records import (
 )
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, near_name, value_or_default
-from sqlbuffer.steps import Batch, DataRow, uuid7s
+from sqlbuffer.steps import PAYLOADS, Batch, DataRow, uuid7s
 
 # Next to the declared fields; the keys may be one value for all rows.
 FLAGS = ("terminated", "truncated")
@@ -35,7 +35,6 @@ _REALS = {"reward_t": "reward", **{name: name for name in ON_REQUEST}}  # column
 _KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id")
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
-PAYLOADS = ("state", "actions", "messages", "extra")
 BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single step
 _REAL = {name: FieldSpec(name, np.dtype("<f8")) for name in _REALS.values()}
 _FLAG = {name: FieldSpec(name, np.dtype("?")) for name in FLAGS}

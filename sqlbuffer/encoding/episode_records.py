@@ -9,13 +9,13 @@ import numpy as np
 
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.columns import PAYLOADS, check_step_names, flag_of
+from sqlbuffer.encoding.columns import check_step_names, flag_of
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.priority_values import check_kept, checked_priority
 from sqlbuffer.encoding.records import Record, encode_extra, encode_messages, encode_real
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import ON_REQUEST, Casting, FieldSpec, value_or_default
-from sqlbuffer.steps import uuid7s
+from sqlbuffer.steps import PAYLOADS, uuid7s
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import PriorityUpdate
 from sqlbuffer.storage.labels.values import AnnotationValues, checked_version
 from sqlbuffer.storage.labels.writing import Annotated, Annotation
-from sqlbuffer.storage.leases.leases import retire
+from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.store import BufferStore
 
 logger = logging.getLogger("sqlbuffer")

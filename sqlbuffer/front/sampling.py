@@ -13,7 +13,7 @@ from sqlbuffer.checks import checked_callable, checked_count, checked_flag, chec
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.reading import RowDecoding
-from sqlbuffer.loading.plans import check_sufficient, shortage
+from sqlbuffer.loading.shortage import check_sufficient, shortage
 from sqlbuffer.query.tree import SHORT_NAMES, Field, Node, Segment, nearest, parse_field
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps import Batch, DataRow, RowList

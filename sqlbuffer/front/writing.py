@@ -2,295 +2,32 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.chunks import PackedChunk
-from sqlbuffer.encoding.column_chunks import (
-    PackedColumns,
-    PackedStep,
-    StepPacker,
-    StepStream,
-    check_declared,
-    columns_of_rows,
-    pack_columns,
-    pack_given,
-    pack_steps,
-)
-from sqlbuffer.encoding.columns import GivenColumns, encode_columns
-from sqlbuffer.encoding.episode_records import (
-    EpisodeEnd,
-    EpisodeStart,
-    StepEncoder,
-    encode_meta,
-    pack_final,
-)
+from sqlbuffer.encoding.column_chunks import StepPacker, StepStream
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, encode_meta, pack_final
 from sqlbuffer.encoding.priority_values import check_kept
-from sqlbuffer.encoding.records import Record, encode_key, encode_rows, encode_step
-from sqlbuffer.episode_writer import Encode, EpisodeWriter
+from sqlbuffer.encoding.records import encode_key, encode_step
+from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting, check_casting
+from sqlbuffer.front.step_encoding import EncodedSteps, encoding_of
 from sqlbuffer.steps import DataRow, StoreResult, uuid7
 from sqlbuffer.storage.database.transactions import is_joined
-from sqlbuffer.storage.episodes import EpisodeKey
 from sqlbuffer.storage.labels.values import checked_reward
-from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
+from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.writing.chunks import ChunkBatch
 from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
 from sqlbuffer.storage.writing.write_queue import WriteQueue
-
-
-class StepNumbers:
-    """The step numbers of one task and agent in this process: 0, 1, 2 and so on, without a gap.
-
-    Example:
-        >>> numbers = StepNumbers()
-        >>> numbers.take(), numbers.take()
-        (0, 1)
-        >>> numbers.give_back(1)
-        >>> numbers.take(), numbers.take()
-        (1, 2)
-    """
-
-    def __init__(self) -> None:
-        self._unused = count()
-        self._returned: deque[int] = deque()
-
-    def take(self) -> int:
-        """Return the next number; threads get different ones."""
-        if self._returned:
-            try:
-                return self._returned.popleft()
-            except IndexError:  # another thread has it
-                pass
-        return next(self._unused)
-
-    def give_back(self, number: int) -> None:
-        """Take a number back whose step was refused; the next step has it."""
-        self._returned.append(number)
-
-
-# Steps in the form in which they are stored.
-Batch = WriteBatch | ChunkBatch
-# Makes the end of an episode: of its number of steps, and of the sum of its rewards.
-End = Callable[[int, float | None], EpisodeEnd]
-
-
-class RowEncoding:
-    """Encodes the steps of a buffer as rows, and hands them to the database.
-
-    Args:
-        store: The buffer.
-    """
-
-    def __init__(self, store: BufferStore) -> None:
-        self._store, self._layout = store, store.layout
-        self._limit = row_limit(store.info.config)
-
-    def rows(
-        self,
-        rows: Sequence[DataRow],
-        model_version: int | None,
-        session: str | None,
-        priority: Any,
-        ignore: frozenset[str],
-        *,
-        makes_steps: bool,
-    ) -> WriteBatch:
-        """Encode rows; see `StepWriter.encoded_rows`."""
-        records = encode_rows(rows, model_version, priority)
-        check_declared(rows, self._layout)
-        if session is not None:
-            records = [
-                record._replace(session_key=session) if record.session_key is None else record
-                for record in records
-            ]
-        if any(row.exp_meta.execute_time is None for row in rows):
-            ignore |= MADE_TIME
-        return self._sized(WriteBatch(records, ignore))
-
-    def columns(self, columns: Mapping[str, Any], casting: Casting) -> WriteBatch:
-        """Encode steps given as columns."""
-        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
-
-    def episode(
-        self,
-        columns: Mapping[str, Any],
-        casting: Casting,
-        key: str,
-        end: End,
-        metas: Mapping[EpisodeKey, str],
-        whole: EpisodeKey | None,
-        ignore: frozenset[str],
-    ) -> WriteBatch:
-        """Encode a whole episode given as columns.
-
-        Args:
-            columns: Its steps.
-            casting: See `ReplayBuffer.extend`.
-            key: Its id.
-            end: Makes its end.
-            metas: See `WriteBatch`, also for the next two.
-            whole: See `metas`.
-            ignore: See `metas`.
-        """
-        records = encode_columns(columns, casting=casting, episode=key)
-        _check_has_steps(len(records))
-        rewards = [record.reward_t for record in records if record.reward_t is not None]
-        ending = end(len(records), sum(rewards) if rewards else None)
-        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
-
-    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return what checks and encodes the steps of an episode one by one."""
-        encoder = StepEncoder(beginning, self._store.info.config.priorities.enabled)
-
-        def encode(t: int, step: Mapping[str, Any]) -> Record:
-            record = encoder.encode(t, step)
-            check_row_sizes([record], self._limit, f"step {t}: ")
-            return record
-
-        return encode
-
-    def waiting(
-        self,
-        steps: Sequence[Record],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> WriteBatch:
-        """Return steps that were encoded one by one as a batch."""
-        return self._prepared(WriteBatch(steps, MADE_TIME, endings, metas))
-
-    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; with `admitted`, the rate limiter has let it pass."""
-        return self._store.writer.store(batch, admitted=admitted)
-
-    def _sized(self, batch: WriteBatch) -> WriteBatch:
-        """Check the sizes of rows, and compress them."""
-        check_row_sizes(batch.records, self._limit)
-        return self._prepared(batch)
-
-    def _prepared(self, batch: WriteBatch) -> WriteBatch:
-        return replace(batch, records=prepared(batch.records, self._layout))
-
-
-class ChunkEncoding:
-    """Encodes steps as chunks; with the methods of `RowEncoding`.
-
-    Args:
-        store: The buffer.
-    """
-
-    def __init__(self, store: BufferStore) -> None:
-        self._store, self._layout = store, store.layout
-        self._limit = row_limit(store.info.config)
-
-    def rows(
-        self,
-        rows: Sequence[DataRow],
-        model_version: int | None,
-        session: str | None,
-        priority: Any,
-        ignore: frozenset[str],
-        *,
-        makes_steps: bool,
-    ) -> ChunkBatch:
-        """Encode rows; see `RowEncoding.rows`."""
-        columns = columns_of_rows(
-            self._layout, rows, model_version, priority, makes_steps=makes_steps
-        )
-        stamped = _in_session(columns, session)
-        packed = pack_given(self._layout, stamped, max_row_bytes=self._limit)
-        return ChunkBatch(packed.chunks, packed.order)
-
-    def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:
-        """Encode columns; see `RowEncoding.columns`."""
-        packed = self._packed(columns, casting)
-        return ChunkBatch(packed.chunks, packed.order)
-
-    def episode(
-        self,
-        columns: Mapping[str, Any],
-        casting: Casting,
-        key: str,
-        end: End,
-        metas: Mapping[EpisodeKey, str],
-        whole: EpisodeKey | None,
-        ignore: frozenset[str],
-    ) -> ChunkBatch:
-        """Encode an episode; see `RowEncoding.episode`."""
-        packed = self._packed(columns, casting, key)
-        _check_has_steps(len(packed.order))
-        ending = end(len(packed.order), _sum_of_rewards(packed.chunks))
-        return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
-
-    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
-        """Return the encoder; see `RowEncoding.step_encoder`."""
-        has_priorities = self._store.info.config.priorities.enabled
-        return StepPacker(self._layout, beginning, casting, has_priorities, self._limit).encode
-
-    def waiting(
-        self,
-        steps: Sequence[PackedStep],
-        endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
-    ) -> ChunkBatch:
-        """Return a batch of steps; see `RowEncoding.waiting`."""
-        packed = pack_steps(self._layout, steps)
-        return ChunkBatch(packed.chunks, packed.order, endings, metas)
-
-    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
-        """Store a batch; see `RowEncoding.store`."""
-        return self._store.chunk_writer.store(batch, admitted=admitted)
-
-    def _packed(
-        self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None
-    ) -> PackedColumns:
-        return pack_columns(
-            self._layout, columns, casting=casting, episode=episode, max_row_bytes=self._limit
-        )
-
-
-StepEncoding = RowEncoding | ChunkEncoding
-
-
-def encoding_of(store: BufferStore) -> StepEncoding:
-    """Return the encoding of the steps of a buffer."""
-    return ChunkEncoding(store) if store.info.has_chunks else RowEncoding(store)
-
-
-def _check_has_steps(n_steps: int) -> None:
-    if not n_steps:
-        raise FieldError("an episode has at least one step")
-
-
-def _sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
-    """Return the sum of the rewards of steps; None where they have none."""
-    reward_columns = [chunk.reward for chunk in chunks if chunk.reward is not None]
-    rewards = [
-        float(reward) for values in reward_columns for reward in values if reward is not None
-    ]
-    return sum(rewards) if rewards else None
-
-
-def _in_session(columns: GivenColumns, session: str | None) -> GivenColumns:
-    """Return columns; steps without a session get this one."""
-    sessions = columns.session_id
-    if isinstance(sessions, list):
-        return replace(columns, session_id=[session if one is None else one for one in sessions])
-    return replace(columns, session_id=session if sessions is None else sessions)
-
 
 logger = logging.getLogger("sqlbuffer")
 
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
-
-
 # Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
 SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent"))
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
@@ -298,13 +35,6 @@ _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
 MAX_STREAMS = 1_000
 _NOTHING = StoreResult(0, 0, 0)
-
-
-class _Stream(NamedTuple):
-    """Steps of one task, agent, version and session that are added one at a time."""
-
-    packer: StepPacker
-    numbers: StepNumbers
 
 
 class StepWriter:
@@ -357,7 +87,7 @@ class StepWriter:
         ignore: frozenset[str] = frozenset(),
         *,
         makes_steps: bool = False,
-    ) -> Batch:
+    ) -> EncodedSteps:
         """Return rows in the form in which they are stored."""
         if priority is not None:
             check_kept(self._store.info.config.priorities.enabled)
@@ -404,7 +134,7 @@ class StepWriter:
             stream.numbers.give_back(number)
             raise
 
-    def _stream_of(self, values: dict[str, Any]) -> _Stream:
+    def _stream_of(self, values: dict[str, Any]) -> "_Stream":
         """Return the stream of a step, and give its values the names of a step."""
         keys = tuple(_hashable(values.pop(name, None), name) for name in _OF_STREAM)
         for name, also in _NAMES_OF_SAME.items():
@@ -421,7 +151,7 @@ class StepWriter:
             stream = self._streams.setdefault(keys, self._stream(*keys))
         return stream
 
-    def _stream(self, task_id: Any, agent_id: Any, version: Any, session: Any) -> _Stream:
+    def _stream(self, task_id: Any, agent_id: Any, version: Any, session: Any) -> "_Stream":
         key = StepStream(
             encode_key("default" if task_id is None else task_id, "task_id"),
             encode_key("default" if agent_id is None else agent_id, "agent_id"),
@@ -441,7 +171,7 @@ class StepWriter:
 
     def encoded_columns(
         self, arrays: Mapping[str, Any], casting: Casting, keys: Mapping[str, Any]
-    ) -> Batch:
+    ) -> EncodedSteps:
         """Return steps given as columns in the form in which they are stored."""
         check_casting(casting)
         columns = self._checked(columns_of(arrays, keys))
@@ -458,7 +188,7 @@ class StepWriter:
         episode_reward: float | None,
         casting: Casting,
         meta: Mapping[str, Any],
-    ) -> Batch:
+    ) -> EncodedSteps:
         """Return a whole episode given as columns in the form in which it is stored; see
         `ReplayBuffer.store_episode`.
         """
@@ -489,7 +219,7 @@ class StepWriter:
 
         return self._encoding.episode(columns, casting, key, end, metas, whole, ignore)
 
-    def store(self, batch: Batch) -> StoreResult:
+    def store(self, batch: EncodedSteps) -> StoreResult:
         """Store steps that were encoded."""
         encoded: Any = batch  # made by the same encoding
         return self._warned(self._encoding.store(encoded)) if batch.n_steps else _NOTHING
@@ -557,6 +287,43 @@ class StepWriter:
                 ", ".join(result.conflicting_ids[:10]),
             )
         return result
+
+
+class StepNumbers:
+    """The step numbers of one task and agent in this process: 0, 1, 2 and so on, without a gap.
+
+    Example:
+        >>> numbers = StepNumbers()
+        >>> numbers.take(), numbers.take()
+        (0, 1)
+        >>> numbers.give_back(1)
+        >>> numbers.take(), numbers.take()
+        (1, 2)
+    """
+
+    def __init__(self) -> None:
+        self._unused = count()
+        self._returned: deque[int] = deque()
+
+    def take(self) -> int:
+        """Return the next number; threads get different ones."""
+        if self._returned:
+            try:
+                return self._returned.popleft()
+            except IndexError:  # another thread has it
+                pass
+        return next(self._unused)
+
+    def give_back(self, number: int) -> None:
+        """Take a number back whose step was refused; the next step has it."""
+        self._returned.append(number)
+
+
+class _Stream(NamedTuple):
+    """Steps of one task, agent, version and session that are added one at a time."""
+
+    packer: StepPacker
+    numbers: StepNumbers
 
 
 def _hashable(key: Any, name: str) -> Any:

@@ -36,6 +36,8 @@ from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, is_memory, parsed_url, shown_url
 
+logger = logging.getLogger("sqlbuffer")
+
 try:
     from gymnasium import spaces
     from stable_baselines3.common.buffers import (
@@ -294,8 +296,6 @@ def checked_gamma(n_steps: int, gamma: float | None) -> float:
         )
     return 0.99  # of the algorithms of Stable-Baselines3; one step has no discount
 
-
-logger = logging.getLogger("sqlbuffer")
 
 Flags = NDArray[np.bool_]
 

@@ -45,12 +45,11 @@ from sqlbuffer.llm import (
     prompt_completion_row,
 )
 from sqlbuffer.steps import ColumnBatch
-from sqlbuffer.storage.copies.source import ScratchLists
+from sqlbuffer.storage.scratch_lists import ScratchLists
 
 RolloutForm = Literal["conversations", "messages", "prompt_completion", "preference"]
 ROLLOUT_FORMS: tuple[RolloutForm, ...] = get_args(RolloutForm)
-_PAYLOADS = ("state", "actions", "messages", "extra", "arrays")
-_COLUMNS = tuple(name for name in RolloutStep._fields if name not in _PAYLOADS)
+_COLUMNS = tuple(name for name in RolloutStep._fields if name not in PAYLOAD_COLUMNS)
 
 
 @dataclass
@@ -205,7 +204,7 @@ def rollout_steps(batch: ColumnBatch, *, has_payloads: bool = True) -> Iterator[
     """
     columns = [optional_values(batch, name) for name in _COLUMNS]
     if has_payloads:
-        columns += [batch.column(name) for name in _PAYLOADS]
+        columns += [batch.column(name) for name in PAYLOAD_COLUMNS]
     return (RolloutStep(*values) for values in zip(*columns, strict=True))
 
 

@@ -31,7 +31,7 @@ from sqlbuffer.codec.plain_values import tag_float
 from sqlbuffer.copying import OnProgress, checked_progress
 from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileImportError
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
-from sqlbuffer.front.writing import Batch
+from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     ExportReport,
@@ -43,7 +43,7 @@ from sqlbuffer.interchange.output import (
     named_damage,
 )
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
-from sqlbuffer.steps import ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
+from sqlbuffer.steps import PAYLOADS, ColumnBatch, DataRow, Experience, ExpMeta, RaggedValues
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 
@@ -58,7 +58,6 @@ COLUMNS = {
     "state": "state", "actions": "actions", "messages": "messages", "extra": "extra",
     "arrays": "arrays", "priority": "priority",
 }  # fmt: skip
-PAYLOADS = ("state", "actions", "messages", "extra")
 _OTHER_NAMES = {"reward": "reward_t", "advantage": "adv_t", "value": "v_t", "action": "actions"}
 # Values that a step has in its own buffer, and gets again in another.
 _IGNORED = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
@@ -714,7 +713,7 @@ class _Insertion:
 
     def _encoded(
         self, lines: Sequence[_Line]
-    ) -> tuple[Batch, int, tuple[FileImportError | FieldError, int] | None]:
+    ) -> tuple[EncodedSteps, int, tuple[FileImportError | FieldError, int] | None]:
         """Return encoded steps, their number, and the error and number of the line ending them."""
         rows: list[DataRow] = []
         priorities: list[Any] = []

@@ -33,7 +33,7 @@ from sqlbuffer.errors import (
     install,
 )
 from sqlbuffer.fields import FieldSpec, fields_from_env, parts_of, paths_of, spaces_of
-from sqlbuffer.front.writing import Batch
+from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     AGAIN,
@@ -565,7 +565,7 @@ def import_minari(
 def _encoded_episodes(
     dataset: Any, n_all: int, infos: Sequence[str], task_id: str, agent_id: str,
     buffer: ReplayBuffer,
-) -> Iterator[tuple[int, Batch]]:  # fmt: skip
+) -> Iterator[tuple[int, EncodedSteps]]:  # fmt: skip
     """Yield the number of steps of each episode, and the episode as a buffer stores it."""
     with named_damage(dataset.id):
         observed = paths_of("obs", dataset.observation_space)

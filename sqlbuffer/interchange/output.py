@@ -430,8 +430,8 @@ class ExportReport:
     Attributes:
         source: Name and database of the buffer, without a password.
         path: The folder or file that was written.
-        low_seq: The export has steps with `low_seq < seq <= high_seq`.
-        high_seq: See `low_seq`.
+        low_seq: Lower end, excluded: the export has steps with `low_seq < seq <= high_seq`.
+        high_seq: Upper end of these numbers, included.
         n_steps: Number of steps.
         n_episodes: Number of episodes; None if the format has no episodes.
         n_files: Number of files.

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import ArgumentError, CopyError, FieldError, SQLBufferError
 from sqlbuffer.fields import near_name
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import ColumnBatch
+from sqlbuffer.steps import PAYLOADS, ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceState, TableRows
 from sqlbuffer.storage.copies.source import (
@@ -34,6 +34,8 @@ from sqlbuffer.storage.copies.target import take_hold
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.holds import Hold, HoldKeeper
 
+logger = logging.getLogger("sqlbuffer")
+
 # The built-in columns, in the order in which files have them.
 KEY_COLUMNS = (
     "seq", "first_seq", "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "t",
@@ -41,7 +43,7 @@ KEY_COLUMNS = (
 )  # fmt: skip
 VALUE_COLUMNS = ("reward", "advantage", "value", "terminated", "truncated")
 OVERLAY_COLUMNS = ("priority", "uses", "quarantined_at", "quarantine_reason")
-PAYLOAD_COLUMNS = ("state", "actions", "messages", "extra", "arrays")
+PAYLOAD_COLUMNS = (*PAYLOADS, "arrays")
 BUILT_IN_COLUMNS = (*KEY_COLUMNS, *VALUE_COLUMNS, *OVERLAY_COLUMNS, *PAYLOAD_COLUMNS)
 
 
@@ -327,9 +329,6 @@ def example_columns(
     if columns is None:
         built_in = tuple(name for name in EXAMPLE_COLUMNS if name not in chosen)
     return built_in, chosen
-
-
-logger = logging.getLogger("sqlbuffer")
 
 
 class HeldStream:

@@ -22,8 +22,8 @@ from sqlbuffer.steps import Batch
 from sqlbuffer.storage.database.urls import is_memory
 from sqlbuffer.storage.draws import PROBABILITIES, log_entry_of
 from sqlbuffer.storage.flow import PUBLISH_S, SampleCredits
+from sqlbuffer.storage.sample_log import LogEntry, PendingLog
 from sqlbuffer.storage.store import BufferStore
-from sqlbuffer.storage.use_counts import LogEntry, PendingLog
 
 # With that many steps in batches that are not logged yet, batches are logged as they come.
 MOST_UNLOGGED_STEPS = 1_000_000
@@ -47,7 +47,7 @@ class DrawAccounts:
         self._store, self._settle_s = store, max(settle_s, SHORTEST_PAUSE_S)
         self._is_memory = is_memory(store.url)
         self._credits = SampleCredits(store.pacer)
-        self._log = PendingLog(store.uses, MOST_UNLOGGED_STEPS)
+        self._log = PendingLog(store.uses.log, MOST_UNLOGGED_STEPS)
         self._mutex, self._closed = threading.Lock(), threading.Event()
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None

@@ -19,7 +19,7 @@ from sqlbuffer.batches.step_table import NONE, Flags, Integers, as_float32, as_r
 from sqlbuffer.batches.transitions import TransitionMaker, TransitionPlan
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import InsufficientDataError
-from sqlbuffer.loading.plans import Shortage, check_sufficient, shortage
+from sqlbuffer.loading.shortage import Shortage, check_sufficient, shortage
 from sqlbuffer.mirror.accounts import DrawAccounts
 from sqlbuffer.mirror.choosing import NO_COLUMNS, Chooser, UniformChooser, chooser_of
 from sqlbuffer.mirror.conditions import MatchingSteps

@@ -20,11 +20,11 @@ from sqlbuffer.loading.plans import (
     PassOrder,
     Place,
     Progress,
-    Shortage,
     SourceWindow,
     is_count,
     next_keys,
 )
+from sqlbuffer.loading.shortage import Shortage
 from sqlbuffer.mirror.conditions import check_in_memory
 from sqlbuffer.mirror.draws import MemoryBatches, MemoryDraws
 from sqlbuffer.mirror.memory.records import SEQ

@@ -10,8 +10,8 @@ from sqlbuffer.codec.plain_values import escape_key
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.query.tree import FIELDS, SHORT_NAMES, Segment, nearest, parse_path
+from sqlbuffer.steps import PAYLOADS
 
-PAYLOADS = ("state", "actions", "messages", "extra")
 PLAIN = ("reward_t", "adv_t", "v_t", "terminated", "truncated")
 # They come along always, so they may be named and mean nothing.
 _COLUMNS = {**FIELDS, **SHORT_NAMES}

@@ -17,6 +17,8 @@ from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.fields import FieldSpec, fields_from_env, paths_of, spaces_of
 from sqlbuffer.processes import at_process_end
 
+logger = logging.getLogger("sqlbuffer")
+
 # Values by field; those of several environments have them along the first axis.
 Values = dict[str, NDArray[Any]]
 Paths = Mapping[str, tuple[Any, ...]]
@@ -25,7 +27,7 @@ NEXT = "next_"
 
 
 @dataclass(frozen=True)
-class Form:
+class EnvironmentFields:
     """The fields of a step, of one environment.
 
     Attributes:
@@ -51,7 +53,9 @@ def values_of_one(paths: Paths, value: Any) -> Values:
     return {name: np.array(reduce(getitem, path, value))[None] for name, path in paths.items()}
 
 
-def form_of(env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]) -> Form:
+def environment_fields(
+    env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]
+) -> EnvironmentFields:
     """Return how an environment's steps fit a buffer.
 
     Args:
@@ -63,28 +67,32 @@ def form_of(env: Any, specs: Mapping[str, FieldSpec], final: tuple[str, ...]) ->
         FieldError: They do not.
     """
     observed, acted = spaces_of(env)
-    form = Form(
+    env_fields = EnvironmentFields(
         paths_of("obs", observed),
         paths_of("action", acted),
         tuple(name for name in paths_of("obs", observed) if NEXT + name in specs),
         final,
     )
-    wrong = _differences(fields_from_env(env, next_observation=True)["fields"], specs, form)
+    wrong = _differences(fields_from_env(env, next_observation=True)["fields"], specs, env_fields)
     if wrong:
-        option = ", next_observation=True" if form.following else ""
+        option = ", next_observation=True" if env_fields.following else ""
         raise FieldError(
             f"the buffer does not have the fields of the environment ({'; '.join(wrong)}); make "
             f"one with ReplayBuffer(url, **fields_from_env(env{option}))"
         )
-    return form
+    return env_fields
 
 
 def _differences(
-    declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], form: Form
+    declared: Mapping[str, Any], specs: Mapping[str, FieldSpec], env_fields: EnvironmentFields
 ) -> list[str]:
     """Return the reasons why steps of an environment cannot be stored."""
     lines = []
-    names = (*form.observation, *form.action, *(NEXT + name for name in form.following))
+    names = (
+        *env_fields.observation,
+        *env_fields.action,
+        *(NEXT + name for name in env_fields.following),
+    )
     for name in names:
         expected = FieldSpec.parse(name, declared[name])
         if name not in specs:
@@ -98,8 +106,8 @@ def _differences(
     ]
     lines += [
         f"the observation field {name!r} is none of the environment's"
-        for name in form.final
-        if name in specs and name not in form.observation
+        for name in env_fields.final
+        if name in specs and name not in env_fields.observation
     ]
     return lines
 
@@ -107,8 +115,6 @@ def _differences(
 def _takes(spec: FieldSpec, expected: FieldSpec) -> bool:
     return spec.shape == expected.shape and np.can_cast(expected.dtype, spec.dtype, "same_kind")
 
-
-logger = logging.getLogger("sqlbuffer")
 
 Begin = Callable[..., EpisodeWriter]
 # When an environment whose episode has ended is reset: by the step after, by the same step, or not
@@ -134,8 +140,8 @@ class StepTarget(Protocol):
 class _Lane:
     """One environment: its open episode and its last observation."""
 
-    def __init__(self, form: Form) -> None:
-        self._form = form
+    def __init__(self, env_fields: EnvironmentFields) -> None:
+        self._env_fields = env_fields
         self.episode: EpisodeWriter | None = None
         # Observation before the next step; None if no episode can continue.
         self.before: Values | None = None
@@ -151,12 +157,12 @@ class _Lane:
 
     def following(self, after: Values | None) -> Values:
         """Return the fields that repeat the observation after the step."""
-        if after is None and self._form.following:
+        if after is None and self._env_fields.following:
             raise FieldError(
                 "the environment gave no final observation for 'next_obs'; make a buffer without "
                 "it, of fields_from_env(env)"
             )
-        return {NEXT + name: after[name] for name in self._form.following} if after else {}
+        return {NEXT + name: after[name] for name in self._env_fields.following} if after else {}
 
     def end(self, after: Values | None) -> None:
         if self.episode is not None:
@@ -177,7 +183,7 @@ class _Lane:
                 logger.warning("episode %r waits to be stored: %s", episode.episode_id, error)
 
     def _final(self, observation: Values | None) -> Values | None:
-        return {name: observation[name] for name in self._form.final} if observation else None
+        return {name: observation[name] for name in self._env_fields.final} if observation else None
 
 
 class Recorder:
@@ -187,7 +193,7 @@ class Recorder:
         begin: Begins an episode.
         flush: Stores the pending steps.
         wait: Waits until a number of steps may be pending.
-        form: Fields of a step of one environment.
+        env_fields: Fields of a step of one environment.
         n_envs: Number of environments.
         autoreset: Gymnasium's mode of automatic resets.
     """
@@ -197,13 +203,13 @@ class Recorder:
         begin: Begin,
         flush: Callable[[], None],
         wait: Callable[[int], None],
-        form: Form,
+        env_fields: EnvironmentFields,
         n_envs: int,
         autoreset: Autoreset,
     ) -> None:
         self._begin, self._flush, self._autoreset = begin, flush, autoreset
         self._wait = wait
-        self._lanes = [_Lane(form) for _ in range(n_envs)]
+        self._lanes = [_Lane(env_fields) for _ in range(n_envs)]
         self.model_version: int | None = None
         self.session_id: str | None = None
 

@@ -16,11 +16,11 @@ from sqlbuffer.errors import FieldError
 from sqlbuffer.recording.recorder import (
     Autoreset,
     Begin,
-    Form,
+    EnvironmentFields,
     Recorder,
     StepTarget,
     Values,
-    form_of,
+    environment_fields,
     values_of_all,
     values_of_one,
 )
@@ -38,11 +38,11 @@ def recorded(
     is_vector = isinstance(env, VectorEnv)
     if not is_vector and not isinstance(env, gymnasium.Env):
         raise refused(env, "env", "a gymnasium environment, such as gymnasium.make('CartPole-v1')")
-    form = form_of(env, buffer.fields, buffer.observation_fields)
+    env_fields = environment_fields(env, buffer.fields, buffer.observation_fields)
     autoreset = _autoreset_of_vector(env) if is_vector else _autoreset_of_one(env)
     n_envs = env.num_envs if is_vector else 1
-    recorder = Recorder(begin, buffer.flush, wait, form, n_envs, autoreset)
-    made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, form)
+    recorder = Recorder(begin, buffer.flush, wait, env_fields, n_envs, autoreset)
+    made = (RecordVectorEnv if is_vector else RecordEnv)(env, recorder, env_fields)
     made.model_version, made.session_id = model_version, session_id
     return made
 
@@ -72,7 +72,7 @@ class _Records:
     env: Any
     _is_closed = False
     _recorder: Recorder
-    _form: Form
+    _env_fields: EnvironmentFields
     _values: Callable[[Any, Any], Values]
 
     @property
@@ -110,7 +110,7 @@ class _Records:
             self._recorder.cut()  # there is no going on, and the steps so far are good
             raise
         with self._recorder.aborting():
-            self._recorder.reset(self._values(self._form.observation, observation), is_reset)
+            self._recorder.reset(self._values(self._env_fields.observation, observation), is_reset)
         return observation, info
 
     def step(self, action: Any) -> Any:
@@ -122,8 +122,8 @@ class _Records:
             result = self.env.step(action)
             after, reward, terminated, truncated, info = result
             self._recorder.step(
-                self._values(self._form.action, taken),
-                self._values(self._form.observation, after),
+                self._values(self._env_fields.action, taken),
+                self._values(self._env_fields.observation, after),
                 self._outcome(reward, terminated, truncated),
                 lambda i: self._final(info, i),
             )
@@ -171,9 +171,9 @@ class RecordEnv(_Records, gymnasium.Wrapper):  # type: ignore[misc]
 
     _values = staticmethod(values_of_one)
 
-    def __init__(self, env: Any, recorder: Recorder, form: Form) -> None:
+    def __init__(self, env: Any, recorder: Recorder, env_fields: EnvironmentFields) -> None:
         super().__init__(env)
-        self._recorder, self._form = recorder, form
+        self._recorder, self._env_fields = recorder, env_fields
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Any:
         return [True]
@@ -187,9 +187,9 @@ class RecordVectorEnv(_Records, VectorWrapper):  # type: ignore[misc]
 
     _values = staticmethod(values_of_all)
 
-    def __init__(self, env: Any, recorder: Recorder, form: Form) -> None:
+    def __init__(self, env: Any, recorder: Recorder, env_fields: EnvironmentFields) -> None:
         super().__init__(env)
-        self._recorder, self._form = recorder, form
+        self._recorder, self._env_fields = recorder, env_fields
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Any:
         mask = (options or {}).get("reset_mask")  # which the environment takes out
@@ -206,8 +206,9 @@ class RecordVectorEnv(_Records, VectorWrapper):  # type: ignore[misc]
         if finals is None or (mask is not None and not mask[i]):
             return None
         if isinstance(finals, np.ndarray) and finals.dtype == object:
-            one = values_of_one(self._form.observation, finals[i])
+            one = values_of_one(self._env_fields.observation, finals[i])
             return {name: value[0] for name, value in one.items()}
         return {
-            name: value[i] for name, value in values_of_all(self._form.observation, finals).items()
+            name: value[i]
+            for name, value in values_of_all(self._env_fields.observation, finals).items()
         }

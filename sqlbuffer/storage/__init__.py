@@ -20,8 +20,8 @@ _WITH_TABLES = (
     "retention.eviction",
     "rollout_stats",
     "rows.payload_parts",
+    "sample_log",
     "schema.metadata",
-    "use_counts",
 )
 for _name in _WITH_TABLES:
     import_module(f"{__name__}.{_name}")

@@ -160,21 +160,21 @@ ROWS_AN_ENTRY = 10_000
 _LOG = "INSERT INTO change_log (buffer_id, kind, origin, seqs) VALUES "
 
 
-def _log_sqlite(
+def _sqlite_log(
     connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
 ) -> None:
     given = (buffer_id, kind, origin, f"[{numbers}]")
     driver_of(connection).execute(f"{_LOG} (?, ?, ?, ?)", given)
 
 
-def _log_postgresql(
+def _postgresql_log(
     connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
 ) -> None:
     given = (buffer_id, kind, origin, f"{{{numbers}}}")
     driver_of(connection).execute(f"{_LOG} (%s, %s, %s::uuid, %s::bigint[])", given)
 
 
-_log = by_database(sqlite=_log_sqlite, postgresql=_log_postgresql)
+_log = by_database(sqlite=_sqlite_log, postgresql=_postgresql_log)
 
 
 def log_change(

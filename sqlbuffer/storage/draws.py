@@ -23,6 +23,7 @@ from sqlbuffer.storage.retention.expiry import Expiry
 from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.rows.statements import RowSelection
+from sqlbuffer.storage.sample_log import LogEntry
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates, RowStrategy, TaskStrategy
 from sqlbuffer.storage.sampling.form_reader import FormReader
@@ -30,12 +31,10 @@ from sqlbuffer.storage.sampling.slice_table import SliceReading
 from sqlbuffer.storage.use_counts import (
     ClaimKind,
     DrawnItems,
-    LogEntry,
     SamplingSession,
     SamplingSessions,
-    claimed,
+    claim_items,
     give_back,
-    log_read_batch,
 )
 
 BATCH_ID = "batch_id"
@@ -158,7 +157,7 @@ class BatchDraws:
 
             return self.draw(node, chosen, columns)
 
-        content, session.batch_id = claimed(
+        content, session.batch_id = claim_items(
             self._sessions.uses,
             found,
             n,
@@ -279,7 +278,7 @@ class BatchDraws:
             sampler: Name in the log in place of a sampler.
         """
         seqs = batch.info["seq"].tolist()
-        return _numbered(batch, log_read_batch(self._sessions.uses, seqs, clock, LogEntry(sampler)))
+        return _numbered(batch, self._sessions.uses.log.add_read(seqs, clock, LogEntry(sampler)))
 
     def return_batch(self, batch: Batch) -> None:
         """Undo the counts and the log entry of a batch that is not returned."""

@@ -12,6 +12,7 @@ from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import BufferConfigError, StorageBusyError
 from sqlbuffer.processes import ForkLock
 from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.open_buffer import (
     OpenBuffer,
     OwnWrites,
@@ -63,7 +64,7 @@ _SIZE_BYTES = select(
     _total(
         experiences,
         func.coalesce(_E.payload_bytes, func.length(_E.arrays), 0)
-        + sum(_length(cast(_E[name], Text)) for name in ("state", "actions", "messages", "extra")),
+        + sum(_length(cast(_E[name], Text)) for name in PAYLOADS),
     )
     + _total(chunk_data, _length(_C.records) + _length(cast(_C.payloads, Text)))
 )
@@ -459,7 +460,7 @@ class StandbyReads(OwnWrites):
         """Wait until the standby has all that any process has committed up to now.
 
         Raises:
-            StorageBusyError: See `catch_up`.
+            StorageBusyError: It is too far behind, or has become a server of its own.
         """
         with self._mutex:
             self._n_seen = -1

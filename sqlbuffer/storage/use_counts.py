@@ -1,4 +1,4 @@
-"""Counts of the uses of rows, and the log of batches.
+"""Counts of the uses of rows.
 
 If rows have a limit of uses, a batch is drawn in two transactions: one chooses and reads, the other
 counts. Rows that another learner took in between are dropped, and others are drawn. So no row is
@@ -7,29 +7,18 @@ after the second transaction, its rows count as used.
 """
 
 import json
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     Connection,
-    Index,
-    Integer,
-    Table,
-    Text,
-    delete,
     func,
-    insert,
     select,
 )
 
-from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import clean_after_write
 from sqlbuffer.storage.database.transactions import driver_of
@@ -38,28 +27,9 @@ from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.sample_log import LogEntry, SampleLog, write_for_sampling
 from sqlbuffer.storage.sampling.candidate_source import Restrictions
-from sqlbuffer.storage.schema.expressions import seconds_ago, utc_now
-from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, delete_range, metadata
-
-# A row for each sampled batch, if the buffer logs them.
-samples = Table(
-    "samples",
-    metadata,
-    Column("id", SERIAL, primary_key=True, comment="number of the batch"),
-    Column("buffer_id", Integer, nullable=False, comment="the buffer"),
-    Column("clock", BigInteger, comment="the learner's iteration or model version"),
-    Column("sampler", Text, nullable=False, comment="name of the sampler"),
-    Column("seed", Text, comment="its seed"),
-    Column("n_rows", Integer, nullable=False, comment="rows of the batch"),
-    Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
-    Column("probabilities", REALS, comment="the probability of each, if it is known"),
-    Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
-    # Numbers are unique, also after entries were deleted.
-    sqlite_autoincrement=True,
-)
-Index(None, samples.c.buffer_id, samples.c.clock)
-Index(None, samples.c.buffer_id, samples.c.sampled_at)
+from sqlbuffer.storage.schema.metadata import delete_range
 
 
 def _sqlite_claim_uses(
@@ -206,12 +176,10 @@ class Housekeeping:
     Attributes:
         cleaned_to: Number up to which no use counts are left.
         counted_to: Newest row whose uses were counted when that was looked at last.
-        samples_cleaned_at: Time of the last clean-up of the sample log, on the monotonic clock.
     """
 
     cleaned_to: int = 0
     counted_to: int = 0
-    samples_cleaned_at: float | None = None
 
 
 class UseCounting:
@@ -222,18 +190,19 @@ class UseCounting:
         restrictions: Requirements that rows must meet before they may be sampled.
 
     Attributes:
+        log: The sample log.
         housekeeping: The last clean-up by this process.
     """
 
     def __init__(self, buffer: OpenBuffer, restrictions: Restrictions) -> None:
         self.buffer, self.restrictions = buffer, restrictions
+        self.log = SampleLog(buffer)
         self.housekeeping = Housekeeping()
 
     @property
     def is_on(self) -> bool:
         """True if sampling writes to the database."""
-        sampling = self.buffer.info.config.sampling
-        return sampling.max_use is not None or sampling.track_samples
+        return self.buffer.info.config.sampling.max_use is not None or self.log.is_on
 
     def add(self, seqs: Sequence[int]) -> list[int]:
         """Count a use of each row; return how often each was used, with this use."""
@@ -273,187 +242,6 @@ class UseCounting:
         counts = self.buffer.read(look) if seqs else {}
         return [counts.get(seq, 0) for seq in seqs]
 
-    def write(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of work in a transaction that sampling needs.
-
-        Raises:
-            StorageReadOnlyError: The database or the role may not write; the message names the
-                option.
-        """
-        try:
-            return self.buffer.write(work)
-        except StorageReadOnlyError as error:
-            info = self.buffer.info
-            setting = "max_use" if info.config.sampling.max_use is not None else "track_samples"
-            raise StorageReadOnlyError(
-                f"sampling from buffer {info.name!r} writes ({setting}): {error}"
-            ) from error
-
-
-SECONDS_BETWEEN_CLEANINGS = 60.0
-REMOVED_AT_ONCE = 8_192
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """Further values of a batch in the log, in addition to its rows."""
-
-    sampler: str
-    seed: str | None = None
-
-
-def log_read_batch(
-    counting: UseCounting, seqs: Sequence[int], clock: int | None, note: LogEntry
-) -> int | None:
-    """Log a batch that was read without a sampler, and return its number; None without a log."""
-    if not counting.buffer.info.config.sampling.track_samples or not seqs:
-        return None
-    return counting.write(lambda connection: log_batch(connection, counting, seqs, clock, note))
-
-
-def log_batch(
-    connection: Connection,
-    counting: UseCounting,
-    seqs: Sequence[int],
-    clock: int | None,
-    note: LogEntry,
-    probabilities: Sequence[float] | None = None,
-    age_s: float = 0.0,
-) -> int:
-    """Log a batch in the transaction that returns it; return its number.
-
-    A batch that was returned earlier is logged with its age.
-    """
-    values = {
-        "buffer_id": counting.buffer.info.id,
-        "clock": clock,
-        "sampler": note.sampler,
-        "seed": note.seed,
-        "n_rows": len(seqs),
-        "seqs": list(seqs),
-        "probabilities": probabilities,
-        **({"sampled_at": seconds_ago(age_s)} if age_s else {}),
-    }
-    keep = counting.housekeeping
-    now = time.monotonic()
-    if keep.samples_cleaned_at is None or now - keep.samples_cleaned_at > SECONDS_BETWEEN_CLEANINGS:
-        keep.samples_cleaned_at = now
-        _forget_old(connection, counting)
-    made: Any = connection.execute(insert(samples).values(values)).inserted_primary_key
-    return int(made[0])
-
-
-def forget(counting: UseCounting, number: int) -> None:
-    """Delete a batch from the log, because it was not returned."""
-    is_batch = (samples.c.buffer_id == counting.buffer.info.id) & (samples.c.id == number)
-    counting.write(lambda connection: connection.execute(delete(samples).where(is_batch)))
-
-
-def _forget_old(connection: Connection, counting: UseCounting) -> None:
-    sample = samples.c
-    old_ids = select(sample.id).where(
-        sample.buffer_id == counting.buffer.info.id,
-        sample.sampled_at < seconds_ago(counting.buffer.info.config.sampling.keep_samples_s),
-    )
-    connection.execute(
-        delete(samples).where(
-            sample.id.in_(old_ids.order_by(sample.sampled_at).limit(REMOVED_AT_ONCE))
-        )
-    )
-
-
-class PendingBatch(NamedTuple):
-    """A batch that was returned.
-
-    Attributes:
-        seqs: Its steps.
-        clock: The buffer's clock when it was drawn.
-        entry: Further values of its log entry.
-        probabilities: Probability of each step, if the sampler gives it.
-        drawn_at: Time of the draw, on the monotonic clock.
-    """
-
-    seqs: Sequence[int]
-    clock: int | None
-    entry: LogEntry
-    probabilities: Sequence[float] | None
-    drawn_at: float
-
-
-class PendingLog:
-    """Keeps batches for the sample log, and stores many of them at a time, each once.
-
-    Args:
-        counting: Logs drawn rows.
-        most_steps: Number of kept steps from which each batch is stored immediately.
-    """
-
-    def __init__(self, counting: UseCounting, most_steps: int) -> None:
-        self._counting, self._most_steps = counting, most_steps
-        self._mutex, self._settling = threading.Lock(), threading.Lock()
-        self._batches: list[PendingBatch] = []
-        self._n_steps, self._has_stored = 0, False
-
-    @property
-    def is_on(self) -> bool:
-        """True if the buffer logs batches."""
-        return self._counting.buffer.info.config.sampling.track_samples
-
-    def add(
-        self,
-        seqs: Sequence[int],
-        clock: int | None,
-        entry: LogEntry,
-        probabilities: Sequence[float] | None,
-    ) -> None:
-        """Keep a batch until `settle`.
-
-        The first one is stored immediately, to check that this role may write.
-
-        Raises:
-            StorageError: The first batch, or too many waiting ones, cannot be stored; this one is
-                not kept.
-        """
-        if not seqs:
-            return
-        if self._n_steps + len(seqs) > self._most_steps:
-            self.settle()
-        batch = PendingBatch(seqs, clock, entry, probabilities, time.monotonic())
-        if not self._has_stored:
-            self._store([batch])
-            return
-        with self._mutex:
-            self._batches.append(batch)
-            self._n_steps += len(seqs)
-
-    def settle(self) -> None:
-        """Store the batches, in the order in which they were drawn, all or none.
-
-        Raises:
-            StorageError: They cannot be stored, and still wait.
-        """
-        with self._settling:
-            batches = self._batches[:]
-            if not batches:
-                return
-
-            self._store(batches)
-            with self._mutex:
-                del self._batches[: len(batches)]
-                self._n_steps -= sum(len(batch.seqs) for batch in batches)
-
-    def _store(self, batches: Sequence[PendingBatch]) -> None:
-        def work(connection: Connection) -> None:
-            now = time.monotonic()
-            for batch in batches:
-                log_batch(
-                    connection, self._counting, batch.seqs, batch.clock, batch.entry,
-                    batch.probabilities, max(0.0, now - batch.drawn_at),
-                )  # fmt: skip
-
-        self._counting.write(work)
-        self._has_stored = True
-
 
 class SamplingSession:
     """The draw of one batch.
@@ -463,8 +251,8 @@ class SamplingSession:
         batch_id: The number of the batch in the sample log, if it is logged.
     """
 
-    def __init__(self, counting: UseCounting) -> None:
-        self._counting = counting
+    def __init__(self, log: SampleLog) -> None:
+        self._log = log
         self.n_rows = 0
         self.batch_id: int | None = None
 
@@ -472,8 +260,8 @@ class SamplingSession:
         self, connection: Connection, seqs: Sequence[int], clock: int | None, entry: LogEntry
     ) -> None:
         """Log rows in the transaction that returns them, if the buffer logs batches."""
-        if self._counting.buffer.info.config.sampling.track_samples:
-            self.batch_id = log_batch(connection, self._counting, seqs, clock, entry)
+        if self._log.is_on:
+            self.batch_id = self._log.add(connection, seqs, clock, entry)
 
 
 class SamplingSessions:
@@ -499,7 +287,7 @@ class SamplingSessions:
             FlowControlError: The rate limiter did not allow the rows in time.
         """
         with self._pacer.sampling(n, wait_s) as drawn:
-            session = SamplingSession(self.uses)
+            session = SamplingSession(self.uses.log)
             yield session
             drawn(session.n_rows)
 
@@ -507,7 +295,7 @@ class SamplingSessions:
         """Undo the counts and the log entry of a batch that is not returned."""
         self._pacer.give_back(n_rows)
         if batch_id is not None:
-            forget(self.uses, batch_id)
+            self.uses.log.forget(batch_id)
 
 
 MAX_ROUNDS = 20
@@ -569,12 +357,12 @@ class _Kept(Generic[T]):
             self.probabilities += [drawn.probabilities[i] for i in index]
 
 
-def claimed(
+def claim_items(
     counting: UseCounting,
     draw: Callable[[int, bool], DrawnItems[T]],
     n: int,
     kind: ClaimKind[T],
-    note: LogEntry,
+    entry: LogEntry,
     *,
     least: int = 0,
     adds_up: bool = False,
@@ -588,7 +376,7 @@ def claimed(
         draw: Function called with the number of missing items, and True for the first draw.
         n: Number of items.
         kind: Kind of the items.
-        note: Entry of the log.
+        entry: Entry of the log.
         least: Smallest number of items that is counted and logged.
         adds_up: An item drawn twice is used twice, so each round may draw any item. Otherwise each
             round draws all items again, without those kept before.
@@ -609,13 +397,13 @@ def claimed(
         index = [i for i, unit in enumerate(drawn.units) if tuple(unit) not in had][:missing]
         if not index or len(kept.units) + len(index) < least:
             break
-        n_won, number = _claim(counting, drawn, index, kept, kind, note)
+        n_won, number = _claim(counting, drawn, index, kept, kind, entry)
         if n_won == len(index):
             _clean(counting, drawn)
             return _joined(kept, kind), number
     else:
         index = []
-    return _fewer(counting, drawn, index, kept, kind, note, least)
+    return _fewer(counting, drawn, index, kept, kind, entry, least)
 
 
 def _fewer(
@@ -624,7 +412,7 @@ def _fewer(
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
-    note: LogEntry,
+    entry: LogEntry,
     least: int,
 ) -> tuple[T, int | None]:
     """Return the items if too few are left; below `least` they are not counted."""
@@ -635,8 +423,10 @@ def _fewer(
     if not kept.parts:
         return kind.take(drawn.content, []), None
     number = None
-    if counting.buffer.info.config.sampling.track_samples:
-        number = counting.write(lambda connection: _log(connection, counting, drawn, kept, note))
+    if counting.log.is_on:
+        number = write_for_sampling(
+            counting.buffer, lambda connection: _log(connection, counting, drawn, kept, entry)
+        )
     return _joined(kept, kind), number
 
 
@@ -646,7 +436,7 @@ def _claim(
     index: Sequence[int],
     kept: _Kept[T],
     kind: ClaimKind[T],
-    note: LogEntry,
+    entry: LogEntry,
 ) -> tuple[int, int | None]:
     """Count the uses of items below the limit; return how many, and the number of the batch."""
     units = [drawn.units[i] for i in index]
@@ -657,11 +447,11 @@ def _claim(
         now: _Kept[T] = _Kept([], [], [])
         now.add(drawn, places, kind)
         number = None
-        if len(places) == len(index) and counting.buffer.info.config.sampling.track_samples:
-            number = _log(connection, counting, drawn, _both(kept, now), note)
+        if len(places) == len(index) and counting.log.is_on:
+            number = _log(connection, counting, drawn, _both(kept, now), entry)
         return now, len(places), number
 
-    now, n_won, number = counting.write(work)
+    now, n_won, number = write_for_sampling(counting.buffer, work)
     clean_after_write(counting.buffer.engine, len(units))
     both = _both(kept, now)
     kept.parts, kept.units, kept.probabilities = both.parts, both.units, both.probabilities
@@ -735,7 +525,7 @@ def give_back(counting: UseCounting, units: Sequence[Unit]) -> None:
             return_uses(connection, counting.buffer.info.id, sorted(again))
             again = Counter({seq: n - 1 for seq, n in again.items() if n > 1})
 
-    counting.write(work)
+    write_for_sampling(counting.buffer, work)
     counting.restrictions.eligible_low.forget()
 
 
@@ -744,12 +534,12 @@ def _log(
     counting: UseCounting,
     drawn: DrawnItems[Any],
     kept: _Kept[Any],
-    note: LogEntry,
+    entry: LogEntry,
 ) -> int:
     """Log a batch, and return its number."""
     seqs = [seq for unit in kept.units for seq in unit]
     probabilities = kept.probabilities if len(kept.probabilities or ()) == len(seqs) else None
-    return log_batch(connection, counting, seqs, drawn.clock, note, probabilities)
+    return counting.log.add(connection, seqs, drawn.clock, entry, probabilities)
 
 
 def _clean(counting: UseCounting, drawn: DrawnItems[Any]) -> None:
@@ -765,4 +555,4 @@ def _clean(counting: UseCounting, drawn: DrawnItems[Any]) -> None:
         end = low if hold_low is None else min(low, hold_low)
         return clean_uses(connection, counting.buffer.info.id, min(keep.cleaned_to, end), end)
 
-    keep.cleaned_to = counting.write(work)
+    keep.cleaned_to = write_for_sampling(counting.buffer, work)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlbuffer.display import brief
 from sqlbuffer.llm import answer_messages, is_said, normal_message
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.web.rendering import readable
 from sqlbuffer.web.step_arrays import SCALARS, arrays_of, is_image, pointer
 
@@ -945,7 +946,7 @@ def _values(row: "DataRow", *, is_conversation: bool) -> list[ShownValue]:
     """Return the values of a step that are not turns: numbers one by one, others as a whole."""
     data = row.exp_data
     values = [_shown(pointer(name), value) for name, value in row.fields.items()]
-    for name in ("state", "actions", "messages", "extra"):
+    for name in PAYLOADS:
         value = getattr(data, name)
         is_said = name in ("actions", "messages") or isinstance(value, str)
         if value is None or (is_conversation and is_said):

@@ -5,9 +5,9 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import make_newer
-from tests.storage.migrations.test_migrations import objects_of, schema_of
 from tests.support.array_rows import make_array_row
 from tests.support.cli_errors import error_lines
+from tests.support.schema import objects_of, schema_of
 from tests.support.sql import connected, is_sqlite
 
 

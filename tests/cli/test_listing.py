@@ -6,10 +6,10 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from tests.cli.conftest import ODD_TASK
-from tests.storage.leases.queue import expire
 from tests.support import sql
 from tests.support.array_rows import make_array_row
 from tests.support.cli_errors import error_lines
+from tests.support.leases import expire
 
 
 def cells(text):

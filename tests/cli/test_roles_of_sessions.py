@@ -6,8 +6,8 @@ import pytest
 from sqlbuffer import QueryBuilder, Removed, ReplayBuffer
 from sqlbuffer.compat.ding import create_buffer
 from sqlbuffer.errors import StorageReadOnlyError
-from tests.storage.schema.test_roles import TASK_0
 from tests.support.array_rows import make_array_row
+from tests.support.rows import TASK_0
 
 LIMITS = {"max_staleness": 0, "current_session_only": True}
 

@@ -12,7 +12,6 @@ from sqlbuffer import PrioritizedSampler, QueryBuilder, RateLimiter, ReplayBuffe
 from sqlbuffer.errors import BufferConfigError, StorageBusyError, StorageUnreachableError
 from sqlbuffer.interchange import BufferStream, export_parquet
 from tests.conftest import close_pool
-from tests.storage.plans.watch import watched
 from tests.support.processes import run_at_once, wait_until
 from tests.support.rows import make_row
 from tests.support.servers import (
@@ -22,6 +21,7 @@ from tests.support.servers import (
     wait_for_replay,
 )
 from tests.support.sql import scalar
+from tests.support.watch import watched
 
 FIELDS = {"fields": {"x": "int64"}}
 

@@ -11,11 +11,11 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import StorageBusyError, StorageReadOnlyError
 from sqlbuffer.rate_limits import RateLimiter
 from tests.conftest import close_pool
-from tests.storage.plans.watch import watched
 from tests.support.processes import wait_until
 from tests.support.servers import primary_and_standby, server_programs, wait_for_replay
 from tests.support.sql import buffer_id, run, run_outside_transaction, scalar
 from tests.support.stepped_rows import make_rows, steps_of
+from tests.support.watch import watched
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from sqlbuffer import RandomTaskSample, ReplayBuffer
 from sqlbuffer.cli import app
 from tests.nightly.conftest import N_BUFFERS, N_ROWS, ROWS_PER_TASK
-from tests.storage.plans.watch import watched
 from tests.support.statements import selects
+from tests.support.watch import watched
 
 # The first one waits for the rows to be written.
 pytestmark = pytest.mark.timeout(3_600)

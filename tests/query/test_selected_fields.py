@@ -11,12 +11,12 @@ from sqlbuffer.codec.equality import equal
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
     MISSING,
-    PAYLOADS,
     PLAIN,
     SelectedFields,
     pruned,
     references,
 )
+from sqlbuffer.steps import PAYLOADS
 from tests.support.payloads import payloads
 
 

@@ -12,9 +12,9 @@ from sqlbuffer import ReplayBuffer, fields_from_env
 from sqlbuffer.errors import FieldError, MissingExtraError, StorageError
 from tests.recording.envs import Rooms, Scripted
 from tests.recording.episodes import plain, played, stored
-from tests.storage.episodes.test_episode_writer import NEVER_S, refusing_inserts
 from tests.support.processes import FRESH, run_at_once, wait_until
 from tests.support.sql import run, scalar
+from tests.support.waiting_steps import NEVER_S, refusing_inserts
 
 LONG = ((99, "terminated"),)
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from sqlbuffer import PrioritizedSampler, RandomSampler, RateLimiter, ReplayBuffer, mix
 from sqlbuffer.errors import FlowControlError, InsufficientDataError
 from sqlbuffer.torch import IterableDataset
-from tests.storage.sampling.limited_rows import FIELDS, rows_of, store_episodes, uses_in
+from tests.support.limited_rows import FIELDS, rows_of, store_episodes, uses_in
 from tests.support.priorities import assert_shares, filled, set_priorities, summarize_all
 from tests.support.processes import run_at_once
 from tests.support.sql import run, scalar

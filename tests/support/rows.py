@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from sqlbuffer import DataRow, Experience, ExpMeta
+from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder
+
+TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
 
 
 def make_row(*, task: int = 0, step: int = 0, **meta: Any) -> DataRow:

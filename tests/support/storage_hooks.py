@@ -5,13 +5,14 @@ makes a schema without a buffer, closes the pool of a URL, stops what comes by c
 blocks of priorities into a given state.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from sqlbuffer import BufferConfig, ReplayBuffer
 from sqlbuffer.encoding.records import Record
@@ -19,6 +20,7 @@ from sqlbuffer.storage.database import engine
 from sqlbuffer.storage.database.engine import close_idle, engine_for, resolve_url
 from sqlbuffer.storage.database.sqlite import CONNECTION_PRAGMAS
 from sqlbuffer.storage.database.transactions import BEGIN, READ
+from sqlbuffer.storage.database.vacuum import cleaner_for
 from sqlbuffer.storage.migrations import migrate as migrations
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES
 from sqlbuffer.storage.schema.metadata import roles_script
@@ -28,6 +30,7 @@ from sqlbuffer.storage.writing.rows import WriteBatch
 __all__ = [
     "CONNECTION_PRAGMAS",
     "PART_BYTES",
+    "cleaner_of",
     "close_pool",
     "engine_behind",
     "engine_of",
@@ -37,6 +40,7 @@ __all__ = [
     "make_groups",
     "migrate",
     "open_store",
+    "run_inside",
     "sharing_compiled_statements",
     "store_records",
     "summarize_blocks",
@@ -60,6 +64,16 @@ def engine_of(url: str) -> Engine:
 def engine_behind(buffer: ReplayBuffer) -> Engine:
     """Return the engine of an open buffer, also of one in memory."""
     return buffer._store.engine
+
+
+def cleaner_of(engine: Engine) -> threading.Thread | None:
+    """Return the thread that looks after dead rows, if there is one."""
+    return cleaner_for(engine).thread
+
+
+def run_inside(buffer: ReplayBuffer, statement: str) -> None:
+    """Run a statement in a transaction of an open buffer."""
+    buffer._store.write(lambda connection: connection.execute(text(statement)))
 
 
 def first_query(connection: Connection) -> str | None:

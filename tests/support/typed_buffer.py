@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer, StoreResult
-
-_PAYLOADS = ("state", "actions", "messages", "extra")
+from sqlbuffer.steps import PAYLOADS
 
 
 class TypedBuffer(ReplayBuffer):
@@ -31,7 +30,7 @@ class TypedBuffer(ReplayBuffer):
         """Store rows as columns."""
         rows = list(data_batch)
         metas, data = [row.exp_meta for row in rows], [row.exp_data for row in rows]
-        columns: dict[str, Any] = {name: [getattr(own, name) for own in data] for name in _PAYLOADS}
+        columns: dict[str, Any] = {name: [getattr(own, name) for own in data] for name in PAYLOADS}
         columns["number"] = [meta.step for meta in metas]
         for name, attribute in (("reward", "reward_t"), ("terminated", "terminated")):
             if all(getattr(own, attribute) is not None for own in data):

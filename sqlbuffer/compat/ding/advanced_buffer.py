@@ -33,6 +33,8 @@ from sqlbuffer.compat.ding.utils import BatchFigures, generate_id, is_first_rank
 from sqlbuffer.encoding.priority_values import checked_priority
 from sqlbuffer.errors import FieldError
 
+logger = logging.getLogger("sqlbuffer")
+
 UNIQUE_ID, INDEX, PRIORITY = "replay_unique_id", "replay_buffer_idx", "priority"
 # Keys that a sampled item has in addition to the keys that were pushed.
 OWN_KEYS = frozenset({UNIQUE_ID, INDEX, PRIORITY, "use", "staleness", "IS"})
@@ -135,9 +137,6 @@ def envstep_of(value: Any) -> int:
     """Return the collector's step; -1 where it is not a number."""
     found = integer_of(_listed(value)) if value is not None else None
     return -1 if found is None else found
-
-
-logger = logging.getLogger("sqlbuffer")
 
 
 def is_dict(data: Any) -> bool:

@@ -54,7 +54,7 @@ from sqlbuffer.compat.memmap.opening import (
     register,
     roles_in_errors,
 )
-from sqlbuffer.compat.memmap.rows import MetaCoder, RowCoder, StepPacker
+from sqlbuffer.compat.memmap.rows import MetaCoder, RowCoder, SlotPacker
 from sqlbuffer.compat.memmap.slots import (
     MAX_BYTES,
     BookChange,
@@ -154,7 +154,7 @@ class ReplayBuffer:
     _core: CoreBuffer
     _rows: RowCoder
     _metas: MetaCoder
-    _packer: StepPacker
+    _packer: SlotPacker
     _writer: EpisodeWriter | None
     _book: SlotBook
     _cells_: Cells
@@ -258,7 +258,7 @@ class ReplayBuffer:
         layout = Layout(core.fields)
         self._rows = RowCoder(self.tracks, layout)
         self._metas = MetaCoder(self.meta_tracks)
-        self._packer = StepPacker(self._rows)
+        self._packer = SlotPacker(self._rows)
         self._book = SlotBook(core, self.max_episodes, self.circular, config.episodes, self._metas)
         self._writer = None
         if not read_only:

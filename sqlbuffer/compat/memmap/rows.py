@@ -74,7 +74,7 @@ class RowCoder:
         ]
 
 
-class StepPacker:
+class SlotPacker:
     """Packs single steps, in a few microseconds each; not thread-safe.
 
     Args:

@@ -19,7 +19,8 @@ from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.steps import ColumnBatch, RaggedValues, StepIds
 from sqlbuffer.storage.copies.parts import TableRows, time_text, utc_time
-from sqlbuffer.storage.copies.source import ScratchLists, typed_columns
+from sqlbuffer.storage.copies.source import typed_columns
+from sqlbuffer.storage.scratch_lists import ScratchLists
 
 METADATA_KEY = b"sqlbuffer"
 FORMAT_VERSION = 1

@@ -26,7 +26,7 @@ from sqlbuffer.interchange.parquet.arrow import (
 )
 from sqlbuffer.interchange.streams import BufferStream, chosen_columns
 from sqlbuffer.steps import ColumnBatch
-from sqlbuffer.storage.copies.source import ScratchLists
+from sqlbuffer.storage.scratch_lists import ScratchLists
 
 if TYPE_CHECKING:
     from sqlbuffer.buffer import ReplayBuffer

@@ -30,7 +30,8 @@ from sqlbuffer.errors import (
     SchemaMissingError,
 )
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
-from sqlbuffer.front.writing import Batch, StepWriter
+from sqlbuffer.front.step_encoding import EncodedSteps
+from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import ImportCounts, ImportReport, named_damage
 from sqlbuffer.interchange.parquet.arrow import (
@@ -47,7 +48,7 @@ from sqlbuffer.interchange.parquet.arrow import (
     whole,
 )
 from sqlbuffer.interchange.parquet.files import ParquetFiles, StepRuns
-from sqlbuffer.steps import DataRow, Experience, ExpMeta, is_uuid
+from sqlbuffer.steps import PAYLOADS, DataRow, Experience, ExpMeta, is_uuid
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceIdentity, SourceState, time_text
 from sqlbuffer.storage.copies.target import ImportTarget, RestoredSteps, check_may_restore
 from sqlbuffer.storage.database.urls import Database
@@ -55,7 +56,6 @@ from sqlbuffer.storage.rows.payload_parts import PART_BYTES, split
 from sqlbuffer.storage.store import BufferStore
 
 _OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
-_PAYLOADS = ("state", "actions", "messages", "extra")
 _META = (
     "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id", "model_version",
     "execute_time",
@@ -226,7 +226,7 @@ def append_files(
 
 def _encoded_parts(
     files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
-) -> Iterator[tuple[str, int, Batch]]:
+) -> Iterator[tuple[str, int, EncodedSteps]]:
     """Yield the place of each part, its number of steps, and its encoded steps."""
     plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
     for path, first, table in files.batches():
@@ -247,9 +247,9 @@ class _Part:
         self._plan, self._table, self._ids, self._first = plan, table, ids, first
         self._n = len(table)
 
-    def encoded(self, writer: StepWriter) -> Batch:
+    def encoded(self, writer: StepWriter) -> EncodedSteps:
         """Return them as they are stored."""
-        is_rich = any(self._has(n) for n in (*_RICH, *_PAYLOADS)) or not self._plan.specs
+        is_rich = any(self._has(n) for n in (*_RICH, *PAYLOADS)) or not self._plan.specs
         if not is_rich and not self._has_nulls(("reward", "terminated", "truncated")):
             keys = {"id": self._own_ids(), **self._keys()}
             return writer.encoded_columns(self._columns(), "same_kind", keys)
@@ -275,7 +275,7 @@ class _Part:
             elif name == "execute_time" and pa.types.is_timestamp(column.type):
                 column = column.cast(pa.timestamp("us", tz="UTC"))
                 return [None if t is None else t.timestamp() for t in column.to_pylist()]
-            elif name not in _PAYLOADS and name != "arrays":
+            elif name not in PAYLOADS and name != "arrays":
                 column = column.cast(built_in_types()[name])
         except pa.ArrowInvalid as error:
             raise FileImportError(
@@ -342,7 +342,7 @@ class _Part:
     def _rows(self) -> list[DataRow]:
         meta = {name: self._column(name) for name in _META}
         arrays = self._column("arrays")
-        data = {name: self._payload(name, arrays) for name in _PAYLOADS}
+        data = {name: self._payload(name, arrays) for name in PAYLOADS}
         for name in ("reward", "advantage", "value", "terminated", "truncated"):
             data[name] = self._column(name)
         fields, ids, steps = self._fields(), self._own_ids(), self._steps()
@@ -425,7 +425,6 @@ def _given_values(spec: FieldSpec, column: str, values: Any) -> Any:
     return flat.reshape(n, *shape)
 
 
-PAYLOADS = ("state", "actions", "messages", "extra")
 REALS = {
     "reward": "reward_t", "advantage": "adv_t", "value": "v_t", "execute_time": "execute_time",
 }  # fmt: skip

@@ -22,6 +22,7 @@ from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import BUCKET_S, HISTORY_S, flow, flow_history
 from sqlbuffer.storage.inspect.buffer_stats import Numbers, first_numbers, first_step
 from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.sample_log import samples
 from sqlbuffer.storage.schema.expressions import (
     SeqList,
     age_s,
@@ -31,7 +32,6 @@ from sqlbuffer.storage.schema.expressions import (
     unix_now,
 )
 from sqlbuffer.storage.schema.number_keys import has_number
-from sqlbuffer.storage.use_counts import samples
 
 MOST_EPISODES = 10_000
 # If there are more episodes, this number of them is read, at even distances.

@@ -26,8 +26,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.encoding.records import Decoder, Record
-from sqlbuffer.query.selected_fields import PAYLOADS, PLAIN, SelectedFields
-from sqlbuffer.steps import DataRow
+from sqlbuffer.query.selected_fields import PLAIN, SelectedFields
+from sqlbuffer.steps import PAYLOADS, DataRow
 from sqlbuffer.storage.browsing.rollouts import Rollout
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
@@ -37,8 +37,8 @@ from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.rows.layouts import layout_of
 from sqlbuffer.storage.rows.payload_parts import Payloads, n_bytes_of
+from sqlbuffer.storage.sample_log import samples
 from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, listed, processed, unindexed
-from sqlbuffer.storage.use_counts import samples
 
 # Limit for looking up the agents of a task one by one, and for chunks without an episode.
 MOST_AGENTS = 64

@@ -29,6 +29,7 @@ from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks.tables import chunks, deleted_steps
 from sqlbuffer.storage.schema.expressions import processed
@@ -362,7 +363,6 @@ _REPLACED = ("fields", "reward_t", "terminated", "truncated")
 _PER_STEP = ("reward_t", "adv_t", "v_t", "initial_priority")
 # An empty list means False at every step.
 _FLAGS = ("terminated", "truncated")
-_PAYLOADS = ("state", "actions", "messages", "extra")
 _SAME = (
     "buffer_id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id",
     "model_version", "inserted_at", "first_seq",
@@ -419,7 +419,7 @@ def _pg_packed(place: str) -> dict[str, str]:
             name: f"CASE WHEN c.{name} = '{{}}' THEN false ELSE c.{name}[{place} + 1] END"
             for name in _FLAGS
         },
-        **{name: f"{payload} -> '{name}'" for name in _PAYLOADS},
+        **{name: f"{payload} -> '{name}'" for name in PAYLOADS},
         "fields": (
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> "
             f"{place}) FROM jsonb_each(c.fields) f) END"
@@ -452,7 +452,7 @@ def _sqlite_packed(place: str) -> dict[str, str]:
             name: f"CASE WHEN c.{name} = '[]' THEN 0 ELSE json_extract(c.{name}, {path}) END"
             for name in _FLAGS
         },
-        **{name: payload(name) for name in _PAYLOADS},
+        **{name: payload(name) for name in PAYLOADS},
         "fields": (
             "CASE WHEN c.fields IS NOT NULL THEN (SELECT '{' || group_concat(json_quote(f.key) "
             f"|| ':' || {as_stored('f.value', path)}) || '}}' FROM json_each(c.fields) f) END"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.window import WRITERS_LOCK
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
@@ -34,8 +35,8 @@ from sqlbuffer.storage.dialects import (
 )
 from sqlbuffer.storage.rows.layouts import StepLayout
 
-_PAYLOADS = ("state", "actions", "messages", "extra", "fields")
-_N_BYTES = " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _PAYLOADS)
+_SIZED_COLUMNS = (*PAYLOADS, "fields")
+_N_BYTES = " + ".join(f"coalesce(pg_column_size({name}), 0)" for name in _SIZED_COLUMNS)
 _SIZES = {
     "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(octet_length(arrays), 0) + "
     "coalesce(payload_bytes, 0) FROM experiences",

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.copies.parts import CopiedTable, TableRows
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import insert_columns
@@ -17,8 +18,8 @@ from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 CACHE_KIB = 8_192
 
 _OF_KEY = f"key > (:id << {NUMBER_BITS}) + :low AND key <= (:id << {NUMBER_BITS}) + :high"
-_PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
-_N_BYTES = " + ".join(f"coalesce(length({name}), 0)" for name in _PAYLOADS)
+_SIZED_COLUMNS = (*PAYLOADS, "fields", "arrays")
+_N_BYTES = " + ".join(f"coalesce(length({name}), 0)" for name in _SIZED_COLUMNS)
 _SIZES = {
     "seq": f"SELECT seq, 1, {_N_BYTES} + coalesce(payload_bytes, 0) FROM experiences",
     "first_seq": "SELECT first_seq, n_steps, length(records) "

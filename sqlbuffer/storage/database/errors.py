@@ -42,6 +42,8 @@ from sqlbuffer.storage.database.urls import (
     unread_log,
 )
 
+logger = logging.getLogger("sqlbuffer")
+
 # The triggers of both databases begin their message of an unknown buffer with this text.
 NO_BUFFER = "sqlbuffer: no buffer"
 # They begin their message of an unfinished copy, which takes no other steps, with this one.
@@ -267,7 +269,6 @@ def _translate_sqlite(error: sqlite3.Error, url: URL, reason: str) -> SQLBufferE
 # Not the generator that the user may have seeded.
 _RANDOM = random.SystemRandom()
 
-logger = logging.getLogger("sqlbuffer")
 
 FIRST_PAUSE_S = 0.01  # a connection that died in the pool: the next one is good
 LONGEST_PAUSE_S = 1.0

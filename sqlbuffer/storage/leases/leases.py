@@ -8,12 +8,11 @@ import math
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -33,13 +32,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from sqlbuffer.config import SamplingConfig
 from sqlbuffer.errors import FlowControlError, InsufficientDataError, LeaseLostError
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.steps import uuid7
-from sqlbuffer.storage.buffers.catalog import why_empty
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.buffers.window import (
     SampledWindow,
     clean_after_write,
@@ -50,10 +45,8 @@ from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer, reading, snapshot
-from sqlbuffer.storage.dialects import at_once, by_database, claiming
-from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility, is_in_quarantine
-from sqlbuffer.storage.episodes import episodes
-from sqlbuffer.storage.holds import held_low
+from sqlbuffer.storage.dialects import by_database, claiming
+from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.leases.choosing import (
     BUFFER,
     COUNT,
@@ -67,18 +60,17 @@ from sqlbuffer.storage.leases.choosing import (
     groups,
     in_buffer,
     in_seqs,
-    in_window,
     is_free,
     leases,
-    matches,
     queue_items,
-    states_of_groups,
 )
-from sqlbuffer.storage.leases.choosing import queue_items as items
+from sqlbuffer.storage.leases.retirement import drop, retire
+from sqlbuffer.storage.leases.shortage import missing
 from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
-from sqlbuffer.storage.rows.removal import remove_counted, remove_rows
+from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.statements import remembered
+from sqlbuffer.storage.sample_log import LogEntry
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import (
@@ -89,10 +81,114 @@ from sqlbuffer.storage.schema.expressions import (
     seconds_ago,
 )
 from sqlbuffer.storage.schema.metadata import KEY
-from sqlbuffer.storage.use_counts import LogEntry, SamplingSession, SamplingSessions
+from sqlbuffer.storage.use_counts import SamplingSession, SamplingSessions
 from sqlbuffer.waits import begin_wait
 
-T = TypeVar("T")
+# Seconds for which rows of leases without an end are kept.
+KEPT_S = 3_600.0
+SECONDS_BETWEEN_CLEANINGS = 60.0
+# A lease that began later than this many seconds from now was taken before the clock was put back.
+# Smaller corrections of the clock end no lease.
+CLOCK_CORRECTION_S = 60.0
+SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
+FEWEST_DONE, MOST_DONE = 32, 1_000
+
+LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
+
+# Not the generator that the user may have seeded.
+_RANDOM = random.SystemRandom()
+
+# Pause between two looks: 4 looks a second. If a look takes long, the pause is this many times as
+# long.
+PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
+# If several processes claim at the same moment, each waits for a random time.
+CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
+
+_OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
+OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
+RUNS = ~is_past(leases.c.leased_until)
+UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
+OWN_ROWS = in_seqs & (queue_items.c.lease_id == bindparam(LEASE, type_=KEY))
+# The minimum over its rows, each of which reads the clock itself: so a lease does not outlive one
+# of its rows.
+UNTIL_OF_ROWS = (
+    select(func.coalesce(func.min(queue_items.c.leased_until), UNTIL))
+    .where(OWN_ROWS)
+    .scalar_subquery()
+)
+FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
+
+IS_CLAIMED = select(leases.c.acknowledged).where(OF_LEASE)
+_NEW_IN_GROUP = select(func.min(queue_items.c.seq)).where(
+    in_seqs, queue_items.c.group_seq.is_(None)
+)
+_TAKE_ROWS = (
+    update(queue_items)
+    .where(in_seqs)
+    .values(lease_id=bindparam(LEASE, type_=KEY), leased_until=UNTIL)
+)
+_TAKE_GROUPS = _TAKE_ROWS.values(
+    group_seq=func.coalesce(queue_items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
+)
+_ADD_LEASE = insert(leases).values(
+    buffer_id=bindparam(BUFFER, type_=Integer()),
+    id=bindparam(LEASE, type_=KEY),
+    n_rows=bindparam(COUNT, type_=BigInteger()),
+    leased_until=UNTIL_OF_ROWS,
+)
+_END_FUTURE = (
+    update(leases)
+    .where(_OF_BUFFER, ~leases.c.acknowledged, leases.c.claimed_at > UNTIL)
+    .values(claimed_at=in_seconds(0.0), leased_until=in_seconds(0.0))
+    .returning(leases.c.id)
+)
+_RELEASE_OF_LEASES = (
+    update(queue_items)
+    .where(in_buffer, is_one_of(queue_items.c.lease_id, bindparam(LEASES, type_=KeyList())))
+    .values(**FREE_AGAIN)
+)
+_FORGET_SOME = delete(leases).where(
+    _OF_BUFFER, is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
+)
+_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_ago(KEPT_S))
+
+_USES = queue_items.c.n_uses + 1
+_MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
+_LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
+# Also returns the number up to which rows have left, which would need one more round trip.
+_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
+    _LOW.scalar_subquery()
+)
+_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
+_PROLONG_ROWS = update(queue_items).where(OWN_ROWS).values(leased_until=UNTIL)
+# In the order in which transactions that delete rows lock them.
+_HOLD = (
+    select(queue_items.c.seq)
+    .where(OWN_ROWS)
+    .order_by(queue_items.c.seq)
+    .with_for_update(key_share=True)
+)
+_COUNT = update(queue_items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
+_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+_RELEASE = update(queue_items).where(OWN_ROWS).values(**FREE_AGAIN)
+_FORGET = delete(leases).where(OF_LEASE)
+_UNLEASED = (
+    select(queue_items.c.seq)
+    .where(in_seqs, is_free)
+    .order_by(queue_items.c.seq)
+    .with_for_update(skip_locked=True)
+)
+_evict_chunks = by_database(sqlite=sqlite.evict_chunks, postgresql=postgresql.evict_chunks)
+
+
+def not_leased(buffer_id: int, steps: Any) -> Any:
+    """Return the expression for a step of a table of steps without a lease."""
+    leased = select(1).where(
+        queue_items.c.buffer_id == buffer_id,
+        queue_items.c.seq == steps.c.seq,
+        ~is_past(queue_items.c.leased_until),
+    )
+    return ~leased.correlate(steps).offset(0).exists()
 
 
 @dataclass
@@ -131,8 +227,8 @@ class LeaseKeeping:
 
     @cached_property
     def _window_and_first(self) -> str:
-        info, queue = self.buffer.info, queue_items.c
-        first = select(func.min(queue.seq)).where(queue.buffer_id == info.id)
+        info = self.buffer.info
+        first = select(func.min(queue_items.c.seq)).where(queue_items.c.buffer_id == info.id)
         window = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
         return self.buffer.text_of(window.add_columns(first.scalar_subquery()))
 
@@ -146,140 +242,6 @@ class LeaseKeeping:
         query = self._window_and_first if with_first else self.source.window_query
         with claiming(self.buffer.engine, "relaxed", query) as connection:
             yield connection
-
-
-def not_leased(buffer_id: int, steps: Any) -> Any:
-    """Return the expression for a step of a table of steps without a lease."""
-    item = queue_items.c
-    leased = select(1).where(
-        item.buffer_id == buffer_id, item.seq == steps.c.seq, ~is_past(item.leased_until)
-    )
-    return ~leased.correlate(steps).offset(0).exists()
-
-
-REMOVED_AT_ONCE = 10_000
-_USED_UP = (
-    select(items.c.seq)
-    .where(in_buffer, items.c.used_up, ~is_in_quarantine(items.c.buffer_id, items.c.seq))
-    .order_by(items.c.seq)
-    .limit(bindparam(COUNT, type_=BigInteger()))
-)
-_BUFFER = select(buffers.c.id).where(buffers.c.id == bindparam(BUFFER, type_=Integer()))
-
-
-def retire(buffer: OpenBuffer, *, kept: bool = False) -> int:
-    """Remove rows that reached `max_use`, except those in quarantine; return how many.
-
-    It runs in a separate transaction, in one process at a time for all: acknowledgements would
-    queue on the row of the buffer, which counts the rows that left. The process that holds the lock
-    of a row removes it later.
-
-    Args:
-        buffer: The buffer.
-        kept: Also remove rows that the buffer keeps (`keep_expired`).
-    """
-    n_retired = 0
-    if buffer.info.config.retention.keep_expired and not kept:
-        return n_retired
-    while buffer.with_retries(lambda: _is_any_used_up(buffer)):
-        n_now = buffer.write(lambda connection: _retire(connection, buffer), "relaxed")
-        if not n_now:
-            break
-        n_retired += n_now
-    return n_retired
-
-
-def _is_any_used_up(buffer: OpenBuffer) -> bool:
-    values = {BUFFER: buffer.info.id, COUNT: 1}
-    with translated(buffer.url), at_once(buffer.engine) as connection:
-        return connection.execute(_USED_UP, values).first() is not None
-
-
-def _retire(connection: Connection, buffer: OpenBuffer) -> int:
-    """Remove some rows; return how many.
-
-    Return 0 if other processes are doing it, or while steps are held for a copy.
-    """
-    values = {BUFFER: buffer.info.id, COUNT: REMOVED_AT_ONCE}
-    alone = _BUFFER.with_for_update(key_share=True, skip_locked=True)
-    if connection.execute(alone, values).first() is None:
-        return 0
-    if held_low(connection, buffer.info.id) is not None:
-        return 0
-    seqs = connection.execute(_USED_UP.with_for_update(skip_locked=True), values).scalars()
-    return remove_counted(connection, buffer, list(seqs), "n_used_up")
-
-
-def drop(keeping: LeaseKeeping, request: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
-    """Delete groups that were not complete in time."""
-    buffer = keeping.buffer
-
-    def work(connection: Connection) -> None:
-        # First, like every transaction that deletes rows.
-        connection.execute(_BUFFER.with_for_update(key_share=True), {BUFFER: buffer.info.id})
-        window = keeping.source.sampled_window(connection)
-        scope = Scope(
-            buffer.info.id, window.low, None, keeping.restrictions.limits_of_leases(window)
-        )
-        locked = GroupChoice(connection, scope, request).lock(late, late=True)
-        seqs = sorted(seq for seqs in locked.values() for seq in seqs)
-        remove_counted(connection, buffer, seqs, "n_partial")
-
-    buffer.write(work)
-
-
-# Seconds for which rows of leases without an end are kept.
-KEPT_S = 3_600.0
-SECONDS_BETWEEN_CLEANINGS = 60.0
-# A lease that began later than this many seconds from now was taken before the clock was put back.
-# Smaller corrections of the clock end no lease.
-CLOCK_CORRECTION_S = 60.0
-SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
-FEWEST_DONE, MOST_DONE = 32, 1_000
-
-LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
-
-_OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
-OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
-RUNS = ~is_past(leases.c.leased_until)
-UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
-OWN_ROWS = in_seqs & (items.c.lease_id == bindparam(LEASE, type_=KEY))
-# The minimum over its rows, each of which reads the clock itself: so a lease does not outlive one
-# of its rows.
-UNTIL_OF_ROWS = (
-    select(func.coalesce(func.min(items.c.leased_until), UNTIL)).where(OWN_ROWS).scalar_subquery()
-)
-FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
-
-IS_CLAIMED = select(leases.c.acknowledged).where(OF_LEASE)
-_NEW_IN_GROUP = select(func.min(items.c.seq)).where(in_seqs, items.c.group_seq.is_(None))
-_TAKE_ROWS = (
-    update(items).where(in_seqs).values(lease_id=bindparam(LEASE, type_=KEY), leased_until=UNTIL)
-)
-_TAKE_GROUPS = _TAKE_ROWS.values(
-    group_seq=func.coalesce(items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
-)
-_ADD_LEASE = insert(leases).values(
-    buffer_id=bindparam(BUFFER, type_=Integer()),
-    id=bindparam(LEASE, type_=KEY),
-    n_rows=bindparam(COUNT, type_=BigInteger()),
-    leased_until=UNTIL_OF_ROWS,
-)
-_END_FUTURE = (
-    update(leases)
-    .where(_OF_BUFFER, ~leases.c.acknowledged, leases.c.claimed_at > UNTIL)
-    .values(claimed_at=in_seconds(0.0), leased_until=in_seconds(0.0))
-    .returning(leases.c.id)
-)
-_RELEASE_OF_LEASES = (
-    update(items)
-    .where(in_buffer, is_one_of(items.c.lease_id, bindparam(LEASES, type_=KeyList())))
-    .values(**FREE_AGAIN)
-)
-_FORGET_SOME = delete(leases).where(
-    _OF_BUFFER, is_one_of(leases.c.id, bindparam(LEASES, type_=KeyList()))
-)
-_FORGET_OLD = delete(leases).where(_OF_BUFFER, leases.c.leased_until < seconds_ago(KEPT_S))
 
 
 @dataclass
@@ -332,7 +294,7 @@ class Claim:
         leased, late = self._keeping.buffer.with_retries(partial(self._attempt, session))
         self._keeping.remove_expired()
         if late:
-            drop(self._keeping, self._request, late)
+            drop(self._keeping.source, self._request, late)
         return leased
 
     def _attempt(self, session: SamplingSession) -> tuple[LeasedRows | None, list[LeaseGroup]]:
@@ -452,145 +414,6 @@ def _end_future_leases(connection: Connection, keeping: LeaseKeeping) -> None:
         connection.execute(_RELEASE_OF_LEASES, {**values, LEASES: ended})
 
 
-_USES = items.c.n_uses + 1
-_MARK = update(leases).where(OF_LEASE, ~leases.c.acknowledged, RUNS)
-_LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, type_=Integer()))
-# Also returns the number up to which rows have left, which would need one more round trip.
-_ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
-    _LOW.scalar_subquery()
-)
-_PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
-_PROLONG_ROWS = update(items).where(OWN_ROWS).values(leased_until=UNTIL)
-# In the order in which transactions that delete rows lock them.
-_evict_chunks = by_database(sqlite=sqlite.evict_chunks, postgresql=postgresql.evict_chunks)
-
-_HOLD = select(items.c.seq).where(OWN_ROWS).order_by(items.c.seq).with_for_update(key_share=True)
-_COUNT = update(items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
-_COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
-_RELEASE = update(items).where(OWN_ROWS).values(**FREE_AGAIN)
-_FORGET = delete(leases).where(OF_LEASE)
-_UNLEASED = (
-    select(items.c.seq)
-    .where(in_seqs, is_free)
-    .order_by(items.c.seq)
-    .with_for_update(skip_locked=True)
-)
-
-
-def complete(keeping: LeaseKeeping, leased: LeasedRows) -> None:
-    """Read the parts of the rows of a batch.
-
-    This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
-    """
-    if not any(is_in_parts(row) for group in leased.groups for row in group):
-        return
-
-    def read() -> list[list[Row]]:
-        with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
-            return [keeping.source.whole_rows.held(connection, group) for group in leased.groups]
-
-    leased.groups = keeping.buffer.with_retries(read)
-
-
-def renew(keeping: LeaseKeeping, leased: LeasedRows, lease_s: float) -> None:
-    """Set a lease to run out in `lease_s` seconds.
-
-    Raises:
-        LeaseLostError: The lease has run out.
-    """
-    deadline = time.monotonic() + lease_s
-
-    def work(connection: Connection) -> None:
-        values = {**_values(keeping, leased), SECONDS: lease_s}
-        connection.execute(_HOLD, values)
-        connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
-        if not connection.execute(_PROLONG, values).rowcount:
-            raise _lost(keeping, leased, "renewed")
-
-    keeping.buffer.write(work)
-    leased.deadline = deadline
-
-
-def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
-    """Count a use of each row of a batch, and retire rows that reached `max_use`.
-
-    Rows that were deleted during the lease are not counted.
-
-    Raises:
-        LeaseLostError: The lease has run out; no use is counted.
-    """
-    max_use = keeping.buffer.info.config.sampling.max_use
-
-    def work(connection: Connection) -> None:
-        values = {**_values(keeping, leased), COUNT: max_use}
-        # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
-        # still runs were deleted.
-        connection.execute(_HOLD, values)
-        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
-        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
-        if low is None:
-            if connection.execute(IS_CLAIMED, values).scalar():
-                return  # by an attempt whose connection was lost
-            raise _lost(keeping, leased, "acknowledged")
-        _evict(connection, keeping, leased.seqs, low)
-
-    keeping.buffer.write(work)
-    keeping.ledger.done.append(leased.lease_id)
-    clean_after_write(keeping.buffer.engine, len(leased.seqs))
-    if max_use is not None:
-        retire(keeping.buffer)
-
-
-def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:
-    """Make the rows of a batch free immediately; rows that are lost already do not change."""
-
-    def work(connection: Connection) -> None:
-        values = _values(keeping, leased)
-        connection.execute(_HOLD, values)
-        connection.execute(_RELEASE, values)
-        connection.execute(_FORGET, values)
-        _evict(connection, keeping, leased.seqs, keeping.buffer.window_in(connection).low)
-
-    keeping.buffer.write(work, "relaxed")
-    keeping.sessions.undo(len(leased.seqs), leased.number)
-
-
-def _values(keeping: LeaseKeeping, leased: LeasedRows) -> dict[str, Any]:
-    return {BUFFER: keeping.buffer.info.id, LEASE: leased.lease_id, SEQS: leased.seqs}
-
-
-def _lost(keeping: LeaseKeeping, leased: LeasedRows, call: str) -> LeaseLostError:
-    return LeaseLostError(
-        f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} ran out before it was "
-        f"{call}: others can claim its {len(leased.seqs)} rows, and this use is not counted; lease "
-        f"for longer (lease_s), or call batch.renew() in time"
-    )
-
-
-def _evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
-    """Delete rows that left the window while they were leased."""
-    gone = [seq for seq in seqs if seq <= low]
-    if gone and keeping.buffer.info.has_chunks:
-        _evict_chunks(connection, keeping.buffer.info.id)
-    elif gone:
-        unleased = connection.execute(
-            _UNLEASED, {BUFFER: keeping.buffer.info.id, SEQS: gone}
-        ).scalars()
-        remove_rows(connection, keeping.buffer.info.id, list(unleased), keeping.buffer.origin)
-
-
-# Not the generator that the user may have seeded.
-_RANDOM = random.SystemRandom()
-
-# Pause between two looks: 4 looks a second. If a look takes long, the pause is this many times as
-# long.
-PAUSE_S, PAUSE_PER_LOOK = 0.25, 10
-# Maximum number of groups that an error names.
-SHOWN = 5
-# If several processes claim at the same moment, each waits for a random time.
-CONTENDED_ROUNDS, CONTENDED_PAUSE_S = 3, 0.02
-
-
 def claimed(
     keeping: LeaseKeeping, request: ClaimRequest, timeout_s: float, cancelled: threading.Event
 ) -> LeasedRows:
@@ -621,7 +444,7 @@ def claimed(
             _sleep(cancelled, min(pause_s, deadline - time.monotonic()))
             continue
         if not look.wait(deadline, cancelled, claim.scope):
-            raise InsufficientDataError(reason or missing(keeping, request, timeout_s))
+            raise InsufficientDataError(reason or missing(keeping.source, request, timeout_s))
 
 
 def _attempt(
@@ -726,7 +549,7 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
     if request.group_by is None:
         count = bindparam(COUNT, type_=BigInteger())
         can_claim = claimable(limits, request.node, request.steps)
-        some = select(literal(1)).select_from(items).where(can_claim)
+        some = select(literal(1)).select_from(queue_items).where(can_claim)
         n_rows = select(func.count()).select_from(some.limit(count).subquery())
         return n_rows.scalar_subquery() >= count
     group = groups(limits, request, named=False).subquery("g").c
@@ -736,112 +559,103 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
 
-def missing(keeping: LeaseKeeping, request: ClaimRequest, timeout_s: float) -> str:
-    """Return a message for people that names what is missing."""
-    info = keeping.buffer.info
-    with translated(keeping.buffer.url), reading(keeping.buffer.engine) as connection:
-        statement = select_sampled_window(info.id, info.config.retention.evict_by, steps_of(info))
-        window = SampledWindow(*connection.execute(statement).one())
-        limits = keeping.restrictions.limits_of_leases(window)
-        scope = Scope(info.id, window.low, None, limits)
-        rows = _rows_by_state(connection, scope, request)
-        if not rows:
-            lack = f"the buffer {why_empty(connection, info.id)}"
-        elif request.group_by is None:
-            lack = _described_rows(rows, info.config.sampling)
-        else:
-            lack = _described_groups(connection, scope, request, rows, info.config.sampling)
-    asked = "rows" if request.group_by is None else f"groups by {request.group_by}"
-    return (
-        f"buffer {info.name!r}: asked for {request.n} {asked}, and within {timeout_s:g} s there "
-        f"were too few: {lack}; wait longer (timeout_s), ask for fewer, or see v_queue and "
-        f"v_leases"
+def complete(keeping: LeaseKeeping, leased: LeasedRows) -> None:
+    """Read the parts of the rows of a batch.
+
+    This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
+    """
+    if not any(is_in_parts(row) for group in leased.groups for row in group):
+        return
+
+    def read() -> list[list[Row]]:
+        with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
+            return [keeping.source.whole_rows.held(connection, group) for group in leased.groups]
+
+    leased.groups = keeping.buffer.with_retries(read)
+
+
+def renew(keeping: LeaseKeeping, leased: LeasedRows, lease_s: float) -> None:
+    """Set a lease to run out in `lease_s` seconds.
+
+    Raises:
+        LeaseLostError: The lease has run out.
+    """
+    deadline = time.monotonic() + lease_s
+
+    def work(connection: Connection) -> None:
+        values = {**_values(keeping, leased), SECONDS: lease_s}
+        connection.execute(_HOLD, values)
+        connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
+        if not connection.execute(_PROLONG, values).rowcount:
+            raise _lost(keeping, leased, "renewed")
+
+    keeping.buffer.write(work)
+    leased.deadline = deadline
+
+
+def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
+    """Count a use of each row of a batch, and retire rows that reached `max_use`.
+
+    Rows that were deleted during the lease are not counted.
+
+    Raises:
+        LeaseLostError: The lease has run out; no use is counted.
+    """
+    max_use = keeping.buffer.info.config.sampling.max_use
+
+    def work(connection: Connection) -> None:
+        values = {**_values(keeping, leased), COUNT: max_use}
+        # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
+        # still runs were deleted.
+        connection.execute(_HOLD, values)
+        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
+        if low is None:
+            if connection.execute(IS_CLAIMED, values).scalar():
+                return  # by an attempt whose connection was lost
+            raise _lost(keeping, leased, "acknowledged")
+        _evict(connection, keeping, leased.seqs, low)
+
+    keeping.buffer.write(work)
+    keeping.ledger.done.append(leased.lease_id)
+    clean_after_write(keeping.buffer.engine, len(leased.seqs))
+    if max_use is not None:
+        retire(keeping.buffer)
+
+
+def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:
+    """Make the rows of a batch free immediately; rows that are lost already do not change."""
+
+    def work(connection: Connection) -> None:
+        values = _values(keeping, leased)
+        connection.execute(_HOLD, values)
+        connection.execute(_RELEASE, values)
+        connection.execute(_FORGET, values)
+        _evict(connection, keeping, leased.seqs, keeping.buffer.window_in(connection).low)
+
+    keeping.buffer.write(work, "relaxed")
+    keeping.sessions.undo(len(leased.seqs), leased.number)
+
+
+def _values(keeping: LeaseKeeping, leased: LeasedRows) -> dict[str, Any]:
+    return {BUFFER: keeping.buffer.info.id, LEASE: leased.lease_id, SEQS: leased.seqs}
+
+
+def _lost(keeping: LeaseKeeping, leased: LeasedRows, call: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} ran out before it was "
+        f"{call}: others can claim its {len(leased.seqs)} rows, and this use is not counted; lease "
+        f"for longer (lease_s), or call batch.renew() in time"
     )
 
 
-def _rows_by_state(
-    connection: Connection, scope: Scope, request: ClaimRequest
-) -> Mapping[str, int]:
-    """Return the number of rows of the queue by what they are, or by why they cannot be claimed.
-
-    If there are several reasons, a row counts under the first.
-    """
-    limits = scope.limits
-    tests: dict[str, Any] = {"leased": ~is_free, "used up": items.c.used_up}
-    if request.group_by == "episode_id":
-        tests["in no episode"] = items.c.episode_id.is_(None)
-    if request.node != EVERYTHING and request.group_by is None:
-        tests["unmatched"] = ~matches(request.node, request.steps)
-    for name, limit in (
-        ("in quarantine", Eligibility(quarantine=limits.quarantine)),
-        ("stale", Eligibility(oldest_version=limits.oldest_version)),
-        ("of another session", Eligibility(session=limits.session)),
-    ):
-        if limit:
-            tests[name] = limit.is_ineligible(items)
-    state = case(*((test, name) for name, test in tests.items()), else_="free")
-    states = select(state.label("state")).where(in_window).subquery("states").c
-    counted: Any = select(states.state, func.count()).group_by(states.state)
-    return {name: int(n) for name, n in connection.execute(counted, scope.parameters())}
-
-
-def _described_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
-    words = {
-        "leased": "leased by others",
-        "unmatched": "that do not match the condition",
-        **_limit_words(settings),
-    }
-    parts = [f"{rows.get('free', 0)} rows may be claimed"]
-    return ", ".join([*parts, *(f"{rows[name]} {words[name]}" for name in words if name in rows)])
-
-
-def _limit_words(settings: SamplingConfig) -> dict[str, str]:
-    return {
-        "used up": f"used up (max_use {settings.max_use})",
-        "in quarantine": "in quarantine",
-        "stale": f"more than {settings.max_staleness} behind the clock (max_staleness)",
-        "of another session": "of another session (current_session_only)",
-    }
-
-
-def _described_groups(
-    connection: Connection,
-    scope: Scope,
-    request: ClaimRequest,
-    rows: Mapping[str, int],
-    settings: SamplingConfig,
-) -> str:
-    groups_by_state: dict[str, list[Any]] = defaultdict(list)
-    for group in connection.execute(states_of_groups(scope.limits, request), scope.parameters()):
-        groups_by_state[group.state].append(group)
-    is_episode = request.group_by == "episode_id"
-    words = {
-        "leased": "leased by others",
-        "unmatched": "without a row that matches the condition",
-        **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
-        "open": "open" if is_episode else "with an open episode",
-        "small": f"of fewer than {request.min_group_size} rollouts",
-        "cut": "with steps that were evicted",
-    }
-    parts = [f"{len(groups_by_state['free'])} groups may be claimed"]
-    for state, text in words.items():
-        if groups_of_state := groups_by_state[state]:
-            sizes = _described_sizes(connection, groups_of_state, is_episode)
-            parts.append(f"{len(groups_of_state)} {text}{sizes}")
-    if len(parts) == 1:
-        of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
-        parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]
-    return ", ".join(parts)
-
-
-def _described_sizes(
-    connection: Connection, groups_of_state: Sequence[Any], is_episode: bool
-) -> str:
-    """Return the first groups with their numbers of rollouts."""
-    shown: dict[Any, int] = {group.key: group.size for group in groups_of_state[:SHOWN]}
-    names: dict[Any, str] = {}
-    if is_episode:
-        known: Any = select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(shown))
-        names = dict(connection.execute(known).all())
-    sizes = [f"{names.get(key, key)!r}: {size}" for key, size in shown.items()]
-    return f" ({', '.join([*sizes, '...'] if len(groups_of_state) > SHOWN else sizes)})"
+def _evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+    """Delete rows that left the window while they were leased."""
+    gone = [seq for seq in seqs if seq <= low]
+    if gone and keeping.buffer.info.has_chunks:
+        _evict_chunks(connection, keeping.buffer.info.id)
+    elif gone:
+        unleased = connection.execute(
+            _UNLEASED, {BUFFER: keeping.buffer.info.id, SEQS: gone}
+        ).scalars()
+        remove_rows(connection, keeping.buffer.info.id, list(unleased), keeping.buffer.origin)

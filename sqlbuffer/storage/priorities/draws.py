@@ -35,6 +35,8 @@ from sqlbuffer.storage.schema.expressions import SeqList, processed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS
 from sqlbuffer.weighted_sampling import Weights, weights_of
 
+logger = logging.getLogger("sqlbuffer")
+
 FIRST, LAST, SIZE, HIGH, BLOCKS, LIMIT, OFFSET = (
     "first", "last", "size", "high", "blocks", "n", "skipped",
 )  # fmt: skip
@@ -311,8 +313,6 @@ def unpacked(value: bytes, dtype: Any) -> NDArray[Any]:
     element = np.dtype([("n_bytes", ">i4"), ("value", np.dtype(dtype).newbyteorder(">"))])
     return np.frombuffer(value, element, offset=_HEADER_BYTES)["value"].astype(dtype)
 
-
-logger = logging.getLogger("sqlbuffer")
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]

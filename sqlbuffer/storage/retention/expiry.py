@@ -27,7 +27,8 @@ from sqlbuffer.storage.dialects import hurried
 from sqlbuffer.storage.eligibility import Eligibility, is_in_quarantine, is_used_up
 from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.holds import held_low
-from sqlbuffer.storage.leases.leases import not_leased, retire
+from sqlbuffer.storage.leases.leases import not_leased
+from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.retention.eviction import tasks
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of

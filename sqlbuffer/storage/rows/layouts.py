@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Table, select, true
 
 from sqlbuffer.encoding.records import Record, decode_reals
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.chunks import postgresql, sqlite
@@ -206,7 +207,6 @@ def _run(
 _Column = Sequence[Any]
 
 _read_runs = by_database(sqlite=sqlite.read_runs, postgresql=postgresql.read_runs)
-_PAYLOADS = ("state", "actions", "messages", "extra")
 _SEQ_OF = itemgetter(0)
 # Each run takes its part of the bytes of a chunk: where every second step was deleted, a chunk is
 # read once.
@@ -276,7 +276,7 @@ def read_rows(
     """
     if not seqs:
         return []
-    parts = Parts(has_fields, not columns.isdisjoint(_PAYLOADS), "arrays" in columns)
+    parts = Parts(has_fields, not columns.isdisjoint(PAYLOADS), "arrays" in columns)
     runs_at = runs_of(seqs, _GAP)
     slices = sorted(_read_runs(connection, buffer_id, runs_at, parts), key=_SEQ_OF)
     runs = _Runs._make(zip(*slices, strict=True) if slices else [()] * len(_Runs._fields))
@@ -353,7 +353,7 @@ def _payloads_of(runs: _Runs, trees: Sequence[Any], columns: frozenset[str]) -> 
             ranges = (tree and tree.get("arrays") for tree in trees[len(arrays) : len(arrays) + n])
             arrays += [at and raw[at[0] : at[0] + at[1]] for at in ranges]
     made: dict[str, _Column] = {"arrays": arrays}
-    for name in columns.intersection(_PAYLOADS):
+    for name in columns.intersection(PAYLOADS):
         values = [tree.get(name) if tree else None for tree in trees]
         made[name] = [None if value is None else orjson.dumps(value).decode() for value in values]
     return made

@@ -29,12 +29,12 @@ from sqlbuffer.encoding.records import MAX_JSON_BYTES, Record, check_row_size
 from sqlbuffer.errors import FieldError
 from sqlbuffer.query.selected_fields import (
     MISSING,
-    PAYLOADS,
     PLAIN,
     SelectedFields,
     pruned,
     references,
 )
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.database.transactions import driver_of, fetch
 from sqlbuffer.storage.database.wal import checkpoint_rarely
 from sqlbuffer.storage.dialects import HEADER, TRAILER, by_database

@@ -26,6 +26,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.query.tree import EVERYTHING, Group, Leaf, Node
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.buffers.window import windows
@@ -68,7 +69,7 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
 
 
 _FEW = ("id", "seq", "task_id")
-_JSON_COLUMNS = {"state", "actions", "messages", "extra", "fields"}
+_JSON_COLUMNS = {*PAYLOADS, "fields"}
 
 # The status of every episode, also of abandoned ones.
 episode_states = table(

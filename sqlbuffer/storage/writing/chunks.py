@@ -431,7 +431,7 @@ _APPENDED_EPISODE = (
 )
 
 
-def insert_chunks(
+def insert_batch(
     connection: Connection,
     buffer: OpenBuffer,
     batch: ChunkBatch,
@@ -775,7 +775,7 @@ class ChunkWriter:
         if not admitted:
             self._pacer.before_insert(batch.n_steps)
         once, durability = buffer.once(), buffer.options.durability
-        insert = partial(insert_chunks, buffer=buffer, batch=batch, once=once)
+        insert = partial(insert_batch, buffer=buffer, batch=batch, once=once)
         result: StoreResult = buffer.with_retries(
             partial(once.run, buffer.engine, durability, insert, notes=bool(batch.chunks))
         )
@@ -800,7 +800,7 @@ class ChunkWriter:
         self._pacer.before_insert(n_steps)
 
         def inserting(connection: Connection) -> T:
-            return work(connection, partial(insert_chunks, connection, buffer))
+            return work(connection, partial(insert_batch, connection, buffer))
 
         result = buffer.write(inserting)
         clean_after_write(buffer.engine, n_steps, n_bytes, buffer.watermark)

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.buffers.window import count_full_blocks
 from sqlbuffer.storage.buffers.writes import WriteId
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
@@ -57,7 +58,7 @@ class ReservedSeqs:
     priority: float | None = None
 
 
-_PAYLOADS = ("state", "actions", "messages", "extra", "fields", "arrays")
+_SIZED_COLUMNS = (*PAYLOADS, "fields", "arrays")
 # With a null among its arguments max() is null.
 _SQLITE_RESERVE = (
     "UPDATE buffers SET next_seq = next_seq + :n, "
@@ -185,7 +186,9 @@ def _sqlite_insert_records(
         **{name: values for name, values in fields.items() if not name.endswith("_key")},
         "initial_priority": [priority if p is None else p for p in fields["initial_priority"]],
     }
-    n_bytes = sum(len(value) for name in _PAYLOADS for value in fields[name] if value is not None)
+    n_bytes = sum(
+        len(value) for name in _SIZED_COLUMNS for value in fields[name] if value is not None
+    )
     insert_columns(connection, "experiences", columns, n_bytes)
     sqlite_evict(connection, buffer_id)
     count_full_blocks(connection, buffer_id, seqs)
@@ -199,7 +202,7 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("step", "model_version"), bigint_field),
     "t": integer_field,
     **dict.fromkeys(("execute_time", "reward_t", "adv_t", "v_t"), double_field),
-    **dict.fromkeys(("state", "actions", "messages", "extra", "fields"), jsonb_field),
+    **dict.fromkeys((*PAYLOADS, "fields"), jsonb_field),
     **dict.fromkeys(("terminated", "truncated"), bool_field),
     "arrays": bytes_field,
     "payload_bytes": bigint_field,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from sqlbuffer.query.selected_fields import PAYLOADS
+from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.storage.browsing.rollouts import Rollout, browsed_buffer, find_episode
 from sqlbuffer.storage.browsing.steps import (
     KeyPage,

@@ -11,11 +11,11 @@ from sqlbuffer import PrioritizedSampler, ReplayBuffer
 from sqlbuffer.storage.buffers.window import BLOCK
 from sqlbuffer.storage.rows.layouts import STEP
 from tests.storage.buffers.settled_rows import SettledRows
-from tests.storage.plans.watch import Watch
 from tests.support import rows
 from tests.support.processes import running
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, plain_engine, run, scalar
 from tests.support.stepped_rows import make_row, make_rows
+from tests.support.watch import Watch
 
 N_ROWS = 3 * BLOCK
 

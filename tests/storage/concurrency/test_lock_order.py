@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.labels.writing import Labelling
-from tests.storage.leases.queue import GivenBack, store
+from tests.support.leases import GivenBack, store
 from tests.support.processes import wait_until
 from tests.support.sql import run, scalar
 

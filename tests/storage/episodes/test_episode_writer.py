@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -21,10 +20,10 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.writing import write_queue
 from tests.support.processes import FRESH, run_at_once, running, wait_until
-from tests.support.sql import STEPS, connected, is_sqlite, run, scalar
+from tests.support.sql import STEPS, run, scalar
+from tests.support.waiting_steps import NEVER_S, refusing_inserts
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
-NEVER_S = 1_000.0  # the timer has no part in the test
 
 
 @pytest.fixture
@@ -57,32 +56,6 @@ def status_of(url, episode):
 
 def stored(url):
     return scalar(url, "SELECT count(*) FROM step_numbers")
-
-
-@contextmanager
-def refusing_inserts(url):
-    """Have the database refuse rows and chunks, whatever the role."""
-    body = (
-        "BEGIN SELECT RAISE(ABORT, 'no rows today'); END"
-        if is_sqlite(url)
-        else "FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
-    with connected(url) as connection:
-        if not is_sqlite(url):
-            connection.exec_driver_sql(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE EXCEPTION 'no rows today'; END $$"
-            )
-        for table in ("experiences", "chunks"):
-            connection.exec_driver_sql(
-                f"CREATE TRIGGER refuse_{table} BEFORE INSERT ON {table} {body}"
-            )
-    try:
-        yield
-    finally:
-        for table in ("experiences", "chunks"):
-            on_table = "" if is_sqlite(url) else f" ON {table}"
-            run(url, f"DROP TRIGGER refuse_{table}{on_table}")
 
 
 def test_an_episode_is_stored_when_its_block_ends(buffer_url, buffer):

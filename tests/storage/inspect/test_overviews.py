@@ -12,11 +12,11 @@ from sqlbuffer.storage.buffers.window import BLOCK
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.inspect import listings
 from sqlbuffer.storage.inspect.buffer_stats import first_numbers
-from tests.storage.plans.watch import Watch
 from tests.support.array_rows import make_array_row
 from tests.support.sql import buffer_id, fill, scalar
 from tests.support.sql import run as run_sql
 from tests.support.statements import selects
+from tests.support.watch import Watch
 
 N_ROWS = 13_000
 LISTINGS = "sqlbuffer.storage.inspect.listings"

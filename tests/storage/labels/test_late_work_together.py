@@ -4,8 +4,8 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.storage.schema.metadata import metadata
-from tests.storage.leases.queue import expire, none_left, steps_leased, store
 from tests.support.fragments import make_fragment, parts_of
+from tests.support.leases import expire, none_left, steps_leased, store
 from tests.support.sql import run, scalar, stored_rows
 
 BY_TASK = {"group_by": "task_id"}

@@ -8,9 +8,9 @@ from sqlalchemy import make_url
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import BufferConfigError
 from sqlbuffer.storage.leases.choosing import ClaimRequest
-from tests.storage.leases.queue import (
+from tests.storage.leases.drawn_batches import drawn
+from tests.support.leases import (
     GivenBack,
-    drawn,
     grow_old,
     none_left,
     row_of,

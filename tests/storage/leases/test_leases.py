@@ -20,9 +20,9 @@ from sqlbuffer.errors import (
 )
 from sqlbuffer.storage.leases.choosing import ClaimRequest
 from sqlbuffer.storage.leases.leases import FEWEST_DONE
-from tests.storage.leases.queue import (
+from tests.storage.leases.drawn_batches import drawn
+from tests.support.leases import (
     GivenBack,
-    drawn,
     expire,
     none_left,
     put_clock_back,

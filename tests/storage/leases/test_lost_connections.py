@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.storage.leases.queue import GivenBack, store, uses_of
+from tests.support.leases import GivenBack, store, uses_of
 from tests.support.proxy import proxied
 from tests.support.sql import scalar
 

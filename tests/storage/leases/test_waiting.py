@@ -10,7 +10,7 @@ from sqlalchemy import event
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.storage.leases import leases
-from tests.storage.leases.queue import grow_old, row_of, store
+from tests.support.leases import grow_old, row_of, store
 from tests.support.processes import wait_until
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.web.pages.sql_page import EXAMPLES
 from tests.storage.plans.test_views import DRAWS_AND_STEPS, N_BATCHES
-from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
+from tests.support.watch import assert_compares_little, wait_for_cleaner, watched
 
 pytestmark = pytest.mark.thorough
 

@@ -25,8 +25,8 @@ from sqlbuffer.storage.browsing.steps import (
 from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
-from tests.storage.plans.watch import wait_for_cleaner, watched
 from tests.support.sql import buffer_id, fill, is_sqlite, numbered, run
+from tests.support.watch import wait_for_cleaner, watched
 
 pytestmark = pytest.mark.thorough
 

@@ -32,7 +32,9 @@ from sqlbuffer.storage.database.engine import engine_for, resolve_url
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.inspect import buffer_stats
 from sqlbuffer.storage.inspect.buffer_stats import HeldRows
-from tests.storage.plans.watch import (
+from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
+from tests.support.stepped_rows import make_row, make_rows
+from tests.support.watch import (
     STATEMENTS,
     TABLES,
     Watch,
@@ -40,8 +42,6 @@ from tests.storage.plans.watch import (
     wait_for_cleaner,
     watched,
 )
-from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run, scalar
-from tests.support.stepped_rows import make_row, make_rows
 
 pytestmark = pytest.mark.thorough
 

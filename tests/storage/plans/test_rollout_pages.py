@@ -6,8 +6,8 @@ from sqlbuffer.storage.browsing.buffers import GROUP_SORTS, group_of, group_page
 from sqlbuffer.storage.browsing.rollouts import INDEXED_SORTS, SORTS, RolloutQuery, rollout_page
 from sqlbuffer.storage.buffers.catalog import find_buffer
 from sqlbuffer.storage.database.transactions import driver_of
-from tests.storage.plans.watch import TABLES, watched
 from tests.support.sql import buffer_id, connected, fill, is_sqlite
+from tests.support.watch import TABLES, watched
 
 pytestmark = pytest.mark.thorough
 

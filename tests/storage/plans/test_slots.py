@@ -12,8 +12,8 @@ from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.compat import memmap
 from sqlbuffer.compat.memmap.slots import BookChange
 from sqlbuffer.storage.schema.metadata import metadata
-from tests.storage.plans.watch import watched
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
+from tests.support.watch import watched
 
 pytestmark = pytest.mark.thorough
 

@@ -5,8 +5,8 @@ Queries over whole buffers read each step a few times.
 
 import pytest
 
-from tests.storage.plans.watch import assert_compares_little, wait_for_cleaner, watched
 from tests.support.sql import fill
+from tests.support.watch import assert_compares_little, wait_for_cleaner, watched
 
 pytestmark = pytest.mark.thorough
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.cli import app
 from sqlbuffer.monitoring import TensorBoardMonitor, prometheus_text
-from tests.storage.sampling.limited_rows import rows_of
+from tests.support.limited_rows import rows_of
 from tests.support.sql import run
 
 LIMITS = {"max_staleness": 1, "max_use": 1, "current_session_only": True, "max_capacity": 12}

@@ -13,7 +13,7 @@ from sqlbuffer import DataRow, Experience, ExpMeta, RandomSampler, Removed, Repl
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.storage.database import vacuum
 from sqlbuffer.storage.use_counts import claim_uses
-from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
+from tests.support.limited_rows import FIELDS, rows_of, steps_in, store_episodes, uses_in
 from tests.support.processes import wait_until
 from tests.support.sql import buffer_id, connected, is_sqlite, run, scalar, stored_rows
 from tests.support.typed_buffer import both_layouts

@@ -18,7 +18,7 @@ from sqlbuffer.errors import InsufficientDataError
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.samplers import TaskSampler
 from tests.storage.retention.ineligibility import BARS, OLD
-from tests.storage.sampling.limited_rows import FIELDS, rows_of, steps_in, store_episodes
+from tests.support.limited_rows import FIELDS, rows_of, steps_in, store_episodes
 
 SAMPLERS = {
     "random": RandomSampler,

@@ -8,7 +8,7 @@ import pytest
 
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer, aio
 from sqlbuffer.errors import ConditionError, FieldError
-from tests.storage.sampling.limited_rows import rows_of, steps_in
+from tests.support.limited_rows import rows_of, steps_in
 from tests.support.sql import run, scalar
 from tests.support.statements import selects
 from tests.support.typed_buffer import both_layouts, table_of

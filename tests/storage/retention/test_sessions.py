@@ -10,7 +10,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer, aio
 from sqlbuffer.errors import FieldError, SessionNotFoundError
-from tests.storage.sampling.limited_rows import FIELDS, arrays_of, rows_of
+from tests.support.limited_rows import FIELDS, arrays_of, rows_of
 from tests.support.sql import buffer_id, is_sqlite, run, scalar
 from tests.support.statements import selects
 

@@ -8,7 +8,7 @@ from sqlalchemy import event
 
 from sqlbuffer import RandomSampler, ReplayBuffer
 from sqlbuffer.storage.eligibility import oldest_version
-from tests.storage.sampling.limited_rows import FIELDS, store_episodes
+from tests.support.limited_rows import FIELDS, store_episodes
 from tests.support.statements import selects
 
 CALLS = {

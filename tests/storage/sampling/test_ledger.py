@@ -16,7 +16,7 @@ from sqlbuffer import (
 from sqlbuffer.errors import InsufficientDataError, StorageReadOnlyError
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from tests.storage.sampling.limited_rows import FIELDS, arrays_of, rows_of, store_episodes, uses_in
+from tests.support.limited_rows import FIELDS, arrays_of, rows_of, store_episodes, uses_in
 from tests.support.proxy import proxied
 from tests.support.sql import buffer_id, run, scalar
 from tests.support.stepped_rows import seqs_of

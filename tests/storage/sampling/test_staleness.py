@@ -19,14 +19,14 @@ from sqlbuffer.batches.forms import WindowForm
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.query.tree import check
 from sqlbuffer.samplers import TaskSampler
-from tests.storage.sampling.limited_rows import (
+from tests.storage.sampling.readers import reader_of
+from tests.support.limited_rows import (
     FIELDS,
     rows_of,
     steps_in,
     store_episodes,
     versions_in,
 )
-from tests.storage.sampling.readers import reader_of
 
 SAMPLERS = {
     "random": RandomSampler,

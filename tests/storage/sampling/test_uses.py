@@ -22,7 +22,7 @@ from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from sqlbuffer.samplers import Sampler
 from sqlbuffer.storage import use_counts
 from sqlbuffer.storage.use_counts import claim_uses
-from tests.storage.sampling.limited_rows import (
+from tests.support.limited_rows import (
     FIELDS,
     arrays_of,
     rows_of,

@@ -20,10 +20,9 @@ from tests.cli.conftest import execute_script
 from tests.compat.minestudio.fragments import send
 from tests.support.array_rows import make_array_row
 from tests.support.fragments import make_fragment, parts_of
+from tests.support.rows import TASK_0
 from tests.support.sql import run
 from tests.support.typed_buffer import both_layouts
-
-TASK_0 = QueryBuilder().eq("exp_meta.task_id", "task_0")
 
 
 def refused(url, statement):

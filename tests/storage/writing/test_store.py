@@ -15,7 +15,6 @@ from sqlbuffer.errors import BufferNotFoundError, FieldError, StorageError
 from sqlbuffer.storage.writing import rows
 from tests.recording.envs import Scripted
 from tests.recording.test_single import buffer_for, take
-from tests.storage.episodes.test_episode_writer import NEVER_S
 from tests.support.processes import TIMEOUT_S, run_at_once
 from tests.support.sql import (
     buffer_id,
@@ -36,6 +35,7 @@ from tests.support.stepped_rows import (
     steps_of,
     tasks_of,
 )
+from tests.support.waiting_steps import NEVER_S
 
 
 @pytest.fixture

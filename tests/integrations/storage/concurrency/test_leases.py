@@ -12,7 +12,7 @@ import pytest
 
 from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError, LeaseLostError
-from tests.storage.leases.queue import expire, row_of
+from tests.support.leases import expire, row_of
 from tests.support.processes import TIMEOUT_S, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 

@@ -5,8 +5,7 @@ import threading
 
 from sqlalchemy import event
 
-from sqlbuffer.storage.database.engine import engine_for, resolve_url
-from sqlbuffer.storage.database.vacuum import cleaner_for
+from tests.support.storage_hooks import cleaner_of, engine_behind, engine_of
 
 TABLES = (
     "experiences", "priorities", "labels", "label_history", "episodes",
@@ -42,9 +41,9 @@ def rows_handled(connection, statement):
 
 def wait_for_cleaner(buffer):
     """Wait for the thread that looks after dead rows: a database in use cannot be copied."""
-    cleaner = cleaner_for(buffer._store.engine)
-    if cleaner.thread is not None:
-        cleaner.thread.join()
+    cleaner = cleaner_of(engine_behind(buffer))
+    if cleaner is not None:
+        cleaner.join()
 
 
 class Watch:
@@ -77,7 +76,7 @@ class Watch:
 
     def __exit__(self, *_):
         # An event is not to fire in a thread while its listeners change.
-        cleaner = cleaner_for(self.engine).thread
+        cleaner = cleaner_of(self.engine)
         if cleaner is not None:
             cleaner.join()
         for name, listener in self._listeners:
@@ -90,7 +89,7 @@ class Watch:
 
     def _is_cleaner(self):
         """Return whether this thread looks after dead rows, and counts those of full blocks."""
-        return threading.current_thread() is cleaner_for(self.engine).thread
+        return threading.current_thread() is cleaner_of(self.engine)
 
     def _start_counting(self, connection):
         if self._is_cleaner():
@@ -148,4 +147,4 @@ def assert_compares_little(url, statement, n_steps):
 
 def watched(url, **options):
     """Return the witness of what the library sends to a database."""
-    return Watch(engine_for(resolve_url(url)), **options)
+    return Watch(engine_of(url), **options)

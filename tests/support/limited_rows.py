@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import text
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from tests.support.sql import buffer_id, run
+from tests.support.storage_hooks import run_inside
 
 NO_VERSION = -999
 FIELDS = {"obs": ("float32", (1,))}
@@ -54,5 +54,5 @@ def store_episodes(
         buffer.store_episode(columns, final={"obs": [n]}, episode_id=f"e{number}")
     # As columns all have one or none has.
     for table in ("experiences", "chunks"):
-        none = text(f"UPDATE {table} SET model_version = NULL WHERE model_version = {NO_VERSION}")
-        buffer._store.write(lambda connection, none=none: connection.execute(none))
+        none = f"UPDATE {table} SET model_version = NULL WHERE model_version = {NO_VERSION}"
+        run_inside(buffer, none)

@@ -1,0 +1,238 @@
+"""Encode steps in the form in which a buffer stores them: as rows, or as chunks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlbuffer.encoding.chunks import PackedChunk
+from sqlbuffer.encoding.column_chunks import (
+    PackedColumns,
+    PackedStep,
+    StepPacker,
+    check_declared,
+    columns_of_rows,
+    pack_columns,
+    pack_given,
+    pack_steps,
+)
+from sqlbuffer.encoding.columns import GivenColumns, encode_columns
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, StepEncoder
+from sqlbuffer.encoding.records import Record, encode_rows
+from sqlbuffer.episode_writer import Encode
+from sqlbuffer.errors import FieldError
+from sqlbuffer.fields import Casting
+from sqlbuffer.steps import DataRow, StoreResult
+from sqlbuffer.storage.episodes import EpisodeKey
+from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
+from sqlbuffer.storage.store import BufferStore
+from sqlbuffer.storage.writing.chunks import ChunkBatch
+from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
+
+# Steps in the form in which they are stored.
+EncodedSteps = WriteBatch | ChunkBatch
+# Makes the end of an episode: of its number of steps, and of the sum of its rewards.
+End = Callable[[int, float | None], EpisodeEnd]
+
+
+class RowEncoding:
+    """Encodes the steps of a buffer as rows, and hands them to the database.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store, self._layout = store, store.layout
+        self._limit = row_limit(store.info.config)
+
+    def rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None,
+        session: str | None,
+        priority: Any,
+        ignore: frozenset[str],
+        *,
+        makes_steps: bool,
+    ) -> WriteBatch:
+        """Encode rows; see `StepWriter.encoded_rows`."""
+        records = encode_rows(rows, model_version, priority)
+        check_declared(rows, self._layout)
+        if session is not None:
+            records = [
+                record._replace(session_key=session) if record.session_key is None else record
+                for record in records
+            ]
+        if any(row.exp_meta.execute_time is None for row in rows):
+            ignore |= MADE_TIME
+        return self._sized(WriteBatch(records, ignore))
+
+    def columns(self, columns: Mapping[str, Any], casting: Casting) -> WriteBatch:
+        """Encode steps given as columns."""
+        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
+
+    def episode(
+        self,
+        columns: Mapping[str, Any],
+        casting: Casting,
+        key: str,
+        end: End,
+        metas: Mapping[EpisodeKey, str],
+        whole: EpisodeKey | None,
+        ignore: frozenset[str],
+    ) -> WriteBatch:
+        """Encode a whole episode given as columns.
+
+        Args:
+            columns: Its steps.
+            casting: See `ReplayBuffer.extend`.
+            key: Its id.
+            end: Makes its end.
+            metas: The user's JSON of episodes that may begin with the batch.
+            whole: Id of the user's for an episode that is stored whole or not at all.
+            ignore: Fields that make no conflict if they differ from the stored episode.
+        """
+        records = encode_columns(columns, casting=casting, episode=key)
+        _check_has_steps(len(records))
+        rewards = [record.reward_t for record in records if record.reward_t is not None]
+        ending = end(len(records), sum(rewards) if rewards else None)
+        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
+
+    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
+        """Return what checks and encodes the steps of an episode one by one."""
+        encoder = StepEncoder(beginning, self._store.info.config.priorities.enabled)
+
+        def encode(t: int, step: Mapping[str, Any]) -> Record:
+            record = encoder.encode(t, step)
+            check_row_sizes([record], self._limit, f"step {t}: ")
+            return record
+
+        return encode
+
+    def waiting(
+        self,
+        steps: Sequence[Record],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> WriteBatch:
+        """Return steps that were encoded one by one as a batch."""
+        return self._prepared(WriteBatch(steps, MADE_TIME, endings, metas))
+
+    def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
+        """Store a batch; with `admitted`, the rate limiter has let it pass."""
+        return self._store.writer.store(batch, admitted=admitted)
+
+    def _sized(self, batch: WriteBatch) -> WriteBatch:
+        """Check the sizes of rows, and compress them."""
+        check_row_sizes(batch.records, self._limit)
+        return self._prepared(batch)
+
+    def _prepared(self, batch: WriteBatch) -> WriteBatch:
+        return replace(batch, records=prepared(batch.records, self._layout))
+
+
+class ChunkEncoding:
+    """Encodes steps as chunks; with the methods of `RowEncoding`.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store, self._layout = store, store.layout
+        self._limit = row_limit(store.info.config)
+
+    def rows(
+        self,
+        rows: Sequence[DataRow],
+        model_version: int | None,
+        session: str | None,
+        priority: Any,
+        ignore: frozenset[str],
+        *,
+        makes_steps: bool,
+    ) -> ChunkBatch:
+        """Encode rows; see `RowEncoding.rows`."""
+        columns = columns_of_rows(
+            self._layout, rows, model_version, priority, makes_steps=makes_steps
+        )
+        stamped = _in_session(columns, session)
+        packed = pack_given(self._layout, stamped, max_row_bytes=self._limit)
+        return ChunkBatch(packed.chunks, packed.order)
+
+    def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:
+        """Encode columns; see `RowEncoding.columns`."""
+        packed = self._packed(columns, casting)
+        return ChunkBatch(packed.chunks, packed.order)
+
+    def episode(
+        self,
+        columns: Mapping[str, Any],
+        casting: Casting,
+        key: str,
+        end: End,
+        metas: Mapping[EpisodeKey, str],
+        whole: EpisodeKey | None,
+        ignore: frozenset[str],
+    ) -> ChunkBatch:
+        """Encode an episode; see `RowEncoding.episode`."""
+        packed = self._packed(columns, casting, key)
+        _check_has_steps(len(packed.order))
+        ending = end(len(packed.order), _sum_of_rewards(packed.chunks))
+        return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
+
+    def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
+        """Return the encoder; see `RowEncoding.step_encoder`."""
+        has_priorities = self._store.info.config.priorities.enabled
+        return StepPacker(self._layout, beginning, casting, has_priorities, self._limit).encode
+
+    def waiting(
+        self,
+        steps: Sequence[PackedStep],
+        endings: Sequence[EpisodeEnd],
+        metas: Mapping[EpisodeKey, str],
+    ) -> ChunkBatch:
+        """Return a batch of steps; see `RowEncoding.waiting`."""
+        packed = pack_steps(self._layout, steps)
+        return ChunkBatch(packed.chunks, packed.order, endings, metas)
+
+    def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
+        """Store a batch; see `RowEncoding.store`."""
+        return self._store.chunk_writer.store(batch, admitted=admitted)
+
+    def _packed(
+        self, columns: Mapping[str, Any], casting: Casting, episode: str | None = None
+    ) -> PackedColumns:
+        return pack_columns(
+            self._layout, columns, casting=casting, episode=episode, max_row_bytes=self._limit
+        )
+
+
+StepEncoding = RowEncoding | ChunkEncoding
+
+
+def encoding_of(store: BufferStore) -> StepEncoding:
+    """Return the encoding of the steps of a buffer."""
+    return ChunkEncoding(store) if store.info.has_chunks else RowEncoding(store)
+
+
+def _check_has_steps(n_steps: int) -> None:
+    if not n_steps:
+        raise FieldError("an episode has at least one step")
+
+
+def _sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
+    """Return the sum of the rewards of steps; None where they have none."""
+    reward_columns = [chunk.reward for chunk in chunks if chunk.reward is not None]
+    rewards = [
+        float(reward) for values in reward_columns for reward in values if reward is not None
+    ]
+    return sum(rewards) if rewards else None
+
+
+def _in_session(columns: GivenColumns, session: str | None) -> GivenColumns:
+    """Return columns; steps without a session get this one."""
+    sessions = columns.session_id
+    if isinstance(sessions, list):
+        return replace(columns, session_id=[session if one is None else one for one in sessions])
+    return replace(columns, session_id=session if sessions is None else sessions)
