@@ -82,6 +82,7 @@ def test_takes_the_same_arguments_as_the_buffer() -> None:
         assert [str(p) for p in ours.values()] == [str(p) for p in theirs.values()], name
 
 
+@pytest.mark.thorough
 def test_many_agents_store_at_once(database_url: str) -> None:
     async def use() -> int:
         buffer = await AsyncReplayBuffer.open(database_url, create=True)
@@ -138,6 +139,7 @@ def test_stores_and_draws_arrays(database_url: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.thorough
 def test_a_buffer_is_copied_into_another_one(database_url: str) -> None:
     async def use() -> tuple[int, int]:
         source = await AsyncReplayBuffer.open(database_url, create=True)
@@ -307,6 +309,7 @@ def count_in_child(url: str) -> int:
     return asyncio.run(count(url))
 
 
+@pytest.mark.thorough
 def test_a_forked_child_has_threads_of_its_own(buffer_url: str) -> None:
     assert asyncio.run(count(buffer_url)) == 1
     assert run_at_once([(count_in_child, buffer_url)]) == [2]

@@ -14,6 +14,7 @@ CONFIG = BufferConfig.of(
 )
 
 
+@pytest.mark.thorough
 def test_what_info_prints_makes_an_equal_buffer(run, buffer_url, tmp_path):
     ReplayBuffer(buffer_url, "one", config=CONFIG).close()
     printed = run("info", buffer_url, "--config", "--buffer", "one")

@@ -11,6 +11,7 @@ from tests.support.schema import objects_of, schema_of
 from tests.support.sql import connected, is_sqlite
 
 
+@pytest.mark.thorough
 def test_init_creates_the_schema_once(run, database_url):
     first, second = run("db", "init", database_url), run("db", "init", database_url)
     assert (first.exit_code, second.exit_code) == (0, 0)
@@ -52,6 +53,7 @@ def test_doctor_names_a_newer_schema_that_only_added(run, schema_url):
     assert "revision 9999, later than this package's own, 0001, which it supports" in result.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [("db", "check"), ("db", "upgrade"), ("db", "init"), ("ls",)])
 def test_a_newer_schema_that_only_added_is_used(run, schema_url, command):
     make_newer(schema_url, "0001")

@@ -36,6 +36,7 @@ def number(text):
     return int(text.replace(",", ""))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_demo_counts_what_it_did_and_can_be_repeated(run, database_url):
     results = [run("demo", "--url", database_url, *SHORT) for _ in range(2)]
@@ -76,6 +77,7 @@ def test_the_demo_makes_a_file_in_a_temporary_folder_and_says_where(run, tmp_pat
     assert run("info", f"sqlite:///{path}").exit_code == 0
 
 
+@pytest.mark.thorough
 def test_the_demo_leaves_other_buffers_alone(run, sqlite_url):
     with ReplayBuffer(sqlite_url, name="mine") as buffer:
         buffer.store(make_array_row())

@@ -35,6 +35,7 @@ def test_shrinking_to_what_is_held_does_not_ask(arrays):
     assert arrays("resize", "20").exit_code == 0
 
 
+@pytest.mark.thorough
 def test_shrinking_says_how_many_rows_leave_and_wants_yes(arrays, filled):
     result = arrays("resize", "8")
     assert result.exit_code == 2
@@ -47,6 +48,7 @@ def test_shrinking_says_how_many_rows_leave_and_wants_yes(arrays, filled):
     assert [row.exp_meta.step for row in held(filled)] == [2, 3, 4, 0, 1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_holes_count_when_a_buffer_shrinks(arrays, filled):
     assert arrays("delete", "--task", "task_2", "--yes").exit_code == 0
     result = arrays("resize", "8")
@@ -62,6 +64,7 @@ def test_a_buffer_that_evicts_by_task_loses_whole_tasks(run, schema_url):
     assert "10 rows left it, it holds 10" in run("resize", schema_url, "12", "-y").stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("capacity", ["0", "five", "1.5", "", "1e3", "²"])
 def test_a_capacity_that_is_none_is_a_usage_error(arrays, capacity):
     result = arrays("resize", capacity)
@@ -69,6 +72,7 @@ def test_a_capacity_that_is_none_is_a_usage_error(arrays, capacity):
     assert "unlimited" in result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "left"),
     [
@@ -95,6 +99,7 @@ def test_delete_says_how_many_rows_and_wants_yes(arrays, filled, options, left):
     assert len(held(filled, "talks")) == 2
 
 
+@pytest.mark.thorough
 def test_a_task_of_any_name_is_deleted_and_no_other(run, filled):
     with ReplayBuffer(filled, name="talks") as buffer:
         buffer.add(task_id=ODD_TASK[:-1], step=7)

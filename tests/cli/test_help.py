@@ -24,6 +24,7 @@ def examples():
                 yield path, line.strip()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("path", "line"), list(examples()), ids=lambda value: str(value)[:60])
 def test_an_example_parses(path, line):
     program, *words = shlex.split(re.split(r" [|<>] ", line)[0])
@@ -37,6 +38,7 @@ def test_an_example_parses(path, line):
     assert bool(context.params) == bool(command.params)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_list_of_commands_shows_the_first_sentence_whole(run, command):
     listing = run(*command[:-1], "--help").stdout

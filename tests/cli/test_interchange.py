@@ -28,6 +28,7 @@ def test_a_buffer_goes_out_and_comes_back(run, buffer_url, make):
     assert run("export", buffer_url, "out", "-b", "source", "--overwrite").exit_code == 0
 
 
+@pytest.mark.thorough
 def test_steps_and_columns_are_chosen(run, buffer_url):
     source = json_rows(buffer_url, "source")
     wanted = '{"field": "step", "op": "lt", "value": 15}'

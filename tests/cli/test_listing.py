@@ -31,6 +31,7 @@ def test_ls_lists_buffers(run, filled):
     assert rows["empty"]["last_insert_at"] == "-"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_the_formats_say_the_same(run, filled, command):
     as_json = json.loads(run(command, filled, "--json").stdout)
@@ -97,6 +98,7 @@ def test_control_characters_do_not_reach_the_terminal(run, schema_url):
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_time_that_no_calendar_has_is_no_error(run, schema_url):
     with ReplayBuffer(schema_url) as buffer:
         buffer.add(task_id="milliseconds", execute_time=1.7e12)
@@ -141,6 +143,7 @@ def test_the_buffer_default_is_meant_where_there_are_several(run, filled):
     assert "of default" in run("ls", filled, "--tasks").stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command", [("ls",), ("sample",), ("resize", "5"), ("delete", "--all-rows"), ("show", "t")]
 )
@@ -185,6 +188,7 @@ def test_info_shows_every_buffer(run, schema_url):
     assert cells["[red]empty[/]"] == ["0", "1", "0%", "0", "row"]
 
 
+@pytest.mark.thorough
 def test_info_shows_limits_and_what_is_out_where_a_buffer_has_some(run, schema_url):
     ReplayBuffer(schema_url, name="plain").close()
     assert "max_use" not in run("info", schema_url).output

@@ -20,6 +20,7 @@ def here(run):
         yield run
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [OWN, "replay.db", "./replay.db"])
@@ -93,6 +94,7 @@ def test_without_any_database_the_error_says_where_one_is_named(run, command):
     assert "SQLBUFFER_URL" in result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "remedy"),
     [

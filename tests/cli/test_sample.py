@@ -49,6 +49,7 @@ def test_whole_tasks_are_drawn_and_shown_a_line_each(run, filled):
     assert [row["step"] for row in rows] == [*range(5), *range(5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
@@ -96,6 +97,7 @@ def test_a_value_may_hold_an_equals_sign_and_be_text(run, sqlite_url):
     assert row["state"] == {"name": "a=b"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -119,6 +121,7 @@ def test_what_cannot_be_drawn_is_a_usage_error_in_one_line(run, filled, options)
     assert len(error_lines(result.stderr)) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -140,6 +143,7 @@ def test_it_is_said_when_fewer_rows_match(run, filled, options, said):
     assert result.stderr == said
 
 
+@pytest.mark.thorough
 def test_looking_at_rows_uses_none_and_waits_for_nobody(run, buffer_url):
     limits = {"max_use": 1, "max_staleness": 0, "min_size": 9, "track_samples": True}
     limiter = RateLimiter(1, min_size=100)

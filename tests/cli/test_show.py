@@ -119,6 +119,7 @@ def test_csv_and_ndjson_print_the_rows_in_full_too(run, filled):
     assert (table[0]["terminated"], lines[0]["terminated"]) == ("false", False)
 
 
+@pytest.mark.thorough
 def test_the_buffer_that_has_the_task_is_found(run, filled):
     assert "buffer   arrays" in run("show", filled, "task_1").stdout
     with ReplayBuffer(filled, name="talks") as buffer:
@@ -138,6 +139,7 @@ def test_an_unknown_task_is_named_with_those_like_it(run, filled, options):
     assert len(error_lines(result.stderr)) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["zzz", "", "a\0b", "\ud800"])
 def test_a_task_like_no_other_is_told_where_tasks_are_listed(run, filled, task):
     result = run("show", filled, task, "--buffer", "arrays")

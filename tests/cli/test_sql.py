@@ -78,6 +78,7 @@ def test_other_statements_that_read_are_run(run, postgres_url, statement):
     assert "1" in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "statement",
     [
@@ -98,6 +99,7 @@ def test_a_statement_that_writes_is_refused_in_one_line(run, filled, statement):
     assert ReplayBuffer.list(filled) == ["arrays", "empty", "talks"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR KEY SHARE"])
 def test_a_statement_that_locks_rows_is_refused_for_that_reason(run, postgres_url, lock):
     ReplayBuffer(postgres_url, create=True).close()
@@ -108,6 +110,7 @@ def test_a_statement_that_locks_rows_is_refused_for_that_reason(run, postgres_ur
     assert "standby" not in result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["COMMIT", "ROLLBACK", "SELECT 1"])
 def test_a_second_statement_is_refused(run, filled, first):
     result = run("sql", filled, f"{first}; DELETE FROM buffers")

@@ -141,6 +141,7 @@ def test_writes_one_file_and_replaces_it_when_told_to(run, filled, tmp_path):
     assert not list(tmp_path.glob(".out*"))
 
 
+@pytest.mark.thorough
 def test_standard_output_has_the_file_alone(run, filled):
     result = run("report", filled, "-o", "-", "-b", "talks")
     assert result.stdout.startswith("<!doctype html>")

@@ -19,6 +19,7 @@ def date_ahead(url):
     run_sql(url, f"UPDATE experiences SET inserted_at = {later}")
 
 
+@pytest.mark.thorough
 def test_prints_a_line_a_buffer_where_nobody_s_terminal_is(run, filled):
     date_ahead(filled)
     lines = run("watch", filled, "--once").stdout.splitlines()
@@ -36,6 +37,7 @@ def test_rates_say_over_which_time_they_are_and_that_draws_are_about(run, filled
     assert re.search(r"in/s \(2.5s\) \S+, out/s \(2.5s\) ≈ \S+,", line)
 
 
+@pytest.mark.thorough
 def test_json_has_every_figure_on_a_line(run, filled):
     with ReplayBuffer(filled, name="arrays", max_capacity=100) as buffer:
         buffer.sample(5)
@@ -59,6 +61,7 @@ def test_json_has_every_figure_on_a_line(run, filled):
     assert (arrays["priorities"], arrays["uses"], arrays["waiting"]) == (None, None, [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -199,6 +199,7 @@ def test_a_copy_goes_on_over_lost_connections_of_its_source(
         assert all(found == seqs for found in losing_each_message(proxy, copied, every=8))
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_unfinished_copy_takes_no_other_steps(

@@ -137,6 +137,7 @@ def test_priorities_of_held_steps_are_copied_while_learners_clean_up(
     assert run(sqlite_url, "SELECT seq, priority FROM v_priorities ORDER BY seq") == before
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_tasks_and_episodes_are_evicted_when_the_copy_is_complete(
@@ -184,6 +185,7 @@ def test_rows_of_plain_sql_evict_nothing_that_is_held(buffer_url: str, sqlite_ur
     assert held_steps(buffer_url) <= CAPACITY + BATCH
 
 
+@pytest.mark.thorough
 def test_leased_buffers_hold_what_leaves_their_window(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -256,6 +258,7 @@ def test_an_episode_that_is_stored_again_while_it_is_held_keeps_its_steps_in_the
     assert run(sqlite_url, query) == before
 
 
+@pytest.mark.thorough
 def test_a_copy_that_was_broken_off_notices_that_an_episode_was_stored_again(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -273,6 +276,7 @@ def test_a_copy_that_was_broken_off_notices_that_an_episode_was_stored_again(
         source.copy_to(target)
 
 
+@pytest.mark.thorough
 def test_a_resize_deletes_nothing_that_is_held(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -286,6 +290,7 @@ def test_a_resize_deletes_nothing_that_is_held(
     assert len(source) == 5
 
 
+@pytest.mark.thorough
 def test_rows_that_are_too_old_stay_until_the_copy_is_complete(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -306,6 +311,7 @@ def test_rows_that_are_too_old_stay_until_the_copy_is_complete(
     assert source.expire().total == 6
 
 
+@pytest.mark.thorough
 def test_a_copy_whose_hold_has_ended_names_the_steps_that_have_left(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -323,6 +329,7 @@ def test_a_copy_whose_hold_has_ended_names_the_steps_that_have_left(
         source.copy_to(target)
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["task", "episode"])
 def test_a_copy_whose_hold_has_ended_notices_tasks_and_episodes_that_have_left(
@@ -342,6 +349,7 @@ def test_a_copy_whose_hold_has_ended_notices_tasks_and_episodes_that_have_left(
         source.copy_to(target)
 
 
+@pytest.mark.thorough
 def test_a_copy_that_is_broken_off_keeps_its_hold_for_a_while(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:
@@ -359,6 +367,7 @@ def test_a_copy_that_is_broken_off_keeps_its_hold_for_a_while(
     assert contents(target) == before
 
 
+@pytest.mark.thorough
 def test_a_copy_goes_on_without_its_hold_if_nothing_has_left(
     buffer_url: str, sqlite_url: str, fields: Any
 ) -> None:

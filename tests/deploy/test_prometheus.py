@@ -59,6 +59,7 @@ def test_the_exporter_serves_the_figures_of_a_database(scraped):
     assert checks["autovacuum"] == checks["oldest transaction"] == checks["connections"] == 0
 
 
+@pytest.mark.thorough
 def test_the_exporter_follows_buffers_that_come_and_go(schema_url):
     pytest.importorskip("prometheus_client", reason="allowed: prometheus_client is not installed")
     collector = DatabaseCollector(schema_url)

@@ -89,6 +89,7 @@ def test_a_buffer_whose_server_is_gone_prints_without_its_password(postgres_url)
     assert "s3cret" not in repr(buffer) + html
 
 
+@pytest.mark.thorough
 def test_a_notebook_does_not_wait_for_a_server_that_does_not_answer(postgres_url):
     engine = sa.create_engine(sa.make_url(postgres_url).set(drivername="postgresql+psycopg"))
     with ReplayBuffer(postgres_url, create=True) as buffer, engine.begin() as connection:

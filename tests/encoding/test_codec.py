@@ -108,6 +108,7 @@ class TestRoundTrip:
         assert (read.dtype, read.shape) == (array.dtype, array.shape)
         assert read.tobytes() == array.tobytes()
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     @settings(max_examples=50)
     @given(payloads)
@@ -411,6 +412,7 @@ class TestRefusals:
 
 
 class TestEqual:
+    @pytest.mark.thorough
     @settings(max_examples=50)
     @given(payloads)
     def test_a_value_equals_itself_decoded(self, value):

@@ -71,6 +71,7 @@ WAYS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 def test_every_call_shows_them(buffer, way):

@@ -54,6 +54,7 @@ READS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("read", READS)
 def test_a_read_sees_steps_that_wait(make, read):

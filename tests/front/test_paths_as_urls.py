@@ -70,6 +70,7 @@ def test_the_environment_names_a_path(here, monkeypatch):
     assert (here / "replay.db").is_file()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("word", TYPOS)
 def test_a_word_that_names_nothing_is_refused_with_what_to_write(here, word):
     with pytest.raises(URLError, match="postgresql://user@host/database"):

@@ -89,6 +89,7 @@ def test_a_condition_and_fields_choose(buffer_url: str, make: Make) -> None:
         assert all(not batch.fields for batch in stream)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, {"x": "float32"}])
 def test_an_empty_buffer_has_no_batches(database_url: str, fields: Any) -> None:
     buffer = ReplayBuffer(database_url, create=True, fields=fields)

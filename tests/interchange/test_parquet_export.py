@@ -72,6 +72,7 @@ def test_columns_and_a_condition_choose(buffer_url: str, tmp_path: Path) -> None
         export_parquet(buffer, tmp_path / "other", columns=["framez"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, FIELDS])
 def test_an_empty_buffer_has_files_without_rows(
     database_url: str, fields: Any, tmp_path: Path

@@ -164,6 +164,7 @@ def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
     assert comparable(list(copy)) == comparable(list(source))
 
 
+@pytest.mark.thorough
 def test_an_interrupt_inside_the_database_stays_one(sqlite_url: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     source = typed_steps(sqlite_url, "source")

@@ -46,6 +46,7 @@ def record(url: str) -> None:
                     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_finds_the_answers(terminal: Terminal, database_url: str) -> None:
     url = database_url

@@ -58,6 +58,7 @@ def train(url: str, trained: "SimpleQueue[Groups]", is_killed: bool) -> None:
             trained.put(found)  # after the block: they are acknowledged
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_group_is_trained_on_once_though_a_trainer_is_killed(
     terminal: Terminal, database_url: str

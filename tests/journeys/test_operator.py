@@ -68,6 +68,7 @@ def fill(url: str) -> None:
             buffer.add(obs=0.1 * step, reward=1.0, task_id=f"task-{step // 10}")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_runs_a_server(server: URL, terminal: Terminal, done: Done) -> None:
     def url_of(user: str, database: str, password: str = PASSWORD) -> str:

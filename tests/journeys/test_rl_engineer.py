@@ -68,6 +68,7 @@ def train(buffer: ReplayBuffer, dqn: DQN, n_steps: int, seed: int) -> list[float
     return losses
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("here", "there"), [("sqlite", "postgresql"), ("postgresql", "sqlite")], ids=["up", "down"]

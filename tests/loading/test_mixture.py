@@ -73,6 +73,7 @@ def test_rows_left_over_go_round(demo, online):
     assert drawn == [{"demo": 3, "online": 2}, {"demo": 2, "online": 3}] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(
     weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=5),

@@ -141,6 +141,7 @@ def test_a_foreign_state_says_what_differs(buffer, options, message):
         own.load_state_dict(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [{"version": 2}, {"seed": None}, {"seed": -1}, {"run": True}, {"batch": "x"}, {"more": 1},

@@ -44,6 +44,7 @@ def begun(data, n):
     return seen, rest, json.loads(json.dumps(state, default=str))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
 @pytest.mark.parametrize("n_before", [1, 3, 9])
 def test_a_pass_continues_exactly(buffer, n_workers, n_before):
@@ -83,6 +84,7 @@ def check_draws(buffer, method):
     del batches
 
 
+@pytest.mark.thorough
 def test_draws_without_end_continue_exactly(buffer):
     check_draws(buffer, "fork")
 
@@ -140,6 +142,7 @@ def test_ranks_with_different_numbers_of_workers_are_refused(buffer):
         xs(data(1, 1))
 
 
+@pytest.mark.thorough
 def test_a_state_of_other_workers_is_refused(buffer):
     loader = buffer.loader("step", 8, epochs=1)
     data = stateful(loader)

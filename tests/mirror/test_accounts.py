@@ -73,6 +73,7 @@ def tracked(buffer_url):
         yield buffer
 
 
+@pytest.mark.thorough
 def test_draws_are_refused_when_those_of_the_buffer_are(limited):
     with limited.mirror(refresh_s=3_600) as mirror:
         limited.extend(columns(9))

@@ -149,6 +149,7 @@ def test_open_episodes_grow_and_end(buffer, mirror):
     check(buffer, mirror)
 
 
+@pytest.mark.thorough
 def test_stale_steps_are_not_drawn(buffer_url):
     with ReplayBuffer(buffer_url, fields=FIELDS, max_staleness=2, keep_expired=True) as buffer:
         for version in range(5):

@@ -33,6 +33,7 @@ def mirror(buffer):
         yield mirror
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mode", "options"),
     [

@@ -545,6 +545,7 @@ def test_learners_that_update_the_same_steps_agree_in_the_end(buffer, mirror, bu
     assert set(map(int, priorities_of(buffer, 100).values())) <= {1, 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_changes_leaves_the_priorities_of_the_buffer(buffer, mirror, buffer_url, seed):
     rng = np.random.default_rng(seed)

@@ -41,6 +41,7 @@ def buffer(buffer_url):
         yield buffer
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -90,6 +91,7 @@ def test_declared_next_observations_are_used_as_they_are(buffer_url):
                 assert_same_draws(buffer, mirror, "transition", n_step=n_step)
 
 
+@pytest.mark.thorough
 def test_draws_are_uniform_after_wraps_and_deletions(buffer):
     for number in range(30):
         store_plain(buffer, number, 50)

@@ -154,6 +154,7 @@ def test_both_conditions_hold(buffer):
             mirror.sample_arrays(9, condition=late, sampler=RandomSampler(replace=False))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "condition",
     [
@@ -232,6 +233,7 @@ def test_steps_are_counted_as_a_whole_for_min_size(buffer_url):
         assert mirror.sample_arrays(2).n_rows == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("fields", [["obs"], ["image", "level"], ["tokens", "reward"], []])
 def test_only_the_named_fields_are_kept(buffer_url, compression, fields):

@@ -252,6 +252,7 @@ def test_what_killed_processes_left_is_removed(buffer, buffer_url, make_database
         assert not path.exists()
 
 
+@pytest.mark.thorough
 def test_a_mirror_that_is_not_closed_is_forgotten(buffer):
     mirror = buffer.mirror(shared=True)
     path = mirror.path
@@ -286,6 +287,7 @@ def open_and_close(url, n):
     return n
 
 
+@pytest.mark.thorough
 def test_many_processes_open_and_close_at_once(buffer, buffer_url):
     with running([(open_and_close, buffer_url, 6)] * 3, "forkserver") as workers:
         assert workers.results() == [6] * 3
@@ -372,6 +374,7 @@ def test_a_file_of_another_buffer_is_refused_while_it_is_open(buffer, buffer_url
             check(other, mirror)
 
 
+@pytest.mark.thorough
 def test_a_copied_file_belongs_to_nobody_else(buffer, tmp_path):
     path = tmp_path / "mirror"
     with buffer.mirror(shared=True, path=path):

@@ -91,6 +91,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.thorough
 def test_finds_the_rows_that_match_in_one_of_several_buffers(schema_url, session):
     for name in ("other", "default"):
         buffer = ReplayBuffer(schema_url, name=name)

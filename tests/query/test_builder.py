@@ -300,6 +300,7 @@ class TestCheck:
             with pytest.raises(ConditionError, match=f"nested deeper than {MAX_DEPTH} levels"):
                 check(alternating(depth))
 
+    @pytest.mark.thorough
     def test_a_tree_in_itself_is_refused(self):
         tree = {"and_": []}
         tree["and_"].append({"or_": [tree]})
@@ -608,6 +609,7 @@ def buffer(buffer_url):
         yield buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("short", PAIRS)
 def test_a_short_name_finds_the_rows_of_the_long_one(buffer, short):
     long, value = PAIRS[short]

@@ -70,6 +70,7 @@ class TestMissing:
         for field in ("exp_data.reward_t", "exp_meta.pre_agent", "terminated", "model_version"):
             assert found(buffer, leaf(op, "a", field)) == []
 
+    @pytest.mark.thorough
     def test_columns_that_are_none_are_missing(self, buffer):
         fill(buffer, 1)
         fill_fields = {"pre_agent": "p", "reward": 0.0, "terminated": False, "session_id": "s"}
@@ -94,6 +95,7 @@ class TestLike:
         assert found(buffer, where("like", "ä")) == ["3"]
         assert found(buffer, where("not_like", "b")) == ["2"]
 
+    @pytest.mark.thorough
     def test_percent_and_underscore_are_literal(self, buffer):
         texts = ["100%", "100x", "a_b", "axb", "a\\b", "a\\_b"]
         fill(buffer, *({"x": text} for text in texts))
@@ -163,6 +165,7 @@ class TestOtherTypes:
         {"x": x} for x in (5, "5", True, None, [5], {"x": 5}, 5.0, b"5", "x", math.nan, 2**70)
     )
 
+    @pytest.mark.thorough
     def test_a_value_of_another_type_does_not_match_and_never_aborts(self, buffer):
         fill(buffer, *self.STATES)
         assert found(buffer, where("eq", 5)) == ["0", "6"]
@@ -292,6 +295,7 @@ class TestValues:
             assert "nan" not in found(buffer, leaf("eq", None, field))
         assert found(buffer, leaf("eq", None, "exp_data.extra")) == ["nan", "none", "one"]
 
+    @pytest.mark.thorough
     def test_numbers_beyond_the_exact_ones_of_floats_stay_exact(self, buffer):
         numbers = [2**53, 2**53 + 1, 2.0**53, 2**63 - 1, 2.0**63, -(2**63), 1e300, math.inf]
         fill(buffer, *({"x": number} for number in numbers))
@@ -424,6 +428,7 @@ class TestHostility:
         assert buffer.delete(leaf("eq", text, "id")) == 1
         assert [row.id for row in buffer.get_all()] == ["plain"]
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("text", HOSTILE)
     def test_hostile_field_names_are_paths_or_refused(self, buffer, text):
         buffer.add(id="plain", state={"x": "y", text: 1})
@@ -487,6 +492,7 @@ class TestShownSql:
     def test_explain_shows_a_plan(self, buffer, tree):
         assert buffer.explain(tree)
 
+    @pytest.mark.thorough
     def test_explain_names_the_index_of_a_task(self, buffer, kind, url_of):
         # Many tasks: for a handful of rows a scan is the better plan once there are statistics.
         metas = (ExpMeta(f"t{i}", None, "a", i, 0.0) for i in range(3000))

@@ -64,6 +64,7 @@ def test_rows_come_back_equal_to_the_bit(buffers, data, time):
                 assert bits(ours) == bits(theirs), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", FLOATS, ids=str)
 def test_a_reward_keeps_its_bits_beside_any_extra(buffer, number):
     extras = [None, {}, {"x": number}, {"$none": 1, "$reals": {"reward_t": 1}}, {1: number}]

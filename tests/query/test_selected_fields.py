@@ -79,6 +79,7 @@ def test_a_wanted_part_of_a_set_is_missing_or_a_list():
     assert part_of({"s": {1, 2}}, "state.s.x") is MISSING
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @given(payloads)
 def test_all_of_a_payload_is_the_payload(payload):

@@ -205,6 +205,7 @@ def test_an_error_of_the_timer_is_raised_at_the_end_of_an_episode_too(sqlite_url
         assert len(buffer) == len(statuses)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("space", "action"),
     [
@@ -239,6 +240,7 @@ def test_observations_are_copied_where_the_environment_reuses_them(sqlite_url):
         assert episode.final["obs"].tolist() == [0, 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "reward", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([2.0])]
 )
@@ -407,6 +409,7 @@ def test_something_else_is_no_environment(sqlite_url, env):
         buffer.record(env)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "message"),
     [

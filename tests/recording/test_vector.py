@@ -99,6 +99,7 @@ def test_observations_and_actions_of_parts_are_taken_apart(sqlite_url, kind, mod
     check(sqlite_url, make_rooms, kind, mode, n_steps=25)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_time_limits_truncate(sqlite_url, mode):
     check(sqlite_url, make_pendulum, "sync", mode, n_steps=30)
@@ -109,6 +110,7 @@ def test_a_vector_of_one_is_stored_alike(sqlite_url, mode):
     check(sqlite_url, make_cartpole, "sync", mode, n_steps=60, n=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.each_value
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -129,6 +129,7 @@ def test_rows_that_left_a_block_since_it_was_added_up_do_not_count(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), weights)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["task", "episode"])
 def test_tasks_and_episodes_that_left_are_not_drawn(buffer_url, evict_by):
@@ -311,6 +312,7 @@ def test_the_alpha_of_the_buffer_is_used(buffer_url):
         assert_shares(found, weights_of(priorities, 0.9))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", STATES)
 def test_weights_are_divided_by_the_largest_of_the_batch_or_of_the_buffer(buffer_url, state):
     priorities = skewed(200)
@@ -380,6 +382,7 @@ def test_a_buffer_without_priorities_says_how_to_make_one(buffer_url):
                     call(n, sampler=PrioritizedSampler())
 
 
+@pytest.mark.thorough
 def test_an_empty_buffer_and_one_of_zeros_have_nothing_to_draw(buffer_url):
     with filled(buffer_url, []) as buffer:
         for sampler in samplers():
@@ -478,6 +481,7 @@ def test_blocks_are_added_up_before_the_first_draw(buffer_url):
             assert scalar(buffer_url, "SELECT count(*) FROM priority_blocks") == expected
 
 
+@pytest.mark.thorough
 def test_bounds_that_waste_most_candidates_are_tightened(buffer_url):
     with filled(buffer_url, np.ones(320)) as buffer:
         assert summarize_all(buffer) == 20

@@ -100,6 +100,7 @@ def test_a_condition_on_trajectories_leaves_out_probabilities_unless_exact(buffe
     np.testing.assert_allclose(batch.probabilities, batch.priorities**0.6 / total)
 
 
+@pytest.mark.thorough
 def test_loaders_repeat_and_resume(buffer):
     def drawn(n, state=None):
         given = loader(buffer, "step", 8)
@@ -137,6 +138,7 @@ def test_tensors_named_tuples_and_renamed_arrays_have_them(buffer):
     assert batch.probabilities is None
 
 
+@pytest.mark.thorough
 def test_torch_datasets_carry_them(buffer_url, buffer):
     dataset = IterableDataset(loader(buffer, "transition", 8))
     item = next(iter(DataLoader(dataset, batch_size=None)))
@@ -146,6 +148,7 @@ def test_torch_datasets_carry_them(buffer_url, buffer):
     assert next(iter(DataLoader(dataset, batch_size=None)))["probabilities"] is None
 
 
+@pytest.mark.thorough
 def test_a_batch_costs_four_or_five_statements(buffer_url):
     with filled(buffer_url, np.linspace(1.0, 3.0, 32 * 16 + 5)) as buffer:
         keep_blocks(buffer)
@@ -192,6 +195,7 @@ def test_updates_between_draws_count_at_once(buffer_url):
         assert_shares(drawn, {seq: float(model[seq]) ** 0.6 for seq in range(1, 401)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_a_batch_of_several_sources_is_one_step_of_annealing(is_loaded):
     sources = {}

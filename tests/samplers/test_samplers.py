@@ -140,6 +140,7 @@ def test_fifo_gives_the_oldest_first_and_leaves_them(buffer):
     assert steps_of(some) == [3, 4]
 
 
+@pytest.mark.thorough
 def test_evicted_rows_are_never_drawn(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=50)
     for start in range(0, 300, 20):

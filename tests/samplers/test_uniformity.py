@@ -200,6 +200,7 @@ def test_tasks_are_probed_for_until_they_are_found(buffer_url, paths):
     assert paths["order"] == 0
 
 
+@pytest.mark.thorough
 def test_a_batch_close_to_the_whole_window_is_drawn_alike(buffer_url, make_sampler):
     buffer = fill(buffer_url, 2_000)
     drawn = draw(buffer, make_sampler(RandomSampler), 20, 1_500)

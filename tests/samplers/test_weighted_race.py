@@ -108,6 +108,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize(("batch_size", "looseness"), [(1, 1.0), (8, 20.0), (200, 1.0)])
@@ -279,6 +280,7 @@ def test_rows_that_do_not_match_are_not_drawn():
         assert_shares(counts, weights * matching, 3_000)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replace", [True, False])
 def test_a_draw_that_few_rows_match_stops_and_goes_on_over_all(replace):
     weights = np.ones(20_000)

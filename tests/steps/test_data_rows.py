@@ -400,6 +400,7 @@ class Page(BaseModel):
     title: str
 
 
+@pytest.mark.thorough
 def test_a_stored_state_that_is_not_of_the_type_is_named_with_its_row(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         buffer.add(state={"title": 5}, id="first")

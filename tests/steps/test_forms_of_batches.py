@@ -63,6 +63,7 @@ def test_a_batch_becomes_tensors_of_the_same_values(buffer, draw):
     assert all(made.info[name] is batch.info[name] for name in batch.info)
 
 
+@pytest.mark.thorough
 @forms
 def test_a_batch_becomes_a_table_that_holds_all_its_values(buffer, draw):
     batch = draw(buffer)

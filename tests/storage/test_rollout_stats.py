@@ -209,6 +209,7 @@ def test_rows_of_plain_sql_are_in_their_rollouts(buffer_url, buffer):
     assert_kept(buffer_url)
 
 
+@pytest.mark.thorough
 def test_a_copy_has_the_rollouts_of_the_steps_that_it_holds(buffer_url, make_database_url, buffer):
     write(buffer, "t", "e1", [1.0, 2.0])
     write(buffer, "t", "e2", [3.0])

@@ -62,6 +62,7 @@ def test_the_page_that_refuses_links_to_the_same_place_without_the_token(guarded
     assert str(url).rpartition("/")[2] not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "host",
     [

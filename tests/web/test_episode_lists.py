@@ -449,6 +449,7 @@ def test_groups_without_returns_are_listed_last(schema_url, client_of):
     assert [line[0] for line in rows_of(page)] == ["e4", "e3", "e2", "e1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, {"obs": "int64"}], ids=["json", "typed"])
 def test_abandoned_episodes_are_not_open_ones(schema_url, client_of, fields):
     with ReplayBuffer(schema_url, fields=fields, open_timeout_s=60) as buffer:

@@ -116,6 +116,7 @@ def test_nothing_of_a_user_runs_and_no_other_file_is_named(schema_url):
     assert [tag for (tag, kind), _ in parsed.found if kind is None] == ["style"] + ["script"] * 3
 
 
+@pytest.mark.thorough
 def test_without_a_buffer_all_of_them_are_in_it(schema_url):
     assert "The database has no buffers." in report(schema_url).decode()
     for name in ("one", "two"):

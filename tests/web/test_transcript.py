@@ -210,6 +210,7 @@ def test_deeply_nested_values_are_shown():
 turn_texts = st.lists(st.sampled_from("abc"), max_size=6)
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(turn_texts, turn_texts), max_size=5))
 def test_no_text_of_a_step_is_lost(steps):
     shown = whole_conversation((i, *step, None) for i, step in enumerate(steps))

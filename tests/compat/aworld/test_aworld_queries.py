@@ -159,6 +159,7 @@ def is_refused(op, target):
     return op in ("in", "not_in") and not isinstance(target, (str, list, dict))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("op", UPSTREAM)
 def test_a_filter_does_what_aworlds_does(op):
     stored, named = row(), row()

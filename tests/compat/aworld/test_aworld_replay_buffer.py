@@ -92,6 +92,7 @@ def test_sample_gives_a_list_of_tasks(buffer):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 1000])
 def test_sampling_from_few_rows_works(buffer, batch_size):
     buffer.store_batch(rows(2, 2))
@@ -113,6 +114,7 @@ def test_sample_converts_once_and_sample_task_once_a_task(buffer):
     assert sorted(map(steps_of, whole.seen[0])) == sorted(map(steps_of, each.seen))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fork", FRESH])
 def test_children_write_to_a_private_buffer(buffer, method):
     context = multiprocessing.get_context(method)

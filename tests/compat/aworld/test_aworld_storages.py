@@ -90,10 +90,12 @@ def test_constructors_have_aworlds_arguments_and_defaults():
     ]
 
 
+@pytest.mark.thorough
 def test_default_capacity_is_10_000(make_storage):
     assert make_storage().buffer.max_capacity == 10_000
 
 
+@pytest.mark.thorough
 def test_each_row_is_stored_once(storage):
     storage.add(row())
     assert storage.size() == len(storage.get_all()) == 1
@@ -119,6 +121,7 @@ def test_a_task_that_comes_back_is_not_evicted_early(make_storage):
     assert storage.size() == 6
 
 
+@pytest.mark.thorough
 def test_falsy_row_is_refused(storage):
     with pytest.raises(ValueError, match=r"^Data is required$"):
         storage.add(None)
@@ -150,12 +153,14 @@ def test_batch_may_be_empty_or_an_iterator(storage):
     assert storage.size() == 2
 
 
+@pytest.mark.thorough
 def test_size_counts_rows_that_match(storage):
     storage.add_batch(rows(2, 3))
     query = QueryBuilder().eq("exp_meta.task_id", "task_1").build()
     assert (storage.size(), storage.size(query), storage.size({})) == (6, 3, 6)
 
 
+@pytest.mark.thorough
 def test_pages_count_from_one_and_end_empty(storage):
     storage.add_batch(rows(1, 5))
     pages = [[step for _, step in steps_of(storage.get_paginated(page, 2))] for page in range(1, 5)]
@@ -177,6 +182,7 @@ def test_page_below_one_is_refused(storage, page, page_size, message):
         storage.get_paginated(page, page_size)
 
 
+@pytest.mark.thorough
 def test_get_all_returns_a_list_in_insert_order(storage):
     storage.add_batch([row("task_b", 2), row("task_a", 1), row("task_b", 1)])
     found = storage.get_all(QueryBuilder().ne("exp_meta.task_id", "task_a").build())
@@ -185,6 +191,7 @@ def test_get_all_returns_a_list_in_insert_order(storage):
     assert steps_of(storage.get_all()) == [("task_b", 2), ("task_a", 1), ("task_b", 1)]
 
 
+@pytest.mark.thorough
 def test_is_null_of_the_builder_works(storage):
     storage.add_batch([row("task_1"), row("task_2")])
     named = row("task_3")
@@ -194,11 +201,13 @@ def test_is_null_of_the_builder_works(storage):
     assert storage.size(QueryBuilder().is_not_null("exp_meta.pre_agent").build()) == 1
 
 
+@pytest.mark.thorough
 def test_unknown_field_is_refused_with_the_nearest_one(storage):
     with pytest.raises(ConditionError, match=r"did you mean exp_meta\.task_id"):
         storage.size(QueryBuilder().eq("exp_meta.taskid", "task_1").build())
 
 
+@pytest.mark.thorough
 def test_task_comes_back_in_insert_order(storage):
     storage.add_batch([row("task_1", 2), row("task_1", 1, time=5)])
     storage.add(row("task_1", 1, time=4))
@@ -215,12 +224,14 @@ def test_unknown_task_is_an_empty_list(storage):
     assert list(found) == ["unknown", "task_1"]
 
 
+@pytest.mark.thorough
 def test_clear_removes_every_row(storage):
     storage.add_batch(rows(2, 2))
     storage.clear()
     assert storage.size() == 0
 
 
+@pytest.mark.thorough
 def test_row_comes_back_equal_with_its_models(storage):
     result = ActionResult(success=True, content=[1, 1, None, None])
     stored = row()
@@ -242,6 +253,7 @@ def test_repeated_scalars_of_a_row_stay_what_they_are(storage):
         assert data.to_dict()["exp_data"]["state"] == [1, 1, None, None]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", [{"x": 1}, {"content": "an observation in part"}, 7, None])
 def test_state_that_is_no_observation_stays_what_it_is(storage, state):
     stored = row()
@@ -257,6 +269,7 @@ def test_model_changed_to_what_its_fields_forbid_can_still_be_read():
     assert storage.get_all()[0].exp_data.state["image"] == ["not", "text"]
 
 
+@pytest.mark.thorough
 def test_pickled_storage_has_the_same_rows(storage):
     copy = pickle.loads(pickle.dumps(storage))
     copy.add(row())
@@ -270,6 +283,7 @@ def test_storages_without_a_place_of_their_own_are_private():
     assert (one.size(), other.size()) == (1, 0)
 
 
+@pytest.mark.thorough
 def test_refused_capacity_leaves_no_file_behind(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="an integer from 1 on"):
@@ -278,6 +292,7 @@ def test_refused_capacity_leaves_no_file_behind(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_forked_child_that_ends_leaves_the_private_file():
     storage = InMemoryStorage()
     child = multiprocessing.get_context("fork").Process(target=storage.add, args=(row(),))

@@ -154,6 +154,7 @@ def test_a_size_that_is_no_number_of_items_is_refused(make, size):
         buffer.sample(1, 0, sample_range=(0, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["naive", "advanced"])
 def test_a_seed_repeats_what_is_drawn(make, kind):
     drawn = []

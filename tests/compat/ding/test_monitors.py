@@ -238,6 +238,7 @@ def test_figures_of_samples_are_written_now_and_then_on_both_axes(make):
     assert values["buffer_iter/use_max"] >= 3
 
 
+@pytest.mark.thorough
 def test_what_was_written_is_flushed_at_close_and_the_logger_stays_open(place):
     class Flushed(Scalars):
         calls = 0
@@ -334,6 +335,7 @@ def test_the_throughput_of_each_kind_is_written(make):
         }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["naive", "advanced"])
 def test_the_number_of_items_is_that_of_the_moment_when_it_is_written(make, kind):
     scalars = Scalars()

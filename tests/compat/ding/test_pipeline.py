@@ -11,6 +11,7 @@ from tests.compat.ding.priority_model import Model
 OWN = ("replay_unique_id", "replay_buffer_idx", "priority", "use", "staleness", "obs")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_advanced_buffer_is_what_the_model_is_iteration_by_iteration(make):
     limits = {"max_use": 5, "max_staleness": 4, "alpha": 0.6, "beta": 0.4, "anneal_step": 30}
@@ -53,6 +54,7 @@ def test_an_advanced_buffer_is_what_the_model_is_iteration_by_iteration(make):
     assert n_updated > 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["naive", "elastic", "episode", "sequence"])
 def test_the_other_kinds_are_what_a_list_is_iteration_by_iteration(kind, make):
     changes = {"set_buffer_size": lambda envstep: 12} if kind == "elastic" else {}
@@ -83,6 +85,7 @@ def test_the_other_kinds_are_what_a_list_is_iteration_by_iteration(kind, make):
                 assert item in (held[-12:] if kind == "elastic" else held)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_learners_and_a_collector_share_every_count(buffer_url):
     config = {"replay_buffer_size": 64, "max_use": 3, "anneal_step": 50, "url": buffer_url}
@@ -115,6 +118,7 @@ def test_two_learners_and_a_collector_share_every_count(buffer_url):
         each.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_threads_that_push_sample_and_update_at_once_lose_no_count(make, place):
     config = {"size": 500, "anneal_step": 100}

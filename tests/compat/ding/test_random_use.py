@@ -126,6 +126,7 @@ def config(request, tmp_path_factory):
         server.drop_database(url)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_buffer_does_what_a_list_does(config, tmp_path):
     examples = int(os.environ.get("DING_EXAMPLES", 5))

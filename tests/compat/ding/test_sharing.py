@@ -64,6 +64,7 @@ def test_collector_processes_push_and_a_learner_samples(buffer_url):
     learner.close()
 
 
+@pytest.mark.thorough
 def test_many_threads_push_and_sample_and_all_is_counted(make):
     buffer = make(size=30)
     failures = []
@@ -153,6 +154,7 @@ def test_a_shared_buffer_goes_to_another_process_by_pickle_and_a_private_one_doe
     private.close()
 
 
+@pytest.mark.thorough
 def test_a_buffer_that_was_never_made_whole_is_let_go_in_silence(recwarn):
     with pytest.raises(ValueError, match="replay_buffer_size"):
         create_buffer({"type": "naive", "replay_buffer_size": 0})
@@ -160,6 +162,7 @@ def test_a_buffer_that_was_never_made_whole_is_let_go_in_silence(recwarn):
     assert len(recwarn) == 0
 
 
+@pytest.mark.thorough
 def test_a_buffer_that_was_made_smaller_opens_with_its_new_size(buffer_url):
     for kind in ("naive", "advanced"):
         sized = {"url": buffer_url, "type": kind, "name": kind}

@@ -25,6 +25,7 @@ def buffer(make):
     return buffer
 
 
+@pytest.mark.thorough
 def test_assigning_to_what_an_index_returned_writes_to_the_database(buffer, reopen):
     model, other = buffer.data["s"].copy(), reopen()
     for n, (*before, last) in enumerate(CHAINS, start=10):

@@ -39,6 +39,7 @@ def test_counts_are_summed_up(both):
     assert both.read_only
 
 
+@pytest.mark.thorough
 def test_episodes_come_one_buffer_after_the_other_with_slots_of_their_own(both):
     loader = both.dataloader(2, return_indices=True, return_mask=True)
     first, second = loader
@@ -143,6 +144,7 @@ def test_nothing_but_empty_buffers_is_empty(folders):
     buffer.close()
 
 
+@pytest.mark.thorough
 def test_databases_are_read_together_and_what_is_overwritten_is_left_out(buffer_url, tmp_path):
     writer = ReplayBuffer(buffer_url, **SHAPE, circular=True)
     fill(writer, (3, 1, 1, 1))

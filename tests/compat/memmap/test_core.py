@@ -128,6 +128,7 @@ def test_a_core_delete_leaves_open_episodes_and_lengths_that_were_set(make, nati
     assert buffer.data["r"][1].tolist() == [5, 6, -1, -1]
 
 
+@pytest.mark.thorough
 def test_slots_and_steps_agree_while_the_core_deletes(make, native, buffer_url):
     buffer, core = make(circular=True), native()
 

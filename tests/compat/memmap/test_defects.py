@@ -55,6 +55,7 @@ def break_off(buffer: ReplayBuffer, error: BaseException, **meta: object) -> Non
         raise error
 
 
+@pytest.mark.thorough
 def test_d3_an_episode_whose_block_raised_is_nowhere(make, reopen):
     buffer = make()
     fill(buffer, 1)
@@ -117,6 +118,7 @@ with buffer.one_episode(task=2):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_d5_an_episode_whose_process_was_killed_is_not_gone_on_with(buffer_url):
     process = subprocess.Popen(

@@ -148,6 +148,7 @@ def test_a_misspelt_keyword_is_refused_and_others_are_kept(tmp_path):
         ReplayBuffer(tmp_path, **given, env="Ant", seeds=[1, 2], overwrite=False)
 
 
+@pytest.mark.thorough
 def test_a_folder_is_overwritten_unless_told_otherwise_and_a_url_is_not(tmp_path, make):
     folder = tmp_path / "new" / "data"
     first = make(folder=str(folder))
@@ -289,6 +290,7 @@ def test_what_is_not_here_names_the_alternative():
         memmap.nope  # noqa: B018
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_is_not_here_names_the_alternative(tmp_path, name):
     buffer = memmap.ReplayBuffer(tmp_path, 1, 2, {"r": "float"})
@@ -321,6 +323,7 @@ def test_the_modules_of_upstream_have_their_names():
         from sqlbuffer.compat.memmap.replay_buffer import nope  # noqa: F401
 
 
+@pytest.mark.thorough
 def test_a_buffer_whose_maker_died_before_it_had_slots_is_gone_on_with(make, buffer_url):
     make().close()
     run(buffer_url, "DELETE FROM documents")

@@ -64,6 +64,7 @@ def test_trajectories(buffer):
     assert n == 2
 
 
+@pytest.mark.thorough
 def test_single_steps(buffer):
     dataloader = buffer.dataloader(
         batch_size=8,
@@ -81,6 +82,7 @@ def test_single_steps(buffer):
     assert n == 50
 
 
+@pytest.mark.thorough
 def test_n_step_transitions(buffer):
     dataloader = buffer.dataloader(
         batch_size=4,

@@ -148,6 +148,7 @@ def test_a_chunk_whose_fragment_was_deleted_by_hand_is_not_handed_out(
     assert scalar(buffer_url, "SELECT count(*) FROM experiences") == 2
 
 
+@pytest.mark.thorough
 def test_large_payloads_leave_with_their_chunks(make: Make, buffer_url: str) -> None:
     buffer = make(max_chunks=2)
     for fid in range(4):
@@ -214,6 +215,7 @@ def test_a_new_session_forgets_workers_and_consumers_that_are_long_gone(
 # Payloads of fragments are deleted in steps, which may be interrupted.
 
 
+@pytest.mark.thorough
 def test_a_new_session_deletes_any_number_of_payloads(
     make: Make, buffer_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_two_fetches_at_once_never_hand_out_more_than_there_is(buffer_url: str) 
         assert {type(each) for each in found} == {list, FetchTimeoutError}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fids", [(1, 2), (2, 1)])
 def test_two_that_send_as_one_worker_lose_nothing_unnoticed(
     make_database_url: MakeDatabaseUrl, monkeypatch: pytest.MonkeyPatch, fids: tuple[int, int]

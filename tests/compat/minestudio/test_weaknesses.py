@@ -180,6 +180,7 @@ def test_w_contiguity_an_older_number_is_refused_and_the_worker_goes_on(make: Ma
     assert len(buffer.fetch_fragments(4, timeout=0)) == 4
 
 
+@pytest.mark.thorough
 def test_w_capacity_may_be_counted_in_bytes(make: Make) -> None:
     plain = make(name="plain")
     send(plain, "w", 0)
@@ -239,6 +240,7 @@ def test_w_querying_finds_fragments_by_worker_version_session_and_episode(
     assert shown == [("a", 0, None), ("b", 1, None)]
 
 
+@pytest.mark.thorough
 def test_w_sampling_repeats_by_its_seed(make: Make) -> None:
     drawn = []
     for name in ("one", "two"):

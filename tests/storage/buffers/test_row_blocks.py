@@ -109,6 +109,7 @@ def test_a_writer_counts_full_blocks_and_any_process_adds_them_up(large):
     assert fresh_len(large) == rows_shown(large) == n_rows(large) - 7
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_deletes_inside_the_window_are_subtracted(large):
     with ReplayBuffer(large) as buffer:
@@ -138,6 +139,7 @@ def test_rows_deleted_by_plain_sql_are_not_counted(large):
     assert run(large, KEPT) == run(large, TRUE)
 
 
+@pytest.mark.thorough
 def test_emptying_a_buffer_leaves_no_count(large):
     with ReplayBuffer(large) as buffer:
         buffer.clear()

@@ -127,6 +127,7 @@ def test_the_configuration_is_that_of_now(buffer_url):
         other.config  # noqa: B018
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings), "none"))
 def test_a_buffer_is_opened_with_its_own_configuration(buffer_url, settings):
     with ReplayBuffer(buffer_url, config=BufferConfig.of(**settings)) as buffer:

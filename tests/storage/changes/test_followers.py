@@ -44,6 +44,7 @@ def test_a_buffer_is_followed_until_the_last_follower_leaves(buffer_url, buffer)
     assert not second.renew()
 
 
+@pytest.mark.thorough
 def test_a_follower_that_is_gone_is_forgotten(buffer_url, buffer):
     alive, gone = Follower(buffer._store), Follower(buffer._store, live_s=0.0)
     gone.register()

@@ -31,6 +31,7 @@ def found(buffer, *ids):
     return [row.id for row in buffer.get_all(query_condition=condition.build())]
 
 
+@pytest.mark.thorough
 def test_each_step_is_found_by_its_id(buffer):
     ids = [row.id for row in buffer]
     assert len(set(ids)) == 907

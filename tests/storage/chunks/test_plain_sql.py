@@ -156,6 +156,7 @@ def test_the_view_leaves_other_buffers_alone(buffer_url):
     assert lengths == [2, 5, 3]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, FIELDS], ids=["rows", "chunks"])
 def test_the_view_and_the_library_delete_the_same_steps_at_once(buffer_url, fields):
     with ReplayBuffer(buffer_url, fields=fields, max_capacity=5_000, evict_by="task") as buffer:

@@ -75,6 +75,7 @@ def test_a_batch_is_stored_once_however_often_its_commit_is_cut(url, proxy):
     assert scalar(url, "SELECT count(*) FROM inserted") == 20
 
 
+@pytest.mark.thorough
 def test_every_batch_of_many_is_stored_once_when_each_loses_its_connection(url, proxy):
     log_inserts(url)
     buffer = ReplayBuffer(proxy.url, max_capacity=50)
@@ -178,6 +179,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_whose_connection_is_cut_at_the_commit_has_its_effect_once(proxy, call, cut):

@@ -84,6 +84,7 @@ def check_children(buffer, method):
     assert buffer.store(make_row(1)).inserted == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_children_use_the_buffer_of_their_parent(buffer, method):
     check_children(buffer, method)
@@ -98,6 +99,7 @@ def test_a_child_forked_in_the_middle_of_a_stream_does_not_disturb_it(buffer):
     assert steps_of([*first, *rows]) == list(range(1_000))
 
 
+@pytest.mark.thorough
 def test_a_child_forked_while_a_thread_held_a_lock_does_not_wait_for_it(buffer):
     buffer.store_batch(make_rows(range(10)))
     assert len(buffer) == 10
@@ -112,6 +114,7 @@ def test_a_child_forked_while_a_thread_held_a_lock_does_not_wait_for_it(buffer):
     assert stored == 20
 
 
+@pytest.mark.thorough
 def test_a_child_may_fork_again(buffer):
     assert run_at_once([(in_a_grandchild, buffer)]) == [20]
     assert len(buffer) == 20
@@ -136,6 +139,7 @@ def test_a_child_may_use_a_buffer_made_of_an_engine(buffer_url):
     engine.dispose()
 
 
+@pytest.mark.thorough
 def test_a_seeded_sampler_draws_the_same_in_a_child(buffer):
     buffer.store_batch(make_rows(range(2_000)))
     calls = [(sample_seqs, buffer, RandomSampler(seed=3))]
@@ -197,6 +201,7 @@ def test_threads_share_a_database_in_memory():
     assert len(buffer) == 40
 
 
+@pytest.mark.thorough
 def test_there_is_one_small_pool_per_url_and_process(buffer_url):
     buffers = [ReplayBuffer(buffer_url, name=f"b{number}") for number in range(20)]
     for buffer in buffers:
@@ -293,6 +298,7 @@ def test_a_batch_that_was_acknowledged_survives_the_death_of_its_writer(buffer_u
         assert steps_of(buffer) == list(range(start + 10))
 
 
+@pytest.mark.thorough
 def test_a_writer_does_not_wait_for_a_child_forked_while_it_wrote(buffer_url):
     """A lock outlives its holder for as long as a child forked under it has the file open."""
     buffer = ReplayBuffer(buffer_url)

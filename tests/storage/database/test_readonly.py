@@ -81,6 +81,7 @@ def test_rows_come_before_the_last_is_read(schema_url, stream):
         assert sum(1 for _ in found.rows) == 2999
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stream", "n"), [(readonly.stream, 20), (readonly.asked, 2)])
 def test_a_stream_that_is_left_gives_its_connection_back(schema_url, stream, n):
     plain_sql.fill(schema_url, 3000).close()

@@ -62,6 +62,7 @@ def test_a_wrong_password(url, password, caplog):
     assert SECRET not in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_missing_role(url):
     error = error_of(url.set(username="absent"))
     assert type(error) is RoleMissingError

@@ -54,6 +54,7 @@ def noted(url):
     return dict(zip(SETTINGS, values, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("durability", "server", "expected"),
     [
@@ -172,6 +173,7 @@ def test_no_transaction_on_postgresql_compiles_its_statements(make_database_url)
     assert typed.rows == [("off",)]
 
 
+@pytest.mark.thorough
 def test_a_server_that_compiles_everything_compiles_nothing_of_the_library(jit_database_url):
     url = jit_database_url
     half = QueryBuilder().lt("exp_data.state.mod", 50)

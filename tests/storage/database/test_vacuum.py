@@ -113,6 +113,7 @@ def test_without_cleaning_it_would_grow(url, buffer, monkeypatch):
     assert size_of(url) > 3 * early
 
 
+@pytest.mark.thorough
 def test_nothing_is_cleaned_where_nothing_is_evicted(url):
     with ReplayBuffer(url) as buffer:
         turn_over(buffer, 3)

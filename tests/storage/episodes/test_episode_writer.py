@@ -268,6 +268,7 @@ def test_keys_and_meta_are_checked_at_the_beginning(buffer_url, buffer):
     assert run(buffer_url, "SELECT 1 FROM episodes") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_timer_stores_steps_without_another_call(buffer_url):
     others = set(threading.enumerate())
@@ -297,6 +298,7 @@ def test_many_steps_are_stored_before_their_time(buffer_url, monkeypatch):
         wait_until(lambda: stored(buffer_url) == 12, "large steps are stored")
 
 
+@pytest.mark.thorough
 def test_what_waits_is_bounded(buffer_url):
     options = {"flush_s": NEVER_S, "max_pending": 5}
     with ReplayBuffer(buffer_url, fields=FIELDS, **options) as buffer:
@@ -434,6 +436,7 @@ def test_several_are_open_at_once_in_several_processes(buffer_url, buffer):
     assert len(buffer) == 3 * (10 + 11 + 12 + 13 + 14)
 
 
+@pytest.mark.thorough
 def test_threads_write_episodes_of_one_buffer(buffer_url, buffer):
     def work(name):
         for i in range(10):
@@ -487,6 +490,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(

@@ -327,6 +327,7 @@ def test_a_wait_can_be_interrupted(buffer_url):
         assert buffer.flow().waiting == ()
 
 
+@pytest.mark.thorough
 def test_episodes_are_stored_as_far_as_there_is_room(buffer_url):
     with ReplayBuffer(buffer_url, rate_limiter=LIMITER, wait_s=30, flush_s=0.02) as buffer:
         episode = buffer.episode("t")
@@ -428,6 +429,7 @@ def test_steps_that_wait_for_the_limiter_are_bounded(buffer_url, layout, begin):
         assert rewards == np.arange(1.0, n_stored + 1).tolist()
 
 
+@pytest.mark.thorough
 def test_a_refusal_that_is_over_stops_no_writer(buffer_url, caplog):
     options = {"rate_limiter": LIMITER, "wait_s": 0, "flush_s": 1, "max_pending": 15}
     with (

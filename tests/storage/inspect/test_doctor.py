@@ -111,6 +111,7 @@ def test_a_database_in_memory_is_a_usage_error(run):
     assert run("doctor", "sqlite://").exit_code == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "statement", "missing"),
     [
@@ -140,6 +141,7 @@ def test_what_the_migrations_made_and_is_gone_fails(
     assert f"sqlbuffer db sql --dialect {kind}" in result.stdout
 
 
+@pytest.mark.thorough
 def test_rows_behind_the_window_are_counted_and_resize_removes_them(run, schema_url, monkeypatch):
     monkeypatch.setattr(doctor, "MANY_STRAGGLERS", 10)
     with ReplayBuffer(schema_url, name="b", max_capacity=100) as buffer:
@@ -392,6 +394,7 @@ def test_a_table_without_autovacuum_is_a_warning(server_url, table):
     assert findings(server_url)[f"autovacuum of {table}"].status == "WARN"
 
 
+@pytest.mark.thorough
 def test_roles_are_told_what_they_may(run, with_roles, login):
     sql.run(with_roles, "REVOKE MAINTAIN ON experiences FROM sqlbuffer_writer")
     owner, writer, analyst = (

@@ -95,6 +95,7 @@ def test_estimates_are_marked(run, uncounted, command):
     assert "12,000" in run(command, uncounted, "--exact").stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_counted_blocks_say_what_is_missing(run, uncounted, command):
     counts = "SELECT :id, n, :rows FROM (SELECT 1 AS n UNION ALL SELECT 2) blocks"
@@ -116,6 +117,7 @@ def test_buffers_that_evict_whole_tasks_are_counted_however_large_others_are(
     assert listed == [("default", N_ROWS, False), ("tasks", 56, True)]
 
 
+@pytest.mark.thorough
 def test_info_says_when_the_first_and_the_last_row_were_taken(run, large):
     run_sql(large, "UPDATE experiences SET execute_time = 1700000000 + seq")
     (measured,) = rows_of(run("info", large, "--json"))

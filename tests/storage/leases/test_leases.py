@@ -706,6 +706,7 @@ def test_what_is_too_old_leaves_when_nobody_holds_it_any_more(buffer_url):
         assert buffer.expire().expired == 2
 
 
+@pytest.mark.thorough
 def test_what_is_in_quarantine_or_of_another_session_is_not_leased(buffer_url):
     with ReplayBuffer(buffer_url, leases=True, current_session_only=True) as buffer:
         buffer.start_session("old")

@@ -103,6 +103,7 @@ def test_a_consumer_of_groups_wakes_up_when_one_is_whole_or_late(buffer_url, loo
         assert len(dropper.join()) == 6
 
 
+@pytest.mark.thorough
 def test_an_idle_consumer_sends_four_statements_a_second_at_most(buffer_url):
     with ReplayBuffer(buffer_url, leases=True) as buffer:
         store(buffer, range(2))

@@ -117,6 +117,7 @@ def test_rows_behind_the_window_stay_hidden_when_the_newest_are_deleted(make_dat
     assert holds_exactly(buffer, url, [])
 
 
+@pytest.mark.thorough
 @both_layouts
 def test_growing_does_not_bring_old_rows_back(buffer_url, make_buffer):
     buffer = make_buffer(buffer_url, max_capacity=5)
@@ -229,6 +230,7 @@ def insert_by_hand(request, buffer_url):
     return insert
 
 
+@pytest.mark.thorough
 def test_rows_inserted_by_plain_sql_count_and_evict(buffer_url, insert_by_hand):
     buffer = ReplayBuffer(buffer_url, max_capacity=4)
     buffer.store_batch(make_rows([1, 2]))
@@ -537,6 +539,7 @@ def test_by_task_a_task_table_that_lost_its_rows_makes_no_writer_hang(make_datab
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_deletes_by_hand_do_not_lock_each_other_out(make_database_url):
     url = make_database_url("postgresql", schema=True)

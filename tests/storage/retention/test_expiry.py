@@ -131,6 +131,7 @@ def test_a_capacity_counts_from_the_newest_row_ever(buffer_url, monkeypatch):
         assert scalar(buffer_url, "SELECT low_seq FROM v_windows") == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_another_process_counts_the_rows_anew(buffer, buffer_url):
     buffer.store_batch(rows_of([0, 1] * 2_400))

@@ -56,6 +56,7 @@ def buffers(buffer_url):
 FREE = [i for i in range(41) if i % 3 or i == 40]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_exactly_the_rows_that_are_not_barred_are_sampled(buffers):
     for bar, buffer in buffers.items():

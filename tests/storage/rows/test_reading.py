@@ -67,6 +67,7 @@ def long_buffer(buffer):
     return buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_all_rows_come_in_insert_order_over_many_pages(long_buffer):
     rows = list(long_buffer.get_all())

@@ -99,6 +99,7 @@ def without(name):
     return columns
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -309,6 +310,7 @@ def test_arrays_of_a_batch_may_be_changed(buffer):
     assert batch.obs.flags.c_contiguous
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_leave_first_in_first_out_and_writers_share_the_buffer(buffer_url):
     buffer = ReplayBuffer(buffer_url, fields=FIELDS, max_capacity=30)

@@ -61,6 +61,7 @@ def reference(number, made, t, n_step, k):
     return [observation(number, s) for s in frames], after, total, m
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, n_step=st.integers(1, 4), k=st.integers(1, 4))

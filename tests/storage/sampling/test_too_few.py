@@ -133,6 +133,7 @@ def refused(buffer, call, sampler=None, **of):
     return str(caught.value).splitlines()[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("call", "of"),
     [

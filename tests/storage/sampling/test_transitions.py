@@ -79,6 +79,7 @@ def fill(buffer, made):
         buffer.store_episode(make_arrays(episode, n, end), episode_id=f"e{episode}", final=observed)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, n_step=st.integers(1, 4), gamma=st.sampled_from([0.0, 0.5, 0.99, 1.0]))

@@ -315,6 +315,7 @@ def learn(url, replaced):
     return drawn
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_four_learners_use_each_row_exactly_as_often_as_it_may_be(buffer_url, replaced):

@@ -51,6 +51,7 @@ def reference(made, t, length, burn_in, stride, k):
     return [None] * (burn_in - len(before)) + before + learnt
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

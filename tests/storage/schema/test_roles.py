@@ -333,6 +333,7 @@ def test_an_analyst_whose_transactions_only_read_counts_and_streams(with_roles, 
             assert len(buffer) == len(list(buffer)) == 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "statement",
     [
@@ -530,6 +531,7 @@ def test_all_roles_copy_from_a_buffer_learners_hold_it_and_the_owner_copies_into
     assert held == [(0,)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", ["sqlbuffer_analyst", "sqlbuffer_writer", "sqlbuffer_learner"])
 def test_a_role_that_may_not_restore_a_buffer_leaves_none_behind(
     with_roles, login, group, tmp_path

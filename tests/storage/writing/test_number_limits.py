@@ -19,6 +19,7 @@ def sqlite_url(make_database_url):
     return make_database_url("sqlite", schema=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("key", "seq", "constraint"),
     [

@@ -198,6 +198,7 @@ def test_a_conflict_with_a_row_that_the_same_batch_evicts_is_not_silent(buffer_u
     assert result.conflicting_ids == ("r0",)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_resends_into_a_full_buffer_cost_no_live_row(buffer_url):
     buffer = ReplayBuffer(buffer_url, max_capacity=100)

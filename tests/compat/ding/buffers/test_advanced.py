@@ -49,6 +49,7 @@ def test_items_are_drawn_by_priority_over_many_blocks(make):
     assert batch[0]["IS"] == pytest.approx((least / weights[batch[0]["obs"]]) ** 0.4, rel=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("n_items", "size"), [(64, 64), (1_000, 64), (3_000, 32)])
 def test_a_batch_of_equal_items_repeats_none(make, n_items, size):
     buffer = make("advanced", size=n_items, seed=1)
@@ -239,6 +240,7 @@ def test_beta_is_set_for_every_process_and_reaches_one(buffer_url):
     second.close()
 
 
+@pytest.mark.thorough
 def test_a_state_fits_a_buffer_of_another_size(make):
     large, small, wide = (
         make("advanced", name=name, size=n) for name, n in (("a", 6), ("b", 3), ("c", 9))

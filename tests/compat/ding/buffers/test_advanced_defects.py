@@ -14,6 +14,7 @@ def buffer(make):
     return buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("which", "expected"),
     [
@@ -68,6 +69,7 @@ def test_d14_any_number_is_a_priority_and_any_integer_an_iteration(make):
     assert state[batch[0]["replay_buffer_idx"]]["priority"] == 2.00001
 
 
+@pytest.mark.thorough
 def test_d15_everything_stale_leaves_wherever_it_is(make):
     buffer = make("advanced", size=9, max_staleness=3)
     ages = [5, 0, 5, None, 5, 3, 4, 2]
@@ -112,6 +114,7 @@ def test_d16_used_up_items_that_are_tracked_stay_and_are_not_drawn(make):
     assert buffer.sample(1, 0)[0]["obs"] == 9
 
 
+@pytest.mark.thorough
 def test_d17_a_state_is_a_copy_and_gives_everything_back(make):
     changes = {"size": 6, "max_use": 4, "anneal_step": 10, "seed": 4}
     buffer, again = (make("advanced", name=name, **changes) for name in ("buffer", "again"))

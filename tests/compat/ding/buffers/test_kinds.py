@@ -40,6 +40,7 @@ def test_a_size_that_is_none_is_refused(size):
         create_buffer(config)
 
 
+@pytest.mark.thorough
 def test_a_window_never_leaves_its_episode_after_the_ring_has_wrapped(make):
     buffer = make("sequence", size=12, episode_length=4, seed=3)
     buffer.push([(episode, t) for episode in range(5) for t in range(4)], 0)

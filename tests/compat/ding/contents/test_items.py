@@ -232,6 +232,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(values)
@@ -283,6 +284,7 @@ def test_a_state_has_the_keys_of_di_engine_and_its_places(make):
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [0, 1, 5, 8])
 def test_state_and_file_bring_everything_back(make, tmp_path, n):
     buffer = make()
@@ -326,6 +328,7 @@ def test_data_alone_is_pushed_behind_what_there_is(make):
     assert (held(buffer), buffer.push_count) == ([1, 2, 3, 4], 4)
 
 
+@pytest.mark.thorough
 def test_of_a_larger_buffer_the_newest_items_are_kept(make, tmp_path):
     large, small = make(size=8), make(size=3, name="small")
     large.push(list(range(12)), 0)

@@ -112,6 +112,7 @@ def test_sums_of_blocks_are_kept_as_items_leave(buffer, buffer_url):
             assert weight_sum == pytest.approx(sum(weights), abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_batch_at_the_lower_limit_is_drawn(make, monkeypatch):
     now = [1_000.5]
     monkeypatch.setattr(prioritized_ring, "time", SimpleNamespace(time=lambda: now[0]))
@@ -208,6 +209,7 @@ def test_the_rate_limit_decays_by_the_clock(monkeypatch):
     buffer.close()
 
 
+@pytest.mark.thorough
 def test_threads_push_and_sample_by_priority_and_every_count_is_exact():
     buffer = private(size=64, max_use=3)
     buffer.push([{"obs": -1}] * 16, 0)
@@ -257,6 +259,7 @@ def filled(low, end):
 
 
 # Few parts have blocks of their own; many share them.
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3, 40])
 @pytest.mark.parametrize("low", [0, 5_000, 7 * N_CELLS - 100])
@@ -300,6 +303,7 @@ def test_a_key_repeats_a_draw_and_a_change_is_seen():
     assert cells.least() == 2.0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_only_given_numbers_are_drawn():
     cells, priorities = filled(0, 1_000)

@@ -184,6 +184,7 @@ from sqlbuffer.compat.memmap import (  # noqa: E402
 )
 
 
+@pytest.mark.thorough
 def test_windows_lie_within_their_episodes(buffer):
     dataset = ReplayDatasetTimeWindow(buffer, 2, return_indices=True)
     assert len(dataset) == 3

@@ -64,6 +64,7 @@ def test_items_of_an_overwritten_slot_are_of_its_new_episode_or_left_out(new_buf
             dataset[2]
 
 
+@pytest.mark.thorough
 def test_items_of_an_overwritten_slot_pass_the_filters_or_are_left_out(new_buffer):
     buffer = fill(new_buffer(circular=True), (3, 3, 3, 3))  # tasks 0, 1, 0, 1
     of_task = buffer.dataset(timestep_level=True, filter_meta={"task": 1})

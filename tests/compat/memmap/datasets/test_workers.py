@@ -69,6 +69,7 @@ def test_a_reader_sees_what_a_writer_has_finished(buffer_url):
         buffer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_items_are_whole_while_another_thread_overwrites_their_slots(buffer_url):
     """Episode n has length 1 + n % 6 and reward n throughout."""
@@ -129,6 +130,7 @@ def test_training_within_the_open_episode(buffer_url):
     buffer.close()
 
 
+@pytest.mark.thorough
 def test_readers_go_on_over_lost_connections(make_database_url):
     with closing(Proxy(make_database_url("postgresql", schema=True))) as proxy:
         buffer = fill(ReplayBuffer(proxy.url, **SHAPE))

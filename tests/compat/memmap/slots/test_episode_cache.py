@@ -92,6 +92,7 @@ def test_what_is_kept_is_not_what_a_batch_is_made_of(buffer):
     assert episodes_of(buffer) == [steps(0), steps(100), steps(200)]
 
 
+@pytest.mark.thorough
 def test_values_that_were_changed_are_read_again(buffer, reopen):
     episodes_of(buffer)
     other = reopen()
@@ -104,6 +105,7 @@ def test_values_that_were_changed_are_read_again(buffer, reopen):
     assert episodes_of(buffer)[1] == episodes_of(other)[1] == expected
 
 
+@pytest.mark.thorough
 def test_another_process_may_change_them(buffer, buffer_url):
     episodes_of(buffer)
     run_at_once([(change_in_process, buffer_url)])
@@ -180,6 +182,7 @@ def test_after_clear_the_new_episodes_are_read(buffer):
     assert episodes_of(buffer) == [steps(500)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cache_bytes", "n_read"), [(0, 6), (STEPS * ROW_BYTES - 1, 6), (2**20, 3)]
 )
@@ -196,6 +199,7 @@ def test_a_copy_keeps_as_much(buffer, reopen):
     assert episodes_of(copy) == episodes_of(buffer)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cache_bytes", [-1, 1.5, None, True, "1"])
 def test_another_size_is_refused(make, reopen, buffer, cache_bytes):
     with pytest.raises(TypeError, match="cache_bytes is a number of bytes, 0 for none, got"):

@@ -46,6 +46,7 @@ def test_a_ring_goes_round_past_a_slot_that_is_held(make, reopen):
     assert second.data["r"][:, 0].tolist() == [10, 4, 9]
 
 
+@pytest.mark.thorough
 def test_a_ring_whose_slots_are_all_held_says_so(make, reopen):
     writers = [make(circular=True), reopen(), reopen()]
     for writer in writers:
@@ -226,6 +227,7 @@ def test_a_process_that_ends_ends_its_open_episode_unless_a_block_was_left(tmp_p
     buffer.close()
 
 
+@pytest.mark.thorough
 def test_a_forked_child_writes_episodes_of_its_own(make, reopen):
     buffer = make()
     buffer.store(r=1.0)

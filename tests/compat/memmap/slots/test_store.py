@@ -10,6 +10,7 @@ from sqlbuffer import ReplayBuffer as CoreBuffer
 from sqlbuffer.compat.memmap import MemmapError, MemmapTypeError, ReplayBuffer
 
 
+@pytest.mark.thorough
 def test_an_episode_is_read_as_it_was_stored(make, reopen):
     buffer = make()
     with buffer.one_episode(task=7) as late:
@@ -112,6 +113,7 @@ def test_a_full_circular_buffer_lets_the_oldest_go(make):
     assert buffer.data["r"][1].tolist() == [4, -1, -1, -1]
 
 
+@pytest.mark.thorough
 def test_the_rows_of_an_episode_leave_with_it(make, buffer_url):
     buffer = make(circular=True)
     for n in range(7):

@@ -222,6 +222,7 @@ INDICES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_proxy_reads_and_writes_by_any_index_of_numpy(make):
     buffer = make()
     buffer.store_episode(s=np.arange(6.0).reshape(3, 2))
