@@ -1,5 +1,6 @@
 """What samplers draw besides being uniform: sizes, order, seeds, conditions, samplers of users."""
 
+import json
 import pickle
 
 import numpy as np
@@ -356,8 +357,20 @@ class Reader(Sampler):
 
     def choose(self, candidates, batch_size):
         rows = candidates.encoded(self.seqs)
-        self.rows = [row._replace(arrays=bytes(row.arrays or b"")) for row in rows]
+        self.rows = [
+            row._replace(
+                state=decoded(row.state),
+                extra=decoded(row.extra),
+                arrays=bytes(row.arrays or b""),
+            )
+            for row in rows
+        ]
         return self.returned
+
+
+def decoded(text):
+    """Return what a JSON text says: PostgreSQL writes blanks into it."""
+    return None if text is None else json.loads(text)
 
 
 @pytest.mark.parametrize("fields", [None, {"x": "float32"}], ids=["rows", "typed"])
