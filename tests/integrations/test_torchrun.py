@@ -41,17 +41,17 @@ def kill(process):
     process.communicate(timeout=60)
 
 
-def test_ranks_read_each_row_once_and_go_on_after_a_kill(database_url, tmp_path):
+def test_ranks_read_each_row_once_and_go_on_after_a_kill(postgres_url, tmp_path):
     pytest.importorskip("torch")
-    killed = torchrun(database_url, tmp_path)
+    killed = torchrun(postgres_url, tmp_path)
     try:
         wait_until(lambda: len(list(tmp_path.glob("step-*-rank-*.pt"))) > 1, "a checkpoint", 90)
     finally:
         kill(killed)
     assert not list(tmp_path.glob("seen-*.json"))
-    with ReplayBuffer(database_url, name="ddp") as buffer:
+    with ReplayBuffer(postgres_url, name="ddp") as buffer:
         buffer.extend({"obs": [[0.0] * 8] * 40, "target": [0.0] * 40})
-    again = torchrun(database_url, tmp_path)
+    again = torchrun(postgres_url, tmp_path)
     printed, _ = again.communicate(timeout=120)
     assert again.returncode == 0, printed
     assert printed.count("goes on behind batch") == 2, printed

@@ -145,6 +145,7 @@ def finish(source: str, target: str) -> None:
     assert process.exitcode == 0
 
 
+@pytest.mark.each_value
 def test_a_ring_that_wraps_while_its_copy_is_killed_is_copied_as_it_was(
     urls: tuple[str, str], fields: Any
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_ring_that_wraps_while_its_copy_is_killed_is_copied_as_it_was(
         wait_until(has_left, "what was held for the copy has left")
 
 
+@pytest.mark.each_value
 def test_a_copy_that_begins_and_is_killed_next_to_writers_has_a_range_of_its_source(
     urls: tuple[str, str], fields: Any
 ) -> None:

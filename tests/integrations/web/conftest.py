@@ -48,6 +48,12 @@ def talk(task, n_turns, *, text="Add 2.", episode=None):
 
 
 @pytest.fixture
+def schema_url(make_database_url):
+    """Return an empty database on SQLite: tests/web looks at the pages of both."""
+    return make_database_url("sqlite", schema=True)
+
+
+@pytest.fixture
 def filled(schema_url):
     """Return a database with the buffers `arrays` (typed), `talks` and `empty`."""
     rng = np.random.default_rng(3)

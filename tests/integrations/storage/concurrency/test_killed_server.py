@@ -83,7 +83,7 @@ def read_through_outages(url, capacity, progress):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("capacity", "evict_by"), [(None, "row"), (6_000, "row"), (1_000_000, "task")]
+    ("capacity", "evict_by"), [(6_000, "row"), (1_000_000, "task")]
 )
 def test_a_killed_server_has_every_acknowledged_batch_when_it_is_back(server, capacity, evict_by):
     chance = random.Random(7)
