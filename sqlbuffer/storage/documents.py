@@ -496,7 +496,7 @@ _of_keys = by_database(sqlite=_of_keys_sqlite, postgresql=_of_keys_postgresql)
 def locked_documents(
     connection: Connection, buffer: OpenBuffer, keys: Sequence[str]
 ) -> tuple[dict[str, Document], int]:
-    """Return documents, which are locked, and the number of deletions, which no other changes."""
+    """Lock documents; return them, and the number of deletions, which no other process changes."""
     rows = (
         _of_keys(connection, buffer.info.id, keys, " FOR NO KEY UPDATE", with_deletions=True)
         if keys

@@ -325,7 +325,6 @@ class RingBuffer(IBuffer):
         self._hold_file(*read_file(file_name))
 
     def _hold_file(self, items: Sequence[EncodedItem], head: Mapping[str, Any]) -> None:
-        """Hold the items of a file."""
         kept = items[-self._size :]
         tail = head["tail"] if head["size"] == self._size else len(kept) % self._size
         decoded = [decoded_item(text, arrays) for text, arrays in kept]

@@ -597,7 +597,7 @@ class PrivateCells(PrivateRing):
         priorities: Sequence[float],
         versions: Sequence[int | None],
     ) -> None:
-        """Store what belongs to items that were put in."""
+        """Store the ids, priorities and versions of added items."""
         cells = numbers % self.n_cells
         self._weights.set(cells, np.array(priorities, np.float64))
         self._ids[cells], self._is_held[cells] = ids, True
@@ -824,7 +824,7 @@ class _Cells:
 
 
 def _places(key: int, sums: Reals, n: int) -> Integers | None:
-    """Return the place of the block of each of n equal parts, if each has a block to itself."""
+    """Return the place of the block of each of n equal parts; None if parts share a block."""
     ends = np.cumsum(sums)
     if n > ends.size or ends[-1] <= 0:
         return None

@@ -58,7 +58,7 @@ def ring_state(state: Any, size: int) -> RingState:
     """
     data = data_of(state)
     if not all(key in state for key in _NAIVE_KEYS):
-        # Alone it says nothing of which None is an item.
+        # Without these keys, an item None looks like an empty place.
         return RingState([item for item in data if item is not None])
     tail, valid, pushed = (_count(state, key) for key in _NAIVE_KEYS)
     if valid > len(data) or (len(data) and tail >= len(data)):
@@ -178,7 +178,10 @@ def file_head(held: HeldItems, size: int, beta: float, anneal_step: int) -> dict
 def from_file(
     items: Sequence[EncodedItem], head: Mapping[str, Any], size: int
 ) -> tuple[HeldItems, int | None] | list[Any]:
-    """Return what a file says, as `from_state_dict` does; of a buffer of another kind its items."""
+    """Return the contents in a file, as `from_state_dict` does.
+
+    Only the items are returned if a buffer of another kind wrote the file.
+    """
     decoded = [decoded_item(text, arrays) for text, arrays in items]
     if head.get("kind") != "advanced":
         return decoded

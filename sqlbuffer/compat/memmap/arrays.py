@@ -295,7 +295,7 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         return [_picked(grid, chain) for grid in _grids(self._leading, items)]
 
     def _cells(self, places: list[Ints]) -> tuple[list[Ints], Ints]:
-        """Return the distinct cells of items, and which each item is of."""
+        """Return the distinct cells of items, and the place of each item's cell among them."""
         keys = places[0] if len(places) == 1 else places[0] * self._leading[1] + places[1]
         cells, back = np.unique(keys, return_inverse=True)
         if len(places) == 1:

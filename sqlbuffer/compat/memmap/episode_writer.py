@@ -93,7 +93,7 @@ class EpisodeWriter:
         self._begin()
 
     def _begin(self) -> None:
-        """Be a writer that has nothing open: a new one, or a forked child."""
+        """Start with no open episodes, in a new writer or in a forked child."""
         self._pid = os.getpid()
         self.holder = new_holder(self)
         self.open: list[OpenEpisode] = []
@@ -342,7 +342,7 @@ class EpisodeWriter:
             change.tx.annotate_episodes([ids[id(open_)] for open_ in said], metas)
 
     def _extend(self, tx: Transaction, steps: Sequence[tuple[str, NDArray[Any]]]) -> None:
-        """Append steps to episodes, those of all of them in one call."""
+        """Append steps to several episodes in one call."""
         if not steps:
             return
         rows = steps[0][1] if len(steps) == 1 else np.concatenate([part for _, part in steps])

@@ -115,8 +115,8 @@ def parse_fields(declared: Any, what: str) -> dict[str, DeclaredField]:
         what: `fields` or `meta_fields`.
 
     Raises:
-        MemmapTypeError: It is none.
-        MemmapError: A shape or a default that is none.
+        MemmapTypeError: It is not a mapping from names to declarations of a type.
+        MemmapError: A shape or a default is out of range, or a row would be too large.
     """
     if not isinstance(declared, Mapping):
         raise MemmapTypeError(

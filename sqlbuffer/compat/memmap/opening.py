@@ -179,7 +179,6 @@ def is_of_slots(core: CoreBuffer) -> bool:
 
 
 def _of_store(store: Any) -> CoreBuffer:
-    """Return the buffer of an open store."""
     core = CoreBuffer.__new__(CoreBuffer)
     core.__setstate__({"store": store, "types": (None, None), "session": None})
     return core

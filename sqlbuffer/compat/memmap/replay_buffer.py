@@ -544,7 +544,7 @@ class ReplayBuffer:
             raise
 
     def _opened(self, writer: EpisodeWriter, n: int) -> list[OpenEpisode]:
-        """Return n open episodes, as far as a buffer has room that is not circular."""
+        """Return n open episodes; fewer if a buffer that is not circular has too few free slots."""
         n = min(n, self.max_episodes)
         missing = n - len(writer.open)
         if missing > 0:
@@ -575,7 +575,6 @@ class ReplayBuffer:
         arrays: Mapping[str, NDArray[Any]],
         last: NDArray[np.int64] | None = None,
     ) -> None:
-        """Set meta values of open episodes."""
         for name, array in arrays.items():
             if name in INTERNAL:
                 continue

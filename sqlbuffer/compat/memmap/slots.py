@@ -250,7 +250,7 @@ class BookChange:
         self._changed_pages: set[int] = set()
         self.changed: dict[str, Any] = {}
         self._dropped: list[str] = []
-        # A page that another process makes meanwhile would be missed: only those that exist.
+        # Only pages that exist are locked: one that another process makes just now is not seen.
         pages: Iterable[int] = pages_of(slots) if book.n_pages <= MOST_MADE else ()
         if book.n_pages <= MOST_LOCKED:
             pages = range(book.n_pages)
@@ -862,7 +862,7 @@ class Cells:
     def _changed(
         self, moment: Moment | BookChange, spans: list[tuple[int, int]], stored: StoredCells
     ) -> StoredCells:
-        """Return cells with what their steps were replaced with, without those that are deleted."""
+        """Return cells with the new values of replaced steps, and without deleted steps."""
         changed = moment.joined(lambda: self._book.steps.changed(spans))
         if not changed:
             return stored
@@ -880,7 +880,7 @@ class Cells:
         return StoredCells(*(values[is_kept] for values in stored))
 
     def _in_tails(self, moment: Moment, keys: Ints) -> tuple[Ints, NDArray[Any]]:
-        """Return which of sorted keys are in tails, and their rows."""
+        """Return the places of those of sorted keys that are in tails, and their rows."""
         tails = moment.tails(np.unique(keys // self._t).tolist())
         at: list[Ints] = [np.empty(0, np.int64)]
         rows = [self._rows.blanks(0)]
@@ -952,7 +952,7 @@ class Cells:
 
 
 def _distinct(keys: Ints) -> tuple[Ints, Ints | None]:
-    """Return keys in order, each once, and which of them each given one is; None: as they were."""
+    """Return the distinct keys in order, and for each key its place among them; None: no change."""
     if len(keys) < 2 or (keys[1:] > keys[:-1]).all():
         return keys, None
     distinct, back = np.unique(keys, return_inverse=True)
@@ -967,7 +967,7 @@ def _last_of(back: Ints, n: int) -> Ints:
 
 
 def _rising(firsts: Sequence[int], counts: Sequence[int]) -> Ints:
-    """Return numbers that rise by one from each of the first ones, as many as its count."""
+    """Return ranges of numbers in one array, given the first number and the length of each."""
     if len(firsts) == 1:
         return np.arange(firsts[0], firsts[0] + counts[0])
     ends = np.cumsum(counts)

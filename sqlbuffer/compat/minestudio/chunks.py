@@ -398,7 +398,7 @@ def _powers(width: int) -> Any:
 
 
 def _digits(numbers: Any) -> str:
-    """Return numbers as such a text."""
+    """Return numbers as a text that has the same number of digits for each."""
     width = len(str(numbers.max()))
     table = numbers if width == 1 else numbers[:, None] // _powers(width) % 10
     digits: bytes = (table + ord("0")).astype(np.uint8).tobytes()
@@ -884,7 +884,6 @@ def _replace(
 
 
 def _fragments(page: dict[str, Any]) -> Iterable[Prepared]:
-    """Return the fragments of a page."""
     return zip(page["workers"], page["fids"], page["ids"], strict=True)
 
 
@@ -997,7 +996,7 @@ def _leave_all(change: _Change) -> None:
 
 
 def _without(first: int, end: int, held: Iterable[int]) -> list[list[int]]:
-    """Return the numbers from one to before another, without some, as ranges."""
+    """Return the numbers from `first` to `end` - 1 without `held`, as ranges [low, high]."""
     ranges, low = [], first
     for number in sorted(number for number in held if first <= number < end):
         if low < number:

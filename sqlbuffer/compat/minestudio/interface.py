@@ -195,7 +195,7 @@ class ReplayBufferInterface:
             raise own_error(error) from None
 
     def _send(self, pool: Pool) -> None:
-        """Report the state; what goes wrong there is no matter of the call, which is done."""
+        """Report the state; an error there is only logged, since the call has succeeded."""
         metrics = _metrics(pool)
         logger.info("replay buffer %r: %s", self._buffer.name, metrics)
         if self._report is not None:
@@ -603,7 +603,6 @@ def _checked_timeout(value: Any) -> float | None:
 
 
 def _checked_seed(value: Any) -> int | None:
-    """Return a seed."""
     if value is None:
         return None
     integer = integer_of(value)
