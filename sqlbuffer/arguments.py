@@ -84,27 +84,27 @@ def row_of(fields: Mapping[str, Any], declared: Collection[str] = ()) -> DataRow
     """
     if "reward" in fields and "reward_t" in fields:
         raise FieldError("give reward=... or reward_t=..., not both")
-    given = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
+    values = {"reward_t" if name == "reward" else name: value for name, value in fields.items()}
     known = {*_META_FIELDS, *_DATA_FIELDS, "execute_time", "id"}
-    unknown = [name for name in given if name not in known and name not in declared]
+    unknown = [name for name in values if name not in known and name not in declared]
     if unknown:
         nearest = near_name(unknown[0], [*known, *declared, "reward"])
         hint = f"did you mean {nearest}?" if nearest else "put it into extra={...}"
         raise FieldError(f"unknown field {shown(unknown[0])}; {hint}")
-    if given.get("session_id") is not None:
-        given["session_id"] = checked_session(given["session_id"])
+    if values.get("session_id") is not None:
+        values["session_id"] = checked_session(values["session_id"])
     meta = {
-        name: default if given.get(name) is None else given[name]
+        name: default if values.get(name) is None else values[name]
         for name, default in _META_FIELDS.items()
     }
-    data = {name: given[name] for name in _DATA_FIELDS if name in given}
-    own_id = {"id": given["id"]} if given.get("id") is not None else {}
-    execute_time = given.get("execute_time", time.time())
+    data = {name: values[name] for name in _DATA_FIELDS if name in values}
+    own_id = {"id": values["id"]} if values.get("id") is not None else {}
+    execute_time = values.get("execute_time", time.time())
     return DataRow(
         ExpMeta(**meta, execute_time=execute_time),
         Experience(**data),
         **own_id,
-        fields={name: given[name] for name in declared if name in given},
+        fields={name: values[name] for name in declared if name in values},
     )
 
 
@@ -121,11 +121,11 @@ def columns_of(
     """
     if not hasattr(arrays, "keys"):  # a table of pandas will do
         raise FieldError(f"arrays are given as a dict {{field: values}}, got {shown(arrays)}")
-    given = {name: value for name, value in keys.items() if value is not None}
-    double = set(arrays) & {*given, *also}
+    columns = {name: value for name, value in keys.items() if value is not None}
+    double = set(arrays) & {*columns, *also}
     if double:
         raise FieldError(f"{shown(min(double))} is given twice")
-    return {**arrays, **given}
+    return {**arrays, **columns}
 
 
 def one_condition(condition: Condition, query_condition: Condition) -> Condition:
@@ -305,19 +305,19 @@ def checked_session(session_id: Any) -> str:
     return encode_key(session_id if text is None else text, "session_id")
 
 
-def checked_sessions(given: Any) -> Any:
+def checked_sessions(sessions: Any) -> Any:
     """Return the key of a session, or a list of those of several steps; None is left.
 
     Raises:
         FieldError: As `checked_session`.
     """
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if not isinstance(given, (list, tuple)):
-        return None if given is None else checked_session(given)
-    if set(map(type, given)) == {str} and "" not in given:
-        return given
-    return [None if each is None else checked_session(each) for each in given]
+    if isinstance(sessions, np.ndarray):
+        sessions = sessions.tolist()
+    if not isinstance(sessions, (list, tuple)):
+        return None if sessions is None else checked_session(sessions)
+    if set(map(type, sessions)) == {str} and "" not in sessions:
+        return sessions
+    return [None if session is None else checked_session(session) for session in sessions]
 
 
 def checked_window(window_s: Any) -> float:

@@ -183,8 +183,8 @@ class ReplayBuffer:
         self._writer = StepWriter(store)
         self._sampler = BatchSampler(store, decoding)
         self._reader_of = {
-            own: RowReader(own.rows, RowDecoding(own.source, *rebuilders))
-            for own in (store, store.reading)
+            read_store: RowReader(read_store.rows, RowDecoding(read_store.source, *rebuilders))
+            for read_store in (store, store.reading)
         }
         self._changes = RowChanges(store, self._conditions)
         self._leases = Leasing(store, decoding.whole)
@@ -1603,8 +1603,8 @@ class ReplayBuffer:
             >>> buffer.count_uses([1, 3, 3]).tolist(), buffer.use_counts([1, 2, 3]).tolist()
             ([1, 1, 2], [1, 0, 2])
         """
-        found = self._store.uses.add(checked_seqs(seqs).tolist())
-        return np.array(found, np.int64)
+        uses = self._store.uses.add(checked_seqs(seqs).tolist())
+        return np.array(uses, np.int64)
 
     def use_counts(self, seqs: Any) -> NDArray[np.int64]:
         """Return how often rows were used; see `count_uses`.
@@ -1787,13 +1787,13 @@ class ReplayBuffer:
         self, episodes: Sequence[Any], metas: Sequence[Mapping[str, Any]]
     ) -> list[str | None]:
         """Return the JSON of values that are stored with episodes."""
-        given = checked_items(metas, "metas", "a list of dicts, one for each episode", MAX_TASKS)
-        if len(given) != len(episodes):
+        listed = checked_items(metas, "metas", "a list of dicts, one for each episode", MAX_TASKS)
+        if len(listed) != len(episodes):
             raise ArgumentError(
-                f"metas has {len(given)} values for {len(episodes)} episode_ids; give one for each"
+                f"metas has {len(listed)} values for {len(episodes)} episode_ids; give one for each"
             )
         specs = self._store.info.config.fields.meta
-        named = [checked_instance(meta, "each of metas", Mapping, "a dict") for meta in given]
+        named = [checked_instance(meta, "each of metas", Mapping, "a dict") for meta in listed]
         return [encode_meta(meta, specs, "same_kind") for meta in named]
 
     def delete_episodes(
@@ -1908,7 +1908,7 @@ class ReplayBuffer:
         return read_at_once(
             self._store,
             keys,
-            lambda connection, found, n: work(Snapshot(self, connection, found, n)),
+            lambda connection, prefetched, n: work(Snapshot(self, connection, prefetched, n)),
         )
 
     def copy_to(

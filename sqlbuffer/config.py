@@ -64,7 +64,7 @@ class RetentionConfig(StrictModel, title="retention"):
     max_capacity: _Limit = None
     max_episodes: _Limit = None
     evict_by: Annotated[EvictUnit, setting(checked_choice, get_args(EvictUnit))] = Field(
-        default_factory=lambda found: "row" if found.get("max_episodes") is None else "episode"
+        default_factory=lambda values: "row" if values.get("max_episodes") is None else "episode"
     )
     keep_expired: _Flag = False
 
@@ -464,13 +464,13 @@ _ANOTHER_NAME = "a buffer of another name"
 
 
 def check_same(
-    buffer: str, given: BufferConfig, stored: BufferConfig, ignored: Collection[str] = ()
+    buffer: str, config: BufferConfig, stored: BufferConfig, ignored: Collection[str] = ()
 ) -> None:
     """Raise unless a buffer is stored with the settings that it is opened with.
 
     Args:
         buffer: Name of the buffer.
-        given: Settings that it is opened with. Omitted settings are not compared.
+        config: Settings that it is opened with. Omitted settings are not compared.
         stored: Settings that it is stored with.
         ignored: Settings that are not compared either.
 
@@ -481,12 +481,12 @@ def check_same(
     there = stored.settings()
     differing = {
         name: (_shown(name, there[name]), _shown(name, value))
-        for name, value in given.given().items()
+        for name, value in config.given().items()
         if PLACES[name][0] != "fields" and name not in ignored and value != there[name]
     }
-    fields = given.fields.differences(stored.fields)
+    fields = config.fields.differences(stored.fields)
     if not differing:
-        given.fields.check_same(stored.fields)
+        config.fields.check_same(stored.fields)
     elif len(differing) + len(fields) == 1:
         ((name, (one, other)),) = differing.items()
         raise BufferConfigError(

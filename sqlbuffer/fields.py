@@ -566,7 +566,7 @@ class Fields(StrictModel, title="fields"):
         default_factory=dict
     )
     observations: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
-        default_factory=lambda found: ("obs",) if "obs" in found.get("specs", ()) else ()
+        default_factory=lambda values: ("obs",) if "obs" in values.get("specs", ()) else ()
     )
     meta: Annotated[Mapping[str, FieldSpec], PlainValidator(parse_meta_specs), _ToJson] = Field(
         default_factory=dict

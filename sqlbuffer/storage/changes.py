@@ -163,15 +163,15 @@ _LOG = "INSERT INTO change_log (buffer_id, kind, origin, seqs) VALUES "
 def _sqlite_log(
     connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
 ) -> None:
-    given = (buffer_id, kind, origin, f"[{numbers}]")
-    driver_of(connection).execute(f"{_LOG} (?, ?, ?, ?)", given)
+    parameters = (buffer_id, kind, origin, f"[{numbers}]")
+    driver_of(connection).execute(f"{_LOG} (?, ?, ?, ?)", parameters)
 
 
 def _postgresql_log(
     connection: Connection, buffer_id: int, kind: Kind, origin: str | None, numbers: str
 ) -> None:
-    given = (buffer_id, kind, origin, f"{{{numbers}}}")
-    driver_of(connection).execute(f"{_LOG} (%s, %s, %s::uuid, %s::bigint[])", given)
+    parameters = (buffer_id, kind, origin, f"{{{numbers}}}")
+    driver_of(connection).execute(f"{_LOG} (%s, %s, %s::uuid, %s::bigint[])", parameters)
 
 
 _log = by_database(sqlite=_sqlite_log, postgresql=_postgresql_log)

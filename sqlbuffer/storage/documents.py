@@ -196,10 +196,10 @@ class Documents:
         """Return the result of a read of one statement."""
         buffer = self._buffer
 
-        own = joined_connection(buffer.engine)
-        if own is not None:
+        connection = joined_connection(buffer.engine)
+        if connection is not None:
             with translated(buffer.url):
-                return work(own)
+                return work(connection)
 
         def look() -> T:
             with translated(buffer.url), at_once(buffer.engine) as connection:
@@ -256,9 +256,11 @@ class Documents:
             is_locked = checked_flag(lock, "lock")
             rows: Sequence[Any]
             if keys is None:
-                given = self._beginning_with(prefix)
-                own = _ALL_UP_TO if "behind" in given else _ALL_FROM
-                rows = connection.execute(own.with_for_update() if is_locked else own, given).all()
+                parameters = self._beginning_with(prefix)
+                query = _ALL_UP_TO if "behind" in parameters else _ALL_FROM
+                rows = connection.execute(
+                    query.with_for_update() if is_locked else query, parameters
+                ).all()
             else:
                 locking = " FOR UPDATE" if is_locked else ""
                 rows = _of_keys(connection, self._buffer.info.id, checked_keys(keys), locking)
@@ -274,9 +276,9 @@ class Documents:
         """
 
         def read(connection: Connection) -> list[str]:
-            given = self._beginning_with(prefix)
-            keys = _KEYS_UP_TO if "behind" in given else _KEYS
-            return list(connection.execute(keys.order_by(_D.key), given).scalars())
+            parameters = self._beginning_with(prefix)
+            keys = _KEYS_UP_TO if "behind" in parameters else _KEYS
+            return list(connection.execute(keys.order_by(_D.key), parameters).scalars())
 
         return self._call(lambda: self._read(read))
 
@@ -301,15 +303,15 @@ class Documents:
 
     def _put(self, connection: Connection, key: str, value: Any, before: int | None) -> int:
         json = _json(f"value of document {encode_key(key, 'key')!r}", value)
-        given = {"key": key, "value": json, "buffer_id": self._buffer.info.id}
+        row = {"key": key, "value": json, "buffer_id": self._buffer.info.id}
         if before is None:
-            return int(connection.execute(_PUT_ANY, given).scalar_one())
+            return int(connection.execute(_PUT_ANY, row).scalar_one())
         if before == 0:
-            if connection.execute(_ADD, {**given, "version": 1}).rowcount == 1:
+            if connection.execute(_ADD, {**row, "version": 1}).rowcount == 1:
                 return 1
             raise self._changed(connection, key, before)
-        found = connection.execute(_PUT_VERSION, {**self._of(key, before), "new": json})
-        written: int | None = found.scalar_one_or_none()
+        result = connection.execute(_PUT_VERSION, {**self._of(key, before), "new": json})
+        written: int | None = result.scalar_one_or_none()
         if written is None:
             raise self._changed(connection, key, before)
         return written
@@ -332,10 +334,10 @@ class Documents:
             >>> documents.get("left")
             Document(key='left', value=3, version=2)
         """
-        given = checked_instance(values, "values", Mapping, "a mapping such as {'a': 1}")
+        by_key = checked_instance(values, "values", Mapping, "a mapping such as {'a': 1}")
         jsons = sorted(
             (encode_key(key, "key in values"), _json(f"values: value of document {key!r}", value))
-            for key, value in given.items()
+            for key, value in by_key.items()
         )
 
         def work(connection: Connection) -> None:
@@ -359,8 +361,8 @@ class Documents:
 
         def work(connection: Connection) -> bool:
             before = _checked(version)
-            own = _DELETE if before is None else _DELETE_VERSION
-            if connection.execute(own, self._of(key, before)).rowcount == 1:
+            statement = _DELETE if before is None else _DELETE_VERSION
+            if connection.execute(statement, self._of(key, before)).rowcount == 1:
                 return True
             if before is not None:
                 raise self._changed(connection, key, before)
@@ -395,8 +397,8 @@ class Documents:
         """Return the parameters that say which documents begin with a prefix."""
         first = encode_key(prefix, "prefix")
         behind = _behind(first)
-        own = {"of_buffer": self._buffer.info.id, "first": first}
-        return own if behind is None else {**own, "behind": behind}
+        parameters = {"of_buffer": self._buffer.info.id, "first": first}
+        return parameters if behind is None else {**parameters, "behind": behind}
 
     def _among(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the parameters that say which documents."""
@@ -404,8 +406,8 @@ class Documents:
 
     def _of(self, key: str, before: int | None = None) -> dict[str, Any]:
         """Return the parameters that say which document, and which version of it."""
-        own = {"of_buffer": self._buffer.info.id, "own_key": encode_key(key, "key")}
-        return own if before is None else {**own, "before": before}
+        parameters = {"of_buffer": self._buffer.info.id, "own_key": encode_key(key, "key")}
+        return parameters if before is None else {**parameters, "before": before}
 
     def _changed(
         self, connection: Connection, key: str, before: int | None
@@ -445,15 +447,15 @@ def read_at_once(
             rows = answer(connection)
             if not rows:
                 raise buffer.dropped()
-            found = {
+            prefetched = {
                 key: Document(key, decode(value, None), version)
                 for _, key, version, value in rows
                 if key is not None
             }
             if others:
                 with joined(connection):
-                    found |= Documents(buffer).get_many(others)
-            return work(connection, found, rows[0][0])
+                    prefetched |= Documents(buffer).get_many(others)
+            return work(connection, prefetched, rows[0][0])
 
     return buffer.with_retries(look)
 
@@ -494,36 +496,36 @@ _of_keys = by_database(sqlite=_of_keys_sqlite, postgresql=_of_keys_postgresql)
 def locked_documents(
     connection: Connection, buffer: OpenBuffer, keys: Sequence[str]
 ) -> tuple[dict[str, Document], int]:
-    """Return documents, which are locked, and the number of deletions, which no other changes."""
+    """Lock documents; return them, and the number of deletions, which no other process changes."""
     rows = (
         _of_keys(connection, buffer.info.id, keys, " FOR NO KEY UPDATE", with_deletions=True)
         if keys
         else []
     )
-    found = {key: Document(key, decode(value, None), n) for key, value, n, _ in rows}
+    by_key = {key: Document(key, decode(value, None), n) for key, value, n, _ in rows}
     if rows:
-        return found, rows[0][3]
+        return by_key, rows[0][3]
     n_deletions: int | None = connection.execute(
         _LOCKED_BUFFER, {"of_buffer": buffer.info.id}
     ).scalar_one_or_none()
     if n_deletions is None:
         raise buffer.dropped()
-    return found, n_deletions
+    return by_key, n_deletions
 
 
 def stored_documents(connection: Connection, buffer_id: int) -> list[tuple[str, int, str]]:
     """Return the key, the version and the JSON of each document of a buffer."""
-    own = select(_D.key, _D.version, cast(_D.value, Text)).where(_D.buffer_id == buffer_id)
-    return [(key, version, value) for key, version, value in connection.execute(own)]
+    query = select(_D.key, _D.version, cast(_D.value, Text)).where(_D.buffer_id == buffer_id)
+    return [(key, version, value) for key, version, value in connection.execute(query)]
 
 
 def add_documents(
-    connection: Connection, buffer_id: int, given: Sequence[tuple[str, int, str]]
+    connection: Connection, buffer_id: int, stored: Sequence[tuple[str, int, str]]
 ) -> None:
     """Write documents, as `stored_documents` returns them, that a buffer does not have."""
     rows = [
         {"buffer_id": buffer_id, "key": key, "version": version, "value": value}
-        for key, version, value in given
+        for key, version, value in stored
     ]
     if rows:
         connection.execute(_ADD, rows)

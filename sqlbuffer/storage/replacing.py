@@ -39,9 +39,9 @@ def open_store(
 ) -> BufferStore:
     """Open a buffer, and make one whose steps may be replaced where `create` allows it."""
     store = BufferStore.open(url, name, config, create=create, layout=SLOTS)
-    own = store.layout
-    n_bytes = max(own.chunk_bytes, EPISODE_CHUNK_BYTES)
-    store.layout = Layout(own.specs, own.compression, n_bytes)
+    layout = store.layout
+    n_bytes = max(layout.chunk_bytes, EPISODE_CHUNK_BYTES)
+    store.layout = Layout(layout.specs, layout.compression, n_bytes)
     return store
 
 
@@ -156,49 +156,53 @@ _REPLACE_POSTGRESQL = (
 def _spans_sqlite(
     connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
-    given = {"id": buffer_id, "runs": orjson.dumps(runs).decode(), "size": size}
-    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS_SQLITE, given).fetchall()
-    return found
+    parameters = {"id": buffer_id, "runs": orjson.dumps(runs).decode(), "size": size}
+    spans: Sequence[StoredSpan] = (
+        driver_of(connection).execute(_SPANS_SQLITE, parameters).fetchall()
+    )
+    return spans
 
 
 def _spans_postgresql(
     connection: Connection, buffer_id: int, runs: Sequence[Run], size: int
 ) -> Sequence[StoredSpan]:
     keys, first, last = (list(column) for column in zip(*runs, strict=True))
-    given = (buffer_id, size, keys, first, last, buffer_id, buffer_id)
-    found: Sequence[StoredSpan] = driver_of(connection).execute(_SPANS_POSTGRESQL, given).fetchall()
-    return found
+    parameters = (buffer_id, size, keys, first, last, buffer_id, buffer_id)
+    spans: Sequence[StoredSpan] = (
+        driver_of(connection).execute(_SPANS_POSTGRESQL, parameters).fetchall()
+    )
+    return spans
 
 
 def _changed_sqlite(
     connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
 ) -> Sequence[tuple[int, Any]]:
-    given = {"id": buffer_id, "spans": json.dumps(spans)}
-    found: Sequence[tuple[int, Any]]
-    found = driver_of(connection).execute(_CHANGED_SQLITE, given).fetchall()
-    return found
+    parameters = {"id": buffer_id, "spans": json.dumps(spans)}
+    rows: Sequence[tuple[int, Any]]
+    rows = driver_of(connection).execute(_CHANGED_SQLITE, parameters).fetchall()
+    return rows
 
 
 def _changed_postgresql(
     connection: Connection, buffer_id: int, spans: Sequence[tuple[int, int]]
 ) -> Sequence[tuple[int, Any]]:
     first, after = (list(column) for column in zip(*spans, strict=True))
-    given = (first, after, buffer_id) * 2
-    found: Sequence[tuple[int, Any]]
-    found = driver_of(connection).execute(_CHANGED_POSTGRESQL, given).fetchall()
-    return found
+    parameters = (first, after, buffer_id) * 2
+    rows: Sequence[tuple[int, Any]]
+    rows = driver_of(connection).execute(_CHANGED_POSTGRESQL, parameters).fetchall()
+    return rows
 
 
 def _held_sqlite(connection: Connection, buffer_id: int, keys: Sequence[str]) -> Sequence[Any]:
-    given = {"id": buffer_id, "keys": json.dumps(keys)}
-    found: Sequence[Any] = driver_of(connection).execute(_HELD_SQLITE, given).fetchall()
-    return found
+    parameters = {"id": buffer_id, "keys": json.dumps(keys)}
+    rows: Sequence[Any] = driver_of(connection).execute(_HELD_SQLITE, parameters).fetchall()
+    return rows
 
 
 def _held_postgresql(connection: Connection, buffer_id: int, keys: Sequence[str]) -> Sequence[Any]:
-    given = (buffer_id, list(keys), buffer_id)
-    found: Sequence[Any] = driver_of(connection).execute(_HELD_POSTGRESQL, given).fetchall()
-    return found
+    parameters = (buffer_id, list(keys), buffer_id)
+    rows: Sequence[Any] = driver_of(connection).execute(_HELD_POSTGRESQL, parameters).fetchall()
+    return rows
 
 
 def _replace_sqlite(
@@ -209,15 +213,15 @@ def _replace_sqlite(
         "UPDATE buffers SET has_changes = 1 WHERE id = ? AND NOT has_changes", (buffer_id,)
     )
     driver.executemany(_REPLACE_SQLITE, zip(*columns, [buffer_id] * len(seqs), seqs, strict=True))
-    given = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
-    driver.execute(_NOTE_SQLITE, given)
+    parameters = {"id": buffer_id, "fields": names, "seqs": json.dumps(list(seqs))}
+    driver.execute(_NOTE_SQLITE, parameters)
 
 
 def _replace_postgresql(
     connection: Connection, buffer_id: int, seqs: Sequence[int], columns: Any, names: str
 ) -> None:
-    given = (buffer_id, list(seqs), *(list(column) for column in columns), names)
-    driver_of(connection).execute(_REPLACE_POSTGRESQL, given)
+    parameters = (buffer_id, list(seqs), *(list(column) for column in columns), names)
+    driver_of(connection).execute(_REPLACE_POSTGRESQL, parameters)
 
 
 _spans = by_database(sqlite=_spans_sqlite, postgresql=_spans_postgresql)
@@ -263,7 +267,7 @@ class ReplaceableSteps:
         self,
         seqs: Sequence[int],
         rows: NDArray[Any],
-        own: Sequence[Sequence[Any]],
+        outcomes: Sequence[Sequence[Any]],
         names: Sequence[str],
     ) -> None:
         """Replace the contents of steps; `payload_changes` and the change log record that.
@@ -273,7 +277,7 @@ class ReplaceableSteps:
         Args:
             seqs: The steps, each once; the buffer has all of them.
             rows: Their typed fields, structured, of shape (n,).
-            own: Their rewards, and whether they terminated and truncated their episodes.
+            outcomes: Their rewards, and whether they terminated and truncated their episodes.
             names: The changed fields, for the record.
         """
         if not seqs:
@@ -281,7 +285,7 @@ class ReplaceableSteps:
         buffer = self._buffer
         raw, size = rows.tobytes(), buffer.layout.size_bytes
         records = [raw[i * size : (i + 1) * size] for i in range(len(rows))]
-        columns = (records, _scalars(buffer, rows), *own)
+        columns = (records, _scalars(buffer, rows), *outcomes)
 
         def work(connection: Connection) -> None:
             _replace(connection, buffer.info.id, seqs, columns, ", ".join(names))
@@ -303,8 +307,8 @@ def _scalars(buffer: OpenBuffer, rows: NDArray[Any]) -> Sequence[str | None]:
 
 def _texts(values: NDArray[np.generic]) -> list[str]:
     """Return the JSON of each number, as a chunk has it."""
-    own = comparable_values(values)
-    if isinstance(own, list):
-        return [orjson.dumps(value).decode() for value in own]
-    listed = values_json(own)
-    return listed[1:-1].split(",") if listed and len(own) else []
+    comparable = comparable_values(values)
+    if isinstance(comparable, list):
+        return [orjson.dumps(value).decode() for value in comparable]
+    listed = values_json(comparable)
+    return listed[1:-1].split(",") if listed and len(comparable) else []

@@ -109,10 +109,10 @@ class BufferStore(OpenBuffer):
     def _on_standby(self, read_url: str) -> "BufferStore":
         url = _standby_url(self.url, read_url)
         options = self.options.model_copy(update={"read_url": None, "max_lag_s": None})
-        found = BufferStore(url, self.info, options=options)
-        own = StandbyReads(self, found, self.own_writes, self.options.max_lag_s)
-        found.read_after(own)
-        return found
+        standby = BufferStore(url, self.info, options=options)
+        reads = StandbyReads(self, standby, self.own_writes, self.options.max_lag_s)
+        standby.read_after(reads)
+        return standby
 
     def read_after(self, own_writes: OwnWrites) -> None:
         """Let reads and draws bring the steps of this process up to date in another way."""
@@ -167,13 +167,13 @@ class BufferStore(OpenBuffer):
                     used, resolved, name, config, options.alpha, layout, may_create=may_create
                 )
 
-        found = retried(
+        buffer_info = retried(
             info,
             options.retry_s,
             lambda: close_idle(resolved),
         )
         made_engine = not isinstance(url, Engine)
-        store = cls(resolved, found, engine, made_engine=made_engine, options=options)
+        store = cls(resolved, buffer_info, engine, made_engine=made_engine, options=options)
         if isinstance(store.reading.own_writes, StandbyReads):
             store.reading.own_writes.check()
         return store

@@ -180,8 +180,8 @@ class SQLStorage(Storage):
         """Return `{task_id: rows}` in the order of the ids, the rows of each task in insert order;
         an unknown task has no rows.
         """
-        found = self.buffer.get_batch_by_task_ids(task_ids)
-        return {task_id: _by_insertion(rows) for task_id, rows in found.items()}
+        rows_by_task = self.buffer.get_batch_by_task_ids(task_ids)
+        return {task_id: _by_insertion(rows) for task_id, rows in rows_by_task.items()}
 
     def random_task_ids(self, n: int, query_condition: Condition = None) -> list[str]:
         """Return up to n distinct tasks with a row that matches, uniformly; reads no payloads."""
@@ -305,8 +305,10 @@ class TaskSampler(Sampler, ABC):
     ) -> dict[str, list[DataRow]]:
         """Return `{task_id: rows}`, each as `sorted_by_step`; ids without rows are left out."""
         task_ids = self.sample_task_ids(storage, batch_size, query_condition)
-        found = storage.get_bacth_by_task_ids(task_ids)
-        return {task_id: self.sorted_by_step(rows) for task_id, rows in found.items() if rows}
+        rows_by_task = storage.get_bacth_by_task_ids(task_ids)
+        return {
+            task_id: self.sorted_by_step(rows) for task_id, rows in rows_by_task.items() if rows
+        }
 
     def sorted_by_step(self, task_experience: list[DataRow]) -> list[DataRow]:
         """Return the rows in the order of (episode, step, execute_time); None comes first."""

@@ -93,18 +93,18 @@ def new_priorities(info: Any) -> dict[str, NewPriority]:
         lists.append(_listed(info[key]))
         if not isinstance(lists[-1], (list, tuple)):
             raise TypeError(f"{key!r} of an update is a list, got {info[key]!r:.100}")
-    given: dict[str, NewPriority] = {}
-    for i, (one, place, value) in enumerate(zip(*lists, strict=False)):
+    priorities: dict[str, NewPriority] = {}
+    for i, (raw_id, place, value) in enumerate(zip(*lists, strict=False)):
         try:
             priority = checked_priority(value)
         except FieldError as error:
             raise PriorityError(f"priority of entry {i}: {error}") from None
         number = place if type(place) is int else integer_of(_listed(place))
-        id_ = str(one)
-        before = given.get(id_)
+        id_ = str(raw_id)
+        before = priorities.get(id_)
         largest = priority if before is None else max(priority, before.largest)
-        given[id_] = NewPriority(number, priority, largest)
-    return given
+        priorities[id_] = NewPriority(number, priority, largest)
+    return priorities
 
 
 def _listed(values: Any) -> Any:
@@ -116,27 +116,27 @@ def model_version(value: Any, i: int) -> int | None:
     """Return the iteration that an item was collected at: the least one of several."""
     if value is None or (type(value) is int and abs(value) < 2**62):
         return value
-    given = _listed(value)
-    several = given if isinstance(given, (list, tuple)) else [given]
-    found = [integer_of(_listed(each)) for each in several]
-    whole = [each for each in found if each is not None and abs(each) < 2**62]
-    if not found or len(whole) < len(found):
+    listed = _listed(value)
+    several = listed if isinstance(listed, (list, tuple)) else [listed]
+    versions = [integer_of(_listed(entry)) for entry in several]
+    whole = [version for version in versions if version is not None and abs(version) < 2**62]
+    if not versions or len(whole) < len(versions):
         raise ItemError(f"item {i}: collect_iter is an integer or a list of them, got {value!r}")
     return min(whole)
 
 
 def checked_iteration(value: Any) -> int:
     """Return the learner's iteration."""
-    found = integer_of(_listed(value))
-    if found is None:
+    iteration = integer_of(_listed(value))
+    if iteration is None:
         raise TypeError(f"cur_learner_iter is an integer, got {value!r}")
-    return found
+    return iteration
 
 
 def envstep_of(value: Any) -> int:
     """Return the collector's step; -1 where it is not a number."""
-    found = integer_of(_listed(value)) if value is not None else None
-    return -1 if found is None else found
+    step = integer_of(_listed(value)) if value is not None else None
+    return -1 if step is None else step
 
 
 def is_dict(data: Any) -> bool:
@@ -232,8 +232,8 @@ class AdvancedReplayBuffer(RingBuffer):
             return PrioritizedRing(
                 PrivateCells(self._size, self.alpha), self.alpha, self._rate_limit
             )
-        own = {"priorities": True, "alpha": self.alpha}
-        buffer = opened_buffer(url, name, "advanced", self._size, **own)
+        settings = {"priorities": True, "alpha": self.alpha}
+        buffer = opened_buffer(url, name, "advanced", self._size, **settings)
         if (stored := buffer.config.priorities.alpha) != self.alpha:
             raise ReplayConfigError(
                 f"buffer {name!r} at {buffer.url} was made with alpha={stored:g}, not "
@@ -301,17 +301,17 @@ class AdvancedReplayBuffer(RingBuffer):
 
     def _checked_items(self, data: Any) -> list[Any]:
         items = data if isinstance(data, list) else [data]
-        found = [item for item in items if all(check(item) for check in self.check_list)]
-        if len(found) < len(items) and not isinstance(data, list):
+        kept = [item for item in items if all(check(item) for check in self.check_list)]
+        if len(kept) < len(items) and not isinstance(data, list):
             logger.warning(
                 "%s: an item is left out, since it fails check_list: %.200r",
                 self._instance_name,
                 data,
             )
-        for i, item in enumerate(found):
+        for i, item in enumerate(kept):
             if not isinstance(item, dict):
                 raise ItemError(f"item {i} is a dict, got {item!r:.200}")
-        return found
+        return kept
 
     def sample(
         self, size: int, cur_learner_iter: int, sample_range: slice | None = None
@@ -338,19 +338,19 @@ class AdvancedReplayBuffer(RingBuffer):
         if size == 0:
             return []
         which = None if sample_range is None else checked_range(sample_range)
-        found = self._ring.sample(self._wanted(size, iteration, which))
-        self._used(found.left)
-        if found.refused is not None:
-            self._noted(removed=found.n_removed)
-            if found.is_empty_range:
-                raise ReplayError(f"sample_range={which}: {found.refused}")
-            logger.info("%s: no sample: %s", self._instance_name, found.refused)
+        sampled = self._ring.sample(self._wanted(size, iteration, which))
+        self._used(sampled.left)
+        if sampled.refused is not None:
+            self._noted(removed=sampled.n_removed)
+            if sampled.is_empty_range:
+                raise ReplayError(f"sample_range={which}: {sampled.refused}")
+            logger.info("%s: no sample: %s", self._instance_name, sampled.refused)
             return None
-        self._noted(sampled=size, removed=found.n_removed)
-        batch = self._batch(found, iteration)
+        self._noted(sampled=size, removed=sampled.n_removed)
+        batch = self._batch(sampled, iteration)
         figures = self._figures.add(batch)
         if figures is not None:
-            self._write({**figures, "beta": found.beta}, iteration)
+            self._write({**figures, "beta": sampled.beta}, iteration)
         return batch
 
     def _wanted(self, size: int, iteration: int, which: slice | None) -> WantedItems:
@@ -373,16 +373,16 @@ class AdvancedReplayBuffer(RingBuffer):
         )
 
     @staticmethod
-    def _batch(found: SampledItems, iteration: int) -> list[Any]:
+    def _batch(sampled: SampledItems, iteration: int) -> list[Any]:
         batch = []
         for item, id_, place, version, priority, weight, use in zip(
-            found.items,
-            found.ids,
-            found.places,
-            found.versions,
-            found.priorities,
-            found.weights,
-            found.uses,
+            sampled.items,
+            sampled.ids,
+            sampled.places,
+            sampled.versions,
+            sampled.priorities,
+            sampled.weights,
+            sampled.uses,
             strict=True,
         ):
             item[UNIQUE_ID], item[INDEX] = id_, place
@@ -417,12 +417,12 @@ class AdvancedReplayBuffer(RingBuffer):
             TypeError: It is not a dict, or one of the values is not a list.
             PriorityError: A priority is negative or not a number; none is set.
         """
-        given = new_priorities(info)
-        if not given:
+        priorities = new_priorities(info)
+        if not priorities:
             return
-        n_set = self._ring.update(given, self._max_use if self._tracks else None)
-        if n_set < len(given):
-            logger.debug("%s: %d items have left", self._instance_name, len(given) - n_set)
+        n_set = self._ring.update(priorities, self._max_use if self._tracks else None)
+        if n_set < len(priorities):
+            logger.debug("%s: %d items have left", self._instance_name, len(priorities) - n_set)
 
     def clear(self) -> None:
         """Remove all items, for every process that shares it; `push_count`, ids and `beta` stay."""
@@ -451,11 +451,11 @@ class AdvancedReplayBuffer(RingBuffer):
             ItemError: An item cannot be stored; the message names the place in it.
             ReplayError: The state has no `data`, or its parts do not fit together.
         """
-        found = from_state_dict(_state_dict, self._size)
-        if found is None:
+        contents = from_state_dict(_state_dict, self._size)
+        if contents is None:
             self.push([copy.copy(item) for item in _state_dict["data"] if item is not None], -1)
         else:
-            self._hold(*found)
+            self._hold(*contents)
 
     def _hold(self, held: HeldItems, anneal_step: int | None) -> None:
         new = _new_items(held.items)
@@ -468,11 +468,11 @@ class AdvancedReplayBuffer(RingBuffer):
         return held.items, file_head(held, self._size, self._first_beta, self._anneal_step)
 
     def _hold_file(self, items: Sequence[EncodedItem], head: Mapping[str, Any]) -> None:
-        found = from_file(items, head, self._size)
-        if isinstance(found, list):
-            self.push(found, -1)
+        contents = from_file(items, head, self._size)
+        if isinstance(contents, list):
+            self.push(contents, -1)
         else:
-            self._hold(*found)
+            self._hold(*contents)
 
 
 def _new_items(items: Sequence[Any]) -> NewItems:

@@ -66,32 +66,32 @@ def attribute_dict(values: Mapping[str, Any]) -> Any:
     return EasyDict(values)
 
 
-def filled(given: Any, defaults: Mapping[str, Any]) -> Any:
+def filled(config: Any, defaults: Mapping[str, Any]) -> Any:
     """Return a config whose missing keys are taken from the defaults.
 
     Args:
-        given: A mapping, which is not changed. Unknown keys are kept and not checked.
+        config: A mapping, which is not changed. Unknown keys are kept and not checked.
         defaults: All known keys, with nested mappings.
 
     Raises:
         ReplayConfigError: It is not a mapping, or an unknown key is nearly a known one.
     """
-    return attribute_dict(_merged(given, defaults, "config"))
+    return attribute_dict(_merged(config, defaults, "config"))
 
 
-def _merged(given: Any, defaults: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ReplayConfigError(f"{path} is a dict or an EasyDict, got {given!r}")
-    found = {key: copy.deepcopy(value) for key, value in defaults.items()}
-    for key, value in given.items():
+def _merged(config: Any, defaults: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise ReplayConfigError(f"{path} is a dict or an EasyDict, got {config!r}")
+    merged = {key: copy.deepcopy(value) for key, value in defaults.items()}
+    for key, value in config.items():
         if key not in defaults:
             _check_unknown(key, defaults, path)
-            found[key] = value
+            merged[key] = value
         elif isinstance(defaults[key], Mapping) and defaults[key]:
-            found[key] = _merged(value, defaults[key], f"{path}.{key}")
+            merged[key] = _merged(value, defaults[key], f"{path}.{key}")
         else:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
 def _check_unknown(key: Any, defaults: Mapping[str, Any], path: str) -> None:

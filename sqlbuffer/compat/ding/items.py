@@ -205,8 +205,8 @@ def _column(values: list[Any]) -> Column | None:
     if kind is np.ndarray:
         return _arrays(values)
     if kind is dict:
-        found = alike_items(values)
-        return None if found is None else (found, None)
+        columns = alike_items(values)
+        return None if columns is None else (columns, None)
     torch = sys.modules.get("torch")
     return _tensors(torch, values) if torch is not None and kind is torch.Tensor else None
 

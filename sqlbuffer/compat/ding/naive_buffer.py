@@ -291,11 +291,11 @@ class RingBuffer(IBuffer):
         Raises:
             ReplayError: The state has no `data`, or its parts do not fit together.
         """
-        found = ring_state(_state_dict, self._size)
-        if found.push_count is None or found.tail is None:
-            self.push(found.items, -1)
+        state = ring_state(_state_dict, self._size)
+        if state.push_count is None or state.tail is None:
+            self.push(state.items, -1)
             return
-        self._ring.replace(found.items, Counters(found.push_count, found.tail))
+        self._ring.replace(state.items, Counters(state.push_count, state.tail))
 
     def save_data(self, file_name: Any) -> None:
         """Write the contents to a file; an existing file is replaced.
@@ -325,7 +325,6 @@ class RingBuffer(IBuffer):
         self._hold_file(*read_file(file_name))
 
     def _hold_file(self, items: Sequence[EncodedItem], head: Mapping[str, Any]) -> None:
-        """Hold the items of a file."""
         kept = items[-self._size :]
         tail = head["tail"] if head["size"] == self._size else len(kept) % self._size
         decoded = [decoded_item(text, arrays) for text, arrays in kept]
@@ -644,5 +643,5 @@ def window_starts(n: int, push_count: int, sequence: int, length: int) -> NDArra
     """
     ages = np.arange(max(0, n - sequence + 1))
     places = (push_count - n + ages) % length
-    found: NDArray[np.int64] = ages[places <= length - sequence]
-    return found
+    starts: NDArray[np.int64] = ages[places <= length - sequence]
+    return starts

@@ -211,7 +211,7 @@ class Cells(Protocol):
 
     def add(
         self,
-        given: Any,
+        prepared: Any,
         numbers: range,
         name: str,
         priorities: Sequence[float],
@@ -221,7 +221,7 @@ class Cells(Protocol):
         """Put prepared items at the end; return the items that leave.
 
         Args:
-            given: The result of `CellsPlace.prepared`.
+            prepared: The result of `CellsPlace.prepared`.
             numbers: Their numbers over all pushes.
             name: Start of their ids.
             priorities: Their priorities.
@@ -258,7 +258,7 @@ class Cells(Protocol):
     def take_all(self, *, track: bool) -> Left:
         """Remove all items."""
 
-    def hold(self, given: Any, held: HeldItems) -> None:
+    def hold(self, prepared: Any, held: HeldItems) -> None:
         """Put prepared items into an empty ring, with their ids, priorities and uses."""
 
 
@@ -359,7 +359,7 @@ class PrioritizedRing:
         Raises:
             ItemError: An item cannot be stored; the message names the place in it.
         """
-        given = self.place.prepared(new, envstep)
+        prepared = self.place.prepared(new, envstep)
 
         def work(cells: Cells) -> Pushed:
             counters = cells.state
@@ -372,8 +372,8 @@ class PrioritizedRing:
             counters = cells.state = counters.after_push(n_pushed, self.size)
             numbers = range(counters.push_count - len(new.items), counters.push_count)
             default = counters.max_priority
-            own = [default if priority is None else priority for priority in new.priorities]
-            left = cells.add(given, numbers, name, own, track=track)
+            priorities = [default if priority is None else priority for priority in new.priorities]
+            left = cells.add(prepared, numbers, name, priorities, track=track)
             places = [counters.place_of(number, self.size) for number in numbers]
             return Pushed(numbers, places, default, left)
 
@@ -441,11 +441,11 @@ class PrioritizedRing:
             left=[*drawn.left, *left],
         )
 
-    def update(self, given: Mapping[str, NewPriority], max_use: float | None = None) -> int:
+    def update(self, priorities: Mapping[str, NewPriority], max_use: float | None = None) -> int:
         """Set the priorities of items that are still where they were; return how many there were.
 
         Args:
-            given: Their new priorities by their ids.
+            priorities: Their new priorities by their ids.
             max_use: Items with that many uses keep theirs; None: all may be set.
         """
 
@@ -454,18 +454,20 @@ class PrioritizedRing:
             place_of_0 = counters.place_of(0, self.size)
             numbers = {
                 id_: number
-                for (id_, new), number in zip(given.items(), map(number_of, given), strict=True)
+                for (id_, new), number in zip(
+                    priorities.items(), map(number_of, priorities), strict=True
+                )
                 if new.place == (place_of_0 + number) % self.size
             }
-            found = {key: given[id_] for id_, key in cells.find(numbers).items()}
-            if max_use is not None and found:
-                used = dict(zip(found, cells.uses_of(list(found)), strict=True))
-                found = {key: new for key, new in found.items() if used[key] < max_use}
-            if not found:
+            by_key = {key: priorities[id_] for id_, key in cells.find(numbers).items()}
+            if max_use is not None and by_key:
+                used = dict(zip(by_key, cells.uses_of(list(by_key)), strict=True))
+                by_key = {key: new for key, new in by_key.items() if used[key] < max_use}
+            if not by_key:
                 return 0
-            keys = sorted(found)
-            cells.set_priorities(keys, [found[key].priority + EPS for key in keys])
-            largest = max(new.largest for new in found.values())
+            keys = sorted(by_key)
+            cells.set_priorities(keys, [by_key[key].priority + EPS for key in keys])
+            largest = max(new.largest for new in by_key.values())
             if largest > counters.max_priority:
                 cells.state = counters._replace(max_priority=largest)
             return len(keys)
@@ -501,12 +503,12 @@ class PrioritizedRing:
             held: The items, the oldest first, and the counters.
             versions: The iteration at which each item was collected; None: unknown.
         """
-        given = self.place.prepared(NewItems(held.items, held.priorities, versions), 0)
+        prepared = self.place.prepared(NewItems(held.items, held.priorities, versions), 0)
 
         def work(cells: Cells) -> None:
             cells.take_all(track=False)
             cells.state = held.counters
-            cells.hold(given, held)
+            cells.hold(prepared, held)
 
         self.place.change(work)
 
@@ -568,7 +570,7 @@ class PrivateCells(PrivateRing):
 
     def add(
         self,
-        given: tuple[CopiedItems, Sequence[int | None]],
+        prepared: tuple[CopiedItems, Sequence[int | None]],
         numbers: range,
         name: str,
         priorities: Sequence[float],
@@ -576,7 +578,7 @@ class PrivateCells(PrivateRing):
         track: bool,
     ) -> Left:
         """Put copies of items at the end; see `Cells.add`."""
-        copies, versions = given
+        copies, versions = prepared
         end = max(self._low, min(self._counters.push_count - self.size, numbers.start, self._end))
         left = self._held(self._low, end)
         self._empty(self._low, end)
@@ -595,7 +597,7 @@ class PrivateCells(PrivateRing):
         priorities: Sequence[float],
         versions: Sequence[int | None],
     ) -> None:
-        """Store what belongs to items that were put in."""
+        """Store the ids, priorities and versions of added items."""
         cells = numbers % self.n_cells
         self._weights.set(cells, np.array(priorities, np.float64))
         self._ids[cells], self._is_held[cells] = ids, True
@@ -642,14 +644,14 @@ class PrivateCells(PrivateRing):
         if oldest_version is None:
             return []
         cells, newest = np.flatnonzero(self._versions < oldest_version), self._end - 1
-        found: list[int] = np.sort(newest - (newest - cells) % self.n_cells).tolist()
-        return found
+        stale: list[int] = np.sort(newest - (newest - cells) % self.n_cells).tolist()
+        return stale
 
     def _numbers(self) -> Integers:
         """Return the numbers of all items, in order."""
         numbers = np.arange(self._low, self._end)
-        found: Integers = numbers[self._is_held[numbers % self.n_cells]]
-        return found
+        held: Integers = numbers[self._is_held[numbers % self.n_cells]]
+        return held
 
     def remove(self, keys: Sequence[int], *, track: bool) -> list[Any]:
         """Remove items; return them where they are tracked."""
@@ -666,18 +668,18 @@ class PrivateCells(PrivateRing):
         cells = np.array(keys, np.int64) % self.n_cells
         if len(set(keys)) == len(keys):
             self._uses[cells] += 1
-            each: list[int] = self._uses[cells].tolist()
-            return each
-        found = []
+            uses: list[int] = self._uses[cells].tolist()
+            return uses
+        uses = []
         for cell in cells.tolist():
             self._uses[cell] += 1
-            found.append(int(self._uses[cell]))
-        return found
+            uses.append(int(self._uses[cell]))
+        return uses
 
     def uses_of(self, keys: Sequence[int]) -> list[int]:
         """Return how often items were used."""
-        found: list[int] = self._uses[np.array(keys, np.int64) % self.n_cells].tolist()
-        return found
+        uses: list[int] = self._uses[np.array(keys, np.int64) % self.n_cells].tolist()
+        return uses
 
     def set_priorities(self, keys: Sequence[int], priorities: Sequence[float]) -> None:
         """Set the priorities of items."""
@@ -694,9 +696,9 @@ class PrivateCells(PrivateRing):
         self._low, self._n = self._end, 0
         return Left(len(left), values_of(left) if track else ())
 
-    def hold(self, given: tuple[CopiedItems, Sequence[int | None]], held: HeldItems) -> None:
+    def hold(self, prepared: tuple[CopiedItems, Sequence[int | None]], held: HeldItems) -> None:
         """Put copies of items into the empty ring; see `Cells.hold`."""
-        (copies, versions), end = given, self._counters.push_count
+        (copies, versions), end = prepared, self._counters.push_count
         self._low, self._end = max(end - self.size, 0), end
         numbers = np.array([number_of(id_) for id_ in held.ids], np.int64)
         for i, number in enumerate(numbers.tolist()):
@@ -760,24 +762,24 @@ class CellWeights:
             among: The numbers that may be drawn, in order; None: all.
         """
         blocks = np.arange(low // BLOCK, (end - 1) // BLOCK + 1 if end > low else 0)
-        own = blocks % self._sums.size
+        indices = blocks % self._sums.size
         if among is not None:
             return self._drawn_among(key, blocks, n, among)
         self._add_up()
-        sums, bounds = self._sums[own], self._bounds[own]
+        sums, bounds = self._sums[indices], self._bounds[indices]
         places = _places(key, sums, n)
         if places is not None:
-            return blocks[places] * BLOCK + self._slots(key, own[places], n)
+            return blocks[places] * BLOCK + self._slots(key, indices[places], n)
         weights = Weights(BLOCK, blocks, sums, bounds, _Cells(self._weights))
         return _drawn(key, weights, np.arange(low, end), n)
 
     def _drawn_among(self, key: int, blocks: Integers, n: int, among: Integers) -> Integers:
-        some = np.zeros_like(self._weights)
-        cells = among % some.size
-        some[cells] = self._weights[cells]
-        by_block = some.reshape(-1, BLOCK)[blocks % self._sums.size]
+        weights = np.zeros_like(self._weights)
+        cells = among % weights.size
+        weights[cells] = self._weights[cells]
+        by_block = weights.reshape(-1, BLOCK)[blocks % self._sums.size]
         sums, bounds = by_block.sum(axis=1), by_block.max(axis=1, initial=0.0)
-        return _drawn(key, Weights(BLOCK, blocks, sums, bounds, _Cells(some)), among, n)
+        return _drawn(key, Weights(BLOCK, blocks, sums, bounds, _Cells(weights)), among, n)
 
     def _slots(self, key: int, blocks: Integers, n: int) -> Integers:
         """Return a place in each of n blocks, drawn by weight."""
@@ -785,8 +787,8 @@ class CellWeights:
         ends = np.cumsum(rows, axis=1)
         points = uniforms(streams(subkey(key, 1), np.arange(n))) * ends[:, -1]
         last = BLOCK - 1 - np.argmax(rows[:, ::-1] > 0, axis=1)
-        found: Integers = np.minimum((ends <= points[:, None]).sum(axis=1), last)
-        return found
+        slots: Integers = np.minimum((ends <= points[:, None]).sum(axis=1), last)
+        return slots
 
     def _add_up(self) -> None:
         changed = np.flatnonzero(self._has_changed)
@@ -817,25 +819,25 @@ class _Cells:
 
     def weights_of(self, seqs: Integers) -> Reals:
         """Return the weights of numbers."""
-        found: Reals = self._weights[seqs % self._weights.size]
-        return found
+        weights: Reals = self._weights[seqs % self._weights.size]
+        return weights
 
 
 def _places(key: int, sums: Reals, n: int) -> Integers | None:
-    """Return the place of the block of each of n equal parts, if each has a block to itself."""
+    """Return the place of the block of each of n equal parts; None if parts share a block."""
     ends = np.cumsum(sums)
     if n > ends.size or ends[-1] <= 0:
         return None
     strata = np.arange(n)
     points = (strata + uniforms(streams(key, strata))) / n * ends[-1]
-    found = np.searchsorted(ends, points, side="right")
-    is_alone = found[-1] < ends.size and bool((found[1:] > found[:-1]).all())
-    return found if is_alone else None
+    places = np.searchsorted(ends, points, side="right")
+    is_alone = places[-1] < ends.size and bool((places[1:] > places[:-1]).all())
+    return places if is_alone else None
 
 
 def _drawn(key: int, weights: Weights, numbers: Integers, n: int) -> Integers:
     """Return one number from each of n equal parts, where parts share blocks."""
-    found = draw_stratified(key, weights, n)
-    if found.is_complete:
-        return found.seqs
+    drawn = draw_stratified(key, weights, n)
+    if drawn.is_complete:
+        return drawn.seqs
     return strata_of_all(key, numbers, weights.of(numbers), n)

@@ -202,10 +202,10 @@ class PrivateRing:
     def _take_all(self) -> list[Cell]:
         """Empty all cells, and return their items."""
         end = self._counters.push_count
-        found = self._held(self._low, end)
+        cells = self._held(self._low, end)
         self._empty(self._low, end)
         self._low, self._n = end, 0
-        return found
+        return cells
 
     def _empty(self, first: int, last: int) -> None:
         """Empty the cells of the numbers first to last - 1."""
@@ -251,8 +251,8 @@ class PrivateRing:
         """Return the items that are chosen, in that order."""
         with self._mutex:
             ages = choose(self._n, self._counters.push_count)
-            found = [self._cell(self._low + age) for age in ages]
-        return values_of(found)
+            cells = [self._cell(self._low + age) for age in ages]
+        return values_of(cells)
 
     def contents(self, *, encoded: bool = False) -> RingContents:
         """Return all items and the counters; see `Ring.contents`."""

@@ -366,7 +366,7 @@ class SharedRing:
     def rows_of(
         self,
         items: Sequence[EncodedItem],
-        given: Sequence[Any],
+        originals: Sequence[Any],
         envstep: Any,
         versions: Sequence[int | None] | None = None,
     ) -> list[DataRow]:
@@ -374,7 +374,7 @@ class SharedRing:
         column = integer_column(envstep)
         step = 0 if column is None else column
         rows, ids = [], uuid7s(len(items))
-        for i, (item, (text, blob)) in enumerate(zip(given, items, strict=True)):
+        for i, (item, (text, blob)) in enumerate(zip(originals, items, strict=True)):
             if 4 * len(text or "") + len(blob or b"") > self._most_bytes:
                 self._check_size(i, text, blob)
             reward = extra = None
@@ -522,7 +522,7 @@ class SharedCells:
 
     def add(
         self,
-        given: list[DataRow],
+        prepared: list[DataRow],
         numbers: range,
         name: str,
         priorities: Sequence[float],
@@ -530,11 +530,11 @@ class SharedCells:
         track: bool,
     ) -> Left:
         """Put steps at the end; see `Cells.add`."""
-        for row, number in zip(given, numbers, strict=True):
+        for row, number in zip(prepared, numbers, strict=True):
             row.id = f"{name}_{number}"
         if name not in self._names:
             self._names = (*self._names, name)
-        return self.add_rows(given, priorities, track=track)
+        return self.add_rows(prepared, priorities, track=track)
 
     def add_rows(
         self, rows: list[DataRow], priorities: Sequence[float] | None, *, track: bool
@@ -600,13 +600,13 @@ class SharedPrioritizedCells(SharedCells):
 
     def add_uses(self, keys: Sequence[int]) -> list[int]:
         """Count a use of each item; return how often each was used, with this use."""
-        found: list[int] = self._tx.count_uses(keys).tolist()
-        return found
+        uses: list[int] = self._tx.count_uses(keys).tolist()
+        return uses
 
     def uses_of(self, keys: Sequence[int]) -> list[int]:
         """Return how often items were used."""
-        found: list[int] = self._tx.use_counts(keys).tolist()
-        return found
+        uses: list[int] = self._tx.use_counts(keys).tolist()
+        return uses
 
     def set_priorities(self, keys: Sequence[int], priorities: Sequence[float]) -> None:
         """Set the priorities of items."""
@@ -614,20 +614,20 @@ class SharedPrioritizedCells(SharedCells):
 
     def find(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """Return the numbers of the steps of the items that are held, by id."""
-        found = {}
+        seqs = {}
         for id_, number in numbers.items():
             seq = self._numbers.seq_of(number)
             if seq is not None and id_.rpartition("_")[0] in self._names:
-                found[id_] = seq
-        if self._has_holes and found:
-            rows = self.rows(sorted(found.values()), [])
+                seqs[id_] = seq
+        if self._has_holes and seqs:
+            rows = self.rows(sorted(seqs.values()), [])
             there = {row.seq for row in rows}
-            found = {id_: seq for id_, seq in found.items() if seq in there}
-        return found
+            seqs = {id_: seq for id_, seq in seqs.items() if seq in there}
+        return seqs
 
-    def hold(self, given: list[DataRow], held: HeldItems) -> None:
+    def hold(self, prepared: list[DataRow], held: HeldItems) -> None:
         """Put steps into the empty ring; see `Cells.hold`."""
-        if not given:
+        if not prepared:
             return
         by_number = {number_of(id_): i for i, id_ in enumerate(held.ids)}
         # If items are missing, their numbers stay unused, or the existing items would stay too
@@ -637,13 +637,13 @@ class SharedPrioritizedCells(SharedCells):
         rows = []
         for number in numbers:
             i = by_number.get(number)
-            row = _copy(given[0]) if i is None else given[i]
+            row = _copy(prepared[0]) if i is None else prepared[i]
             row.id = f"-_{number}" if i is None else held.ids[i]
             rows.append(row)
-        own = [held.priorities[by_number[n]] if n in by_number else 0.0 for n in numbers]
+        priorities = [held.priorities[by_number[n]] if n in by_number else 0.0 for n in numbers]
         names = dict.fromkeys(id_.rpartition("_")[0] for id_ in held.ids)
         self._names = tuple(dict.fromkeys([*self._names, *names]))
-        seqs = self._tx.store_batch(rows, priority=own).seqs.tolist()
+        seqs = self._tx.store_batch(rows, priority=priorities).seqs.tolist()
         self._numbers, self.n = Numbers().after(first, seqs, self._size), len(rows)
         gaps = [seq for number, seq in zip(numbers, seqs, strict=True) if number not in by_number]
         if gaps:
@@ -779,11 +779,11 @@ class _ByWeight(_Reading):
         self.refused = self._is_refused(n)
         if self.refused is not None:
             return ()
-        found = self._drawn(candidates, n)
-        if found is None:
+        drawn = self._drawn(candidates, n)
+        if drawn is None:
             self.refused, self.is_empty_range = no_items_of(n), True
             return ()
-        seqs: list[int] = found.tolist()
+        seqs: list[int] = drawn.tolist()
         return seqs
 
     def _drawn(self, candidates: Any, n: int) -> Integers | None:
@@ -830,13 +830,13 @@ class _AllOfThem(_Reading):
 def _by_weight(key: int, candidates: Any, n: int) -> Integers:
     """Return the numbers of n steps, one from each of equal parts of all weights."""
     priorities = candidates.priorities
-    found = draw_stratified(key, priorities.weights, n)
-    if found.is_complete:
-        return found.seqs
+    drawn = draw_stratified(key, priorities.weights, n)
+    if drawn.is_complete:
+        return drawn.seqs
     # The stored sums do not fit: another program has changed them.
-    numbers, own = priorities.all(candidates)
+    numbers, values = priorities.all(candidates)
     is_part = numbers <= candidates.high
-    weights = weights_of(own[is_part], priorities.alpha)
+    weights = weights_of(values[is_part], priorities.alpha)
     return strata_of_all(key, numbers[is_part], weights, n)
 
 

@@ -58,7 +58,7 @@ def ring_state(state: Any, size: int) -> RingState:
     """
     data = data_of(state)
     if not all(key in state for key in _NAIVE_KEYS):
-        # Alone it says nothing of which None is an item.
+        # Without these keys, an item None looks like an empty place.
         return RingState([item for item in data if item is not None])
     tail, valid, pushed = (_count(state, key) for key in _NAIVE_KEYS)
     if valid > len(data) or (len(data) and tail >= len(data)):
@@ -102,8 +102,8 @@ def to_state_dict(held: HeldItems, size: int, beta: float, anneal_step: int) -> 
         held.items, held.ids, held.priorities, held.uses, strict=True
     ):
         place = (place_of_0 + number_of(id_)) % size
-        own = {"replay_unique_id": id_, "replay_buffer_idx": place, "priority": priority}
-        data[place] = {**item, **own}
+        added = {"replay_unique_id": id_, "replay_buffer_idx": place, "priority": priority}
+        data[place] = {**item, **added}
         use_count[place] = use
         places.append(place)
     return {
@@ -137,7 +137,7 @@ def from_state_dict(state: Any, size: int) -> tuple[HeldItems, int | None] | Non
     used = state["use_count"]
     if not isinstance(used, Mapping):
         raise ReplayError(f"'use_count' of a state is a dict, got {used!r:.100}")
-    found = [
+    entries = [
         (item, _id_of(item), item.get("priority"), _count(used, place, 2**31))
         for place, item in enumerate(data)
         if item is not None
@@ -149,7 +149,7 @@ def from_state_dict(state: Any, size: int) -> tuple[HeldItems, int | None] | Non
         _real(state, "beta", 1.0),
     )
     steps = _count(state, "anneal_step") if "anneal_step" in state else None
-    return _fitted(found, counters, len(data), size), steps
+    return _fitted(entries, counters, len(data), size), steps
 
 
 def file_head(held: HeldItems, size: int, beta: float, anneal_step: int) -> dict[str, Any]:
@@ -178,20 +178,23 @@ def file_head(held: HeldItems, size: int, beta: float, anneal_step: int) -> dict
 def from_file(
     items: Sequence[EncodedItem], head: Mapping[str, Any], size: int
 ) -> tuple[HeldItems, int | None] | list[Any]:
-    """Return what a file says, as `from_state_dict` does; of a buffer of another kind its items."""
+    """Return the contents in a file, as `from_state_dict` does.
+
+    Only the items are returned if a buffer of another kind wrote the file.
+    """
     decoded = [decoded_item(text, arrays) for text, arrays in items]
     if head.get("kind") != "advanced":
         return decoded
-    found = list(zip(decoded, head["ids"], head["priorities"], head["uses"], strict=True))
+    entries = list(zip(decoded, head["ids"], head["priorities"], head["uses"], strict=True))
     counters = Counters(head["push_count"], head["tail"], head["max_priority"], head["beta"])
-    return _fitted(found, counters, head["size"], size), head["anneal_step"]
+    return _fitted(entries, counters, head["size"], size), head["anneal_step"]
 
 
 def _fitted(
-    found: list[tuple[Any, str, Any, Any]], counters: Counters, had: int, size: int
+    entries: list[tuple[Any, str, Any, Any]], counters: Counters, had: int, size: int
 ) -> HeldItems:
     """Return the contents of a buffer, as far as one of another size can hold them."""
-    numbers = [number_of(id_) for _, id_, _, _ in found]
+    numbers = [number_of(id_) for _, id_, _, _ in entries]
     end = counters.push_count
     if len(set(numbers)) < len(numbers) or not all(max(end - had, 0) <= n < end for n in numbers):
         raise ReplayError(
@@ -202,8 +205,8 @@ def _fitted(
         counters = counters._replace(tail=end % size)
     if counters.tail >= size:
         raise ReplayError(f"a state of {size} places cannot have tail={counters.tail}")
-    order = sorted(range(len(found)), key=numbers.__getitem__)
-    kept = [found[i] for i in order if numbers[i] >= end - size]
+    order = sorted(range(len(entries)), key=numbers.__getitem__)
+    kept = [entries[i] for i in order if numbers[i] >= end - size]
     items, ids, priorities, uses = zip(*kept, strict=True) if kept else ((), (), (), ())
     return HeldItems(items, ids, priorities, uses, counters)
 
@@ -216,11 +219,11 @@ def _id_of(item: Any) -> str:
 
 
 def _count(state: Mapping[Any, Any], key: Any, end: int = 2**63) -> int:
-    given = state.get(key, 0)
-    value = integer_of(given)
+    stored = state.get(key, 0)
+    value = integer_of(stored)
     if value is None or not 0 <= value < end:
         what = f"use_count[{key}]" if isinstance(key, int) else repr(key)
-        raise ReplayError(f"{what} of a state is a whole number from 0 on, got {given!r}")
+        raise ReplayError(f"{what} of a state is a whole number from 0 on, got {stored!r}")
     return value
 
 
@@ -272,9 +275,9 @@ def read_file(file_name: Any) -> tuple[list[EncodedItem], dict[str, Any]]:
     path = _path(file_name)
     raw = path.read_bytes()
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
-            head: dict[str, Any] = orjson.loads(found[_HEAD].tobytes())
-            texts, arrays, ends = found[_TEXTS].data, found[_ARRAYS].data, found[_ENDS]
+        with np.load(io.BytesIO(raw), allow_pickle=False) as members:
+            head: dict[str, Any] = orjson.loads(members[_HEAD].tobytes())
+            texts, arrays, ends = members[_TEXTS].data, members[_ARRAYS].data, members[_ENDS]
         if head["format"] != _FORMAT:
             raise ValueError(head["format"])
         starts = np.vstack([np.zeros((1, 2), ends.dtype), ends[:-1]])

@@ -274,12 +274,12 @@ class SampledDataAttrMonitor:
             # The one before still held when the window began.
             begin = max(begin - 1, 0)
             del values[:begin]
-            found = [value for at, value in values if at < now]
-        if not found:
+            window = [value for at, value in values if at < now]
+        if not window:
             return 0
         if how == "avg":
-            return sum(found) / len(found)
-        return max(found) if how == "max" else min(found)
+            return sum(window) / len(window)
+        return max(window) if how == "max" else min(window)
 
 
 class _Named:

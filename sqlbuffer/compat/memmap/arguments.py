@@ -103,13 +103,13 @@ class Arguments:
             arrays[name] = cast(track, array)
         return arrays, {name: value for name, value in metas.items() if name not in INTERNAL}
 
-    def meta_values(self, given: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def meta_values(self, values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Return meta values of one episode."""
-        found = {}
-        for name, value in given.items():
+        arrays = {}
+        for name, value in values.items():
             track = self.meta_track(name)
-            found[name] = exact(track, value)
-        return {name: value for name, value in found.items() if name not in INTERNAL}
+            arrays[name] = exact(track, value)
+        return {name: value for name, value in arrays.items() if name not in INTERNAL}
 
     def steps_of(self, track: DeclaredField, value: Any, n: int, is_one: bool) -> NDArray[Any]:
         """Return the values of the first steps of n slots, of shape (n, T, *shape)."""
@@ -139,16 +139,16 @@ class Arguments:
         n = self.max_episodes
         if isinstance(indices, slice):
             return np.arange(n)[indices]
-        given = as_array("indices", indices) if len(indices) else np.empty(0, np.int64)
-        if given.dtype.kind == "b" or given.dtype.kind not in "iu" or given.ndim != 1:
+        slots = as_array("indices", indices) if len(indices) else np.empty(0, np.int64)
+        if slots.dtype.kind == "b" or slots.dtype.kind not in "iu" or slots.ndim != 1:
             raise MemmapTypeError(
                 f"indices are a number, a slice, or a list or array of numbers of shape (n,), got "
                 f"{indices!r:.100}; np.flatnonzero(mask) makes them of a mask"
             )
-        for index in given.tolist():
+        for index in slots.tolist():
             if not -n <= index < n:
                 raise MemmapIndexError(f"index {index} is out of bounds for {n} episodes")
-        return np.asarray(given.astype(np.int64) % n)
+        return np.asarray(slots.astype(np.int64) % n)
 
     def step_number(self, index: Any) -> int:
         """Return the number of a step given as numpy takes an index."""
@@ -194,10 +194,10 @@ def checked_size(batch_size: Any, most: int) -> int:
 def spread(track: DeclaredField, value: Any, leading: tuple[int, ...]) -> NDArray[Any]:
     """Return values broadcast to (*leading, *shape of the field)."""
     try:
-        found = np.broadcast_to(cast(track, value), (*leading, *track.shape))
+        array = np.broadcast_to(cast(track, value), (*leading, *track.shape))
     except ValueError as error:
         raise MemmapError(f"field {track.name} - {error}") from None
-    return found
+    return array
 
 
 def is_integer(value: Any) -> bool:

@@ -62,20 +62,20 @@ class WritesThrough:
         outs = inputs[:1] if method == "at" else kwargs.pop("out", ())
         # Before the inputs: this also reads an input again that is changed in place.
         targets = tuple(out._current() if isinstance(out, WritesThrough) else out for out in outs)
-        given, options = as_arrays(inputs), as_arrays(kwargs)
+        args, options = as_arrays(inputs), as_arrays(kwargs)
         if method == "at":
-            given = (*targets, *given[1:])
+            args = (*targets, *args[1:])
         elif targets:
             options["out"] = targets
-        found = getattr(ufunc, method)(*given, **options)
+        result = getattr(ufunc, method)(*args, **options)
         for out, target in zip(outs, targets, strict=True):
             if isinstance(out, WritesThrough):
                 out._set_all(target)
         if not outs or method == "at":
-            return found
+            return result
         if len(outs) == 1:
             return outs[0]
-        return tuple(made if out is None else out for out, made in zip(outs, found, strict=True))
+        return tuple(made if out is None else out for out, made in zip(outs, result, strict=True))
 
     def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         return function(*as_arrays(args), **as_arrays(kwargs))
@@ -92,27 +92,27 @@ class View(WritesThrough, np.ndarray[Any, Any]):  # type: ignore[misc]  # its `s
     _chain: Chain = ()
 
     @classmethod
-    def of(cls, own: NDArray[Any], source: Callable[[], Source], chain: Chain) -> "View":
+    def of(cls, values: NDArray[Any], source: Callable[[], Source], chain: Chain) -> "View":
         """Return the view of an array that was read.
 
         Args:
-            own: The values, writable; no other code keeps them.
+            values: The values, writable; no other code keeps them.
             source: Returns where they were read, or raises an error if that is gone.
             chain: The indices that picked them.
         """
-        view = own.view(cls)
+        view = values.view(cls)
         view.flags.writeable = False
-        view._own, view._source, view._chain = own, source, chain
+        view._own, view._source, view._chain = values, source, chain
         return view
 
     def __getitem__(self, index: Any) -> Any:
         if self._own is None or self._source is None:
             return super().__getitem__(index)
         index = plain_index(index)
-        found = self._own[index]
-        if not isinstance(found, np.ndarray) or not is_basic(index):
-            return found
-        return View.of(found, self._source, (*self._chain, index))
+        picked = self._own[index]
+        if not isinstance(picked, np.ndarray) or not is_basic(index):
+            return picked
+        return View.of(picked, self._source, (*self._chain, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if self._own is None or self._source is None:
@@ -181,7 +181,7 @@ def as_arrays(value: Any) -> Any:
     if isinstance(value, WritesThrough):
         return np.asarray(value)
     if isinstance(value, dict):
-        return {name: as_arrays(each) for name, each in value.items()}
+        return {name: as_arrays(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(as_arrays, value))
     return value
@@ -232,10 +232,10 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         index = plain_index(index)
-        found = self.pick((index,))
-        if found.ndim == 0:
-            return found[()]
-        return View.of(found, self._again, (index,)) if is_basic(index) else found
+        picked = self.pick((index,))
+        if picked.ndim == 0:
+            return picked[()]
+        return View.of(picked, self._again, (index,)) if is_basic(index) else picked
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.put((plain_index(index),), self.cast(value))
@@ -295,20 +295,20 @@ class ArrayProxy(WritesThrough, np.lib.mixins.NDArrayOperatorsMixin):
         return [_picked(grid, chain) for grid in _grids(self._leading, items)]
 
     def _cells(self, places: list[Ints]) -> tuple[list[Ints], Ints]:
-        """Return the distinct cells of items, and which each item is of."""
+        """Return the distinct cells of items, and the place of each item's cell among them."""
         keys = places[0] if len(places) == 1 else places[0] * self._leading[1] + places[1]
-        found, back = np.unique(keys, return_inverse=True)
+        cells, back = np.unique(keys, return_inverse=True)
         if len(places) == 1:
-            return [found], back.reshape(-1)
-        return list(np.divmod(found, self._leading[1])), back.reshape(-1)
+            return [cells], back.reshape(-1)
+        return list(np.divmod(cells, self._leading[1])), back.reshape(-1)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
             raise ValueError("values of a database are copied: copy=False cannot be kept")
-        found: NDArray[Any] = np.asarray(self[:])
+        values: NDArray[Any] = np.asarray(self[:])
         if dtype is not None:
-            found = found.astype(dtype, copy=False)
-        return found.copy() if copy else found
+            values = values.astype(dtype, copy=False)
+        return values.copy() if copy else values
 
     def _set_all(self, value: Any) -> None:
         self[:] = value
@@ -392,13 +392,13 @@ def proxy_maker(make: Callable[[str], ArrayProxy], name: str) -> Callable[[], Ar
     method = weakref.WeakMethod(make)
 
     def again() -> ArrayProxy:
-        found = method()
-        if found is None:
+        maker = method()
+        if maker is None:
             raise MemmapError(
                 f"the buffer of this array of {name!r} was deleted, and changes cannot be stored: "
                 f"keep a reference to the buffer, or change a copy()"
             )
-        return found(name)
+        return maker(name)
 
     return again
 

@@ -104,9 +104,9 @@ class ConcatReplayBuffer:
         """
         from sqlbuffer.compat.memmap.datasets import concatenated
 
-        found = [buffer.get_all_data(fields, meta_fields, device) for buffer in self.buffers]
+        parts = [buffer.get_all_data(fields, meta_fields, device) for buffer in self.buffers]
         steps = set(self.buffers[0].tracks)
-        return concatenated([part for part in found if part], steps)
+        return concatenated([part for part in parts if part], steps)
 
     def flush(self) -> None:
         """Do nothing: there is nothing to write."""

@@ -204,8 +204,8 @@ def steps_ahead(ts: Ints, lengths: Ints, n_steps: int) -> Ints:
     >>> steps_ahead(np.array([0, 1, 2]), np.array([4, 4, 4]), 2)
     array([2, 2, 1])
     """
-    found: Ints = np.minimum(n_steps, lengths - ts - 1)
-    return found
+    steps: Ints = np.minimum(n_steps, lengths - ts - 1)
+    return steps
 
 
 def padded(values: NDArray[Any], counts: Ints, width: int) -> NDArray[Any]:
@@ -226,9 +226,9 @@ def padded(values: NDArray[Any], counts: Ints, width: int) -> NDArray[Any]:
     shape = (len(counts), width, *values.shape[1:])
     if len(values) == len(counts) * width:
         return values.reshape(shape)
-    found = np.zeros(shape, values.dtype)
-    found[np.arange(width) < counts[:, None]] = values
-    return found
+    rows = np.zeros(shape, values.dtype)
+    rows[np.arange(width) < counts[:, None]] = values
+    return rows
 
 
 Filter = Mapping[str, Any]
@@ -784,8 +784,8 @@ class BatchedConcatDataset(data.ConcatDataset):  # type: ignore[misc]
         for owner in np.unique(owners):
             mine = np.flatnonzero(owners == owner)
             local = places[mine] - (ends[owner - 1] if owner else 0)
-            kept, found = self.datasets[owner].found(local)
-            items |= zip(mine[kept].tolist(), found, strict=True)
+            kept, kept_items = self.datasets[owner].found(local)
+            items |= zip(mine[kept].tolist(), kept_items, strict=True)
         if places.size and not items:
             raise InsufficientDataError("none of the items is there any more: make a new dataset")
         return [items[i] for i in sorted(items)]
@@ -800,14 +800,14 @@ def concatenated(parts: Sequence[Mapping[str, Any]], steps: set[str]) -> dict[st
     """
     if not parts:
         return {}
-    found = {}
+    joined = {}
     for name in parts[0]:
         tensors = [part[name] for part in parts]
         if name in steps:
             longest = max(tensor.shape[1] for tensor in tensors)
             tensors = [_padded(tensor, longest) for tensor in tensors]
-        found[name] = torch.cat(tensors)
-    return found
+        joined[name] = torch.cat(tensors)
+    return joined
 
 
 def _padded(tensor: Any, length: int) -> Any:

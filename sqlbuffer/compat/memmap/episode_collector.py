@@ -90,20 +90,20 @@ class EpisodeCollector:
             KeyError: The name is unknown.
         """
         steps, meta = self._split(data)
-        found = {name: self._step(name, value) for name, value in steps.items()}
-        if self._steps and found and set(found) != set(self._steps):
+        values = {name: self._step(name, value) for name, value in steps.items()}
+        if self._steps and values and set(values) != set(self._steps):
             raise MemmapError(
-                f"append has {_listed(found)}, and the steps before have {_listed(self._steps)}: "
+                f"append has {_listed(values)}, and the steps before have {_listed(self._steps)}: "
                 f"give the same fields in every step, and whole trajectories to extend"
             )
-        if double := sorted(set(found) & set(self._whole)):
+        if double := sorted(set(values) & set(self._whole)):
             raise MemmapError(f"field {double[0]} has whole trajectories from extend")
-        if self._whole and found:
+        if self._whole and values:
             raise MemmapError("extend has ended these episodes: store or clear them first")
         self._add_meta(meta)
-        for name, value in found.items():
+        for name, value in values.items():
             self._steps.setdefault(name, []).append(value)
-        self.step_count += bool(found)
+        self.step_count += bool(values)
 
     def extend(self, **trajectories: Any) -> None:
         """Add fields to all collected steps, such as advantages.
@@ -117,8 +117,8 @@ class EpisodeCollector:
             KeyError: A name is unknown.
         """
         whole, meta = self._split(trajectories)
-        found = {name: self._trajectory(name, value) for name, value in whole.items()}
-        lengths = {name: len(value) for name, value in found.items()}
+        values = {name: self._trajectory(name, value) for name, value in whole.items()}
+        lengths = {name: len(value) for name, value in values.items()}
         for name, length in lengths.items():
             expected = self.step_count or next(iter(lengths.values()))
             if length != expected:
@@ -127,7 +127,7 @@ class EpisodeCollector:
                     f"steps"
                 )
         self._add_meta(meta)
-        self._whole |= found
+        self._whole |= values
         if lengths:
             self.step_count = next(iter(lengths.values()))
 
@@ -199,8 +199,8 @@ class EpisodeCollector:
             KeyError: The name is unknown.
             ValueError: Nothing of it was collected.
         """
-        found = self.time_major(name)
-        return found if self.field_kind(name) == "meta" else found.swapaxes(0, 1)
+        values = self.time_major(name)
+        return values if self.field_kind(name) == "meta" else values.swapaxes(0, 1)
 
     def all_data(self, fields: Iterable[str] | None = None, device: Any = None) -> dict[str, Any]:
         """Return fields as (groups, steps, *shape), by name.
@@ -218,10 +218,10 @@ class EpisodeCollector:
         if isinstance(fields, str):
             raise MemmapTypeError(f"fields is a tuple of names such as ('state',), got {fields!r}")
         names = list(fields) if fields is not None else [*self._steps, *self._whole]
-        found = {name: self.env_major(name) for name in names}
+        values = {name: self.env_major(name) for name in names}
         if device is None:
-            return found
-        return {n: v.to(device) if is_tensor(v) else v for n, v in found.items()}
+            return values
+        return {n: v.to(device) if is_tensor(v) else v for n, v in values.items()}
 
     def dataloader(
         self,

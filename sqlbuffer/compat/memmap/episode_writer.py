@@ -93,7 +93,7 @@ class EpisodeWriter:
         self._begin()
 
     def _begin(self) -> None:
-        """Be a writer that has nothing open: a new one, or a forked child."""
+        """Start with no open episodes, in a new writer or in a forked child."""
         self._pid = os.getpid()
         self.holder = new_holder(self)
         self.open: list[OpenEpisode] = []
@@ -176,10 +176,10 @@ class EpisodeWriter:
 
     def n_left(self) -> int:
         """Return how many slots can be claimed."""
-        found: int = self._book.core.transaction(
+        n_slots: int = self._book.core.transaction(
             lambda tx: sum(1 for _ in BookChange(self._book, tx).claimable(self.holder))
         )
-        return found
+        return n_slots
 
     def full(self) -> MemmapError:
         """Return the error of a buffer without a free slot."""
@@ -342,13 +342,13 @@ class EpisodeWriter:
             change.tx.annotate_episodes([ids[id(open_)] for open_ in said], metas)
 
     def _extend(self, tx: Transaction, steps: Sequence[tuple[str, NDArray[Any]]]) -> None:
-        """Append steps to episodes, those of all of them in one call."""
+        """Append steps to several episodes in one call."""
         if not steps:
             return
-        rows = steps[0][1] if len(steps) == 1 else np.concatenate([own for _, own in steps])
+        rows = steps[0][1] if len(steps) == 1 else np.concatenate([part for _, part in steps])
         keys: Any = steps[0][0]
         if len(steps) > 1:
-            keys = [key for key, own in steps for _ in range(len(own))]
+            keys = [key for key, part in steps for _ in range(len(part))]
         reward = self._rows.rewards(rows)
         if reward is None or not np.isnan(reward).any():
             tx.extend(self._rows.arrays(rows, reward), task_id=keys, episode_id=keys)
@@ -357,9 +357,13 @@ class EpisodeWriter:
         has_none = np.isnan(reward)
         breaks = [0, *(np.flatnonzero(np.diff(has_none)) + 1).tolist(), len(rows)]
         for start, stop in pairwise(breaks):
-            own = keys if isinstance(keys, str) else keys[start:stop]
-            given = None if has_none[start] else reward[start:stop]
-            tx.extend(self._rows.arrays(rows[start:stop], given), task_id=own, episode_id=own)
+            run_keys = keys if isinstance(keys, str) else keys[start:stop]
+            run_reward = None if has_none[start] else reward[start:stop]
+            tx.extend(
+                self._rows.arrays(rows[start:stop], run_reward),
+                task_id=run_keys,
+                episode_id=run_keys,
+            )
 
     def close(self) -> None:
         """End the open episodes that have steps, drop the others, and store what waits.
@@ -430,8 +434,8 @@ class EpisodeWriter:
 
 
 def _store_in_time(writer: "ref[EpisodeWriter]") -> None:
-    while (own := writer()) is not None and own.store_in_time():
-        del own
+    while (strong := writer()) is not None and strong.store_in_time():
+        del strong
 
 
 _writers: "WeakSet[EpisodeWriter]" = WeakSet()

@@ -107,22 +107,23 @@ class DeclaredField:
         return f"({', '.join([*parts, *([str(self.default)] if self.default else [])])})"
 
 
-def parse_fields(given: Any, what: str) -> dict[str, DeclaredField]:
+def parse_fields(declared: Any, what: str) -> dict[str, DeclaredField]:
     """Return declared fields by name.
 
     Args:
-        given: The declaration.
+        declared: The declaration.
         what: `fields` or `meta_fields`.
 
     Raises:
-        MemmapTypeError: It is none.
-        MemmapError: A shape or a default that is none.
+        MemmapTypeError: It is not a mapping from names to declarations of a type.
+        MemmapError: A shape or a default is out of range, or a row would be too large.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(declared, Mapping):
         raise MemmapTypeError(
-            f"{what} is a dict such as {{'reward': 'float', 'state': ('float', 8)}}, got {given!r}"
+            f"{what} is a dict such as {{'reward': 'float', 'state': ('float', 8)}}, got "
+            f"{declared!r}"
         )
-    tracks = {name: _parse(name, spec, what) for name, spec in given.items()}
+    tracks = {name: _parse(name, spec, what) for name, spec in declared.items()}
     sizes = {name: t.dtype.itemsize * math.prod(t.shape) for name, t in tracks.items()}
     if sum(sizes.values()) > MAX_ROW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
@@ -274,21 +275,21 @@ class Config:
 
     def differences(self, stored: "Config") -> list[str]:
         """Return the differences to a stored configuration, one line each."""
-        found = []
+        lines = []
         for name in ("max_episodes", "max_timesteps", "circular", "fields", "meta", "extra"):
             ours, theirs = getattr(self, name), getattr(stored, name)
             if ours == theirs:
                 continue
             if not isinstance(ours, Mapping):
-                found.append(f"{name}: stored {theirs} vs passed {ours}")
+                lines.append(f"{name}: stored {theirs} vs passed {ours}")
                 continue
-            found += [
+            lines += [
                 f"{name} {key!r}: stored {theirs.get(key, 'nothing')} vs passed "
                 f"{ours.get(key, 'nothing')}"
                 for key in {**theirs, **ours}
                 if ours.get(key) != theirs.get(key)
             ]
-        return found
+        return lines
 
 
 def target(folder: Any) -> tuple[str, Path | None]:
@@ -343,13 +344,13 @@ def _is_json(value: Any) -> bool:
 
 def core_names(tracks: Mapping[str, DeclaredField]) -> dict[str, str]:
     """Return the name of each field in the database, where some names are reserved."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in tracks:
-        own = name
-        while own in (*BUILT_IN, *RESERVED) or own.endswith("_lens") or own in found.values():
-            own += "_"
-        found[name] = own
-    return found
+        core = name
+        while core in (*BUILT_IN, *RESERVED) or core.endswith("_lens") or core in names.values():
+            core += "_"
+        names[name] = core
+    return names
 
 
 def core_fields(tracks: Mapping[str, DeclaredField], observations: Any = None) -> Fields:
@@ -459,8 +460,8 @@ def full(track: DeclaredField, value: Any) -> NDArray[Any]:
     if isinstance(value, float):
         value = np.float64(value)
     with np.errstate(invalid="ignore", over="ignore"):
-        found: NDArray[Any] = np.full(track.shape, value, track.dtype)
-    return found
+        array: NDArray[Any] = np.full(track.shape, value, track.dtype)
+    return array
 
 
 def exact(track: DeclaredField, value: Any) -> NDArray[Any]:
@@ -483,10 +484,10 @@ def squeezed(track: DeclaredField, array: NDArray[Any], n_leading: int) -> NDArr
         array: Shape (*leading, *shape of one value).
         n_leading: Number of leading axes.
     """
-    own = array.shape[n_leading:]
-    if own == (1,) and track.shape == ():
+    value_shape = array.shape[n_leading:]
+    if value_shape == (1,) and track.shape == ():
         return array.reshape(array.shape[:n_leading])
-    if own == () and track.shape == (1,) and array.ndim == n_leading:
+    if value_shape == () and track.shape == (1,) and array.ndim == n_leading:
         return array[..., None]
     return array
 
@@ -560,9 +561,9 @@ def check_count(parameter: str, value: Any, least: int) -> int:
     return number
 
 
-def check_dataset_options(given: Mapping[str, Any]) -> None:
+def check_dataset_options(options: Mapping[str, Any]) -> None:
     """Raise for a parameter that looks misspelt; ignore others, as memmap-replay-buffer does."""
-    for name in given:
+    for name in options:
         close = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
         if close and close[0] != name:
             raise MemmapTypeError(f"a dataset takes no {name!r}: is it {close[0]!r}?")

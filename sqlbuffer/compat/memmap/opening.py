@@ -167,10 +167,10 @@ def config_of(core: CoreBuffer) -> Config:
     Raises:
         MemmapError: It has no slots.
     """
-    found = core.documents.get(CONFIG) if is_of_slots(core) else None
-    if found is None:
+    document = core.documents.get(CONFIG) if is_of_slots(core) else None
+    if document is None:
         raise _of_another_part(core)
-    return Config.from_json(found.value)
+    return Config.from_json(document.value)
 
 
 def is_of_slots(core: CoreBuffer) -> bool:
@@ -179,7 +179,6 @@ def is_of_slots(core: CoreBuffer) -> bool:
 
 
 def _of_store(store: Any) -> CoreBuffer:
-    """Return the buffer of an open store."""
     core = CoreBuffer.__new__(CoreBuffer)
     core.__setstate__({"store": store, "types": (None, None), "session": None})
     return core
@@ -192,9 +191,9 @@ def _of_another_part(core: CoreBuffer) -> MemmapError:
     )
 
 
-def check_same(folder: Any, given: Config, stored: Config) -> None:
+def check_same(folder: Any, config: Config, stored: Config) -> None:
     """Raise where a buffer was made with another configuration."""
-    if lines := given.differences(stored):
+    if lines := config.differences(stored):
         raise MemmapError(
             f"buffer at `{folder}` was created with a different config:\n  "
             + "\n  ".join(lines)

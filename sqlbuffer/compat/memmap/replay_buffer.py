@@ -544,7 +544,7 @@ class ReplayBuffer:
             raise
 
     def _opened(self, writer: EpisodeWriter, n: int) -> list[OpenEpisode]:
-        """Return n open episodes, as far as a buffer has room that is not circular."""
+        """Return n open episodes; fewer if a buffer that is not circular has too few free slots."""
         n = min(n, self.max_episodes)
         missing = n - len(writer.open)
         if missing > 0:
@@ -575,7 +575,6 @@ class ReplayBuffer:
         arrays: Mapping[str, NDArray[Any]],
         last: NDArray[np.int64] | None = None,
     ) -> None:
-        """Set meta values of open episodes."""
         for name, array in arrays.items():
             if name in INTERNAL:
                 continue
@@ -905,17 +904,17 @@ class ReplayBuffer:
             return {}
 
         def values(_: object) -> dict[str, Any]:
-            found = {}
+            arrays = {}
             if names:
                 longest = int(self._state(slots)[0].max())
                 grid = np.broadcast_arrays(slots[:, None], np.arange(longest)[None])
-                found = self._cells(names, *(np.ascontiguousarray(part) for part in grid))
+                arrays = self._cells(names, *(np.ascontiguousarray(part) for part in grid))
             if meta_names:
-                found |= self._meta(meta_names, slots)
-            return found
+                arrays |= self._meta(meta_names, slots)
+            return arrays
 
-        found = self._at_one_moment(values)
-        return {name: as_tensor(array, device or "cpu") for name, array in found.items()}
+        columns = self._at_one_moment(values)
+        return {name: as_tensor(array, device or "cpu") for name, array in columns.items()}
 
     # Not attributes: they refer to the buffer, which is to be deleted with the last use of it.
     @property
@@ -945,8 +944,8 @@ class ReplayBuffer:
 
     def _meta_proxy(self, name: str) -> ArrayProxy:
         def read(slots: Any) -> Any:
-            found = self._meta([name], slots.ravel())[name]
-            return found.reshape((*slots.shape, *self.meta_tracks[name].shape))
+            values = self._meta([name], slots.ravel())[name]
+            return values.reshape((*slots.shape, *self.meta_tracks[name].shape))
 
         def write(values: Any, slots: Any) -> None:
             self._write_meta(slots, {name: values})
@@ -1146,15 +1145,15 @@ class ReplayBuffer:
         """
         names = list(names)
         rows, lens, initted = self._slot_rows(np.unique(slots).tolist())
-        found: dict[str, NDArray[Any]] = {}
+        values: dict[str, NDArray[Any]] = {}
         for name in names:
             if name == LENS:
-                found[name] = lens[slots]
+                values[name] = lens[slots]
             elif name == INITTED:
-                found[name] = initted[slots]
+                values[name] = initted[slots]
             else:
-                found[name] = np.array(rows[self._metas.keys[name]][slots])
-        return found
+                values[name] = np.array(rows[self._metas.keys[name]][slots])
+        return values
 
     def _slot_rows(
         self, wanted: list[int]
@@ -1243,15 +1242,15 @@ class ReplayBuffer:
         """Set meta values of slots: of shape (n,), values of shape (n, *shape)."""
         writer = self._check_writable(call)
         writer.flush()
-        own = {open_.slot: open_ for open_ in writer.open}
+        by_slot = {open_.slot: open_ for open_ in writer.open}
         plain = {name: array for name, array in values.items() if name not in INTERNAL}
         for i, slot in enumerate(slots.tolist()):
-            if (open_ := own.get(slot)) is None:
+            if (open_ := by_slot.get(slot)) is None:
                 continue
             for name, array in plain.items():
                 open_.meta[self._metas.keys[name]] = array[i]
             open_.is_dirty = True
-        others = [i for i, slot in enumerate(slots.tolist()) if slot not in own]
+        others = [i for i, slot in enumerate(slots.tolist()) if slot not in by_slot]
         if others:
             changed = {name: array[others] for name, array in values.items() if name != INITTED}
             at = slots[others].tolist()

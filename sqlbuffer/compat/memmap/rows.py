@@ -52,7 +52,7 @@ class RowCoder:
             reward: Their rewards, if they have any.
         """
         columns: dict[str, Any] = {name: rows[name] for name in self.names.values()}
-        columns |= {name: rows[own] for name, own in self.own.items() if name != "reward"}
+        columns |= {column: rows[name] for column, name in self.own.items() if column != "reward"}
         return columns if reward is None else {**columns, "reward": reward}
 
     def rewards(self, rows: NDArray[Any]) -> NDArray[np.float64] | None:
@@ -99,7 +99,7 @@ class SlotPacker:
             MemmapError: A value of another shape.
             OverflowError: An integer that the field cannot hold.
         """
-        stored = []
+        reported = []
         for name, track, default, place in self._puts:
             value = data.get(name)
             if isinstance(value, np.ndarray):
@@ -107,12 +107,14 @@ class SlotPacker:
                     place[0] = exact(track, value)
                 else:
                     place[0] = value
-                stored.append(value)
+                reported.append(value)
                 continue
-            given, own = (default.copy(), default) if value is None else _step(track, value)
-            place[0] = own
-            stored.append(given)
-        return stored, self._row.tobytes()
+            to_report, to_store = (
+                (default.copy(), default) if value is None else _step(track, value)
+            )
+            place[0] = to_store
+            reported.append(to_report)
+        return reported, self._row.tobytes()
 
 
 def _step(track: DeclaredField, value: Any) -> tuple[Any, NDArray[Any]]:

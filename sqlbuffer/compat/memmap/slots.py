@@ -120,7 +120,7 @@ class Ring:
             changes,
             deletions,
             dict(used),
-            {slot: Claim(*own) for slot, *own in held},
+            {slot: Claim(*claim) for slot, *claim in held},
         )
 
 
@@ -150,13 +150,13 @@ class SlotBook:
         # Larger ones are in a document for each slot: a page is written with each episode.
         self.has_metas_apart = size > MOST_META_BYTES
         self.has_metas_inside = 0 < size <= MOST_META_BYTES
-        own = [("meta", metas.dtype)] if self.has_metas_inside else []
+        meta_fields = [("meta", metas.dtype)] if self.has_metas_inside else []
         self.record = np.dtype(
-            [("length", "<i4"), ("tail", "<i4"), ("number", "<i8"), ("has_meta", "?"), *own]
+            [("length", "<i4"), ("tail", "<i4"), ("number", "<i8"), ("has_meta", "?"), *meta_fields]
         )
         self.blank = np.zeros(min(PAGE, n_slots), self.record)
         self.blank["number"] = -1
-        if own:
+        if meta_fields:
             self.blank["meta"] = metas.blank
         self.blank.flags.writeable = False
         # The decoded pages with their texts: decoding one takes longer than reading it.
@@ -208,8 +208,8 @@ class SlotBook:
             pages = np.bincount(slots.ravel() // PAGE).nonzero()[0].tolist()
         keys = [RING, *(f"{PAGES}{page}" for page in islice(pages, MOST_AHEAD))]
         if metas and self.has_metas_apart and slots is not None:
-            own = [f"{METAS}{slot}" for slot in slots.tolist()]
-            keys += own if len(keys) + len(own) <= MOST_AHEAD else ()
+            meta_keys = [f"{METAS}{slot}" for slot in slots.tolist()]
+            keys += meta_keys if len(keys) + len(meta_keys) <= MOST_AHEAD else ()
         return keys
 
     def blank_pages(self) -> dict[str, Any]:
@@ -250,15 +250,15 @@ class BookChange:
         self._changed_pages: set[int] = set()
         self.changed: dict[str, Any] = {}
         self._dropped: list[str] = []
-        # A page that another process makes meanwhile would be missed: only those that exist.
+        # Only pages that exist are locked: one that another process makes just now is not seen.
         pages: Iterable[int] = pages_of(slots) if book.n_pages <= MOST_MADE else ()
         if book.n_pages <= MOST_LOCKED:
             pages = range(book.n_pages)
-        found, deletions = tx.locked([RING, *(f"{PAGES}{page}" for page in pages)])
-        self._stored_ring = found[RING].value if RING in found else None
+        documents, deletions = tx.locked([RING, *(f"{PAGES}{page}" for page in pages)])
+        self._stored_ring = documents[RING].value if RING in documents else None
         self.ring = Ring() if self._stored_ring is None else Ring.from_json(self._stored_ring)
         for page in pages:
-            self._pages[page] = book.page(found.get(f"{PAGES}{page}"))
+            self._pages[page] = book.page(documents.get(f"{PAGES}{page}"))
         self.load(slots)
         if deletions != self.ring.deletions:
             self.empty_gone(deletions)
@@ -273,8 +273,8 @@ class BookChange:
     def load(self, slots: Iterable[int]) -> None:
         """Read the pages of slots, in one statement."""
         if left := [page for page in pages_of(slots) if page not in self._pages]:
-            found = self.tx.documents.get_many([f"{PAGES}{page}" for page in left])
-            self._pages |= {page: self.book.page(found.get(f"{PAGES}{page}")) for page in left}
+            documents = self.tx.documents.get_many([f"{PAGES}{page}" for page in left])
+            self._pages |= {page: self.book.page(documents.get(f"{PAGES}{page}")) for page in left}
 
     def changing(self, slot: int) -> tuple[NDArray[Any], int]:
         """Return the page of a slot, which can be changed and is written at the end, and its place
@@ -340,9 +340,9 @@ class BookChange:
         """Empty the slots whose steps others have deleted."""
         self.load(range(self.book.n_slots))
         finished = {
-            int(own["number"][place]): page * PAGE + place
-            for page, own in self._pages.items()
-            for place in np.flatnonzero((own["length"] > 0) & (own["number"] >= 0)).tolist()
+            int(records["number"][place]): page * PAGE + place
+            for page, records in self._pages.items()
+            for place in np.flatnonzero((records["length"] > 0) & (records["number"] >= 0)).tolist()
         }
         gone, is_cleared = self.joined(lambda: self.book.gone(deletions, finished))
         if is_cleared:
@@ -363,8 +363,8 @@ class BookChange:
         """Return the meta values of slots, structured, of shape () each, which can be changed."""
         self.load(slots)
         if self.book.has_metas_apart:
-            found = self.tx.documents.get_many([f"{METAS}{slot}" for slot in slots])
-            apart = metas_apart(found, slots)
+            documents = self.tx.documents.get_many([f"{METAS}{slot}" for slot in slots])
+            apart = metas_apart(documents, slots)
             return {slot: self.book.metas.unpack(apart.get(slot)) for slot in slots}
         if not self.book.has_metas_inside:
             return {slot: self.book.metas.blank.copy() for slot in slots}
@@ -379,8 +379,8 @@ class BookChange:
         parts = ((slot, int(page["tail"][place])) for slot, page, place in places)
         n_parts = {slot: n for slot, n in parts if n}
         keys = [f"{TAILS}{slot}/{i}" for slot, n in n_parts.items() for i in range(n)]
-        found = self.tx.documents.get_many(keys) if keys else {}
-        return {slot: tail_of(found, slot, n) for slot, n in n_parts.items()}
+        documents = self.tx.documents.get_many(keys) if keys else {}
+        return {slot: tail_of(documents, slot, n) for slot, n in n_parts.items()}
 
     def joined(self, call: Callable[[], T]) -> T:
         """Return the result of a call that takes part in the transaction."""
@@ -400,14 +400,14 @@ class BookChange:
 
     def living(self) -> set[str]:
         """Return the writers that are alive, as far as that is known."""
-        found = writers_in(self.tx.documents, self.book.timeout_s)
-        return {name for name, is_living in found.items() if is_living}
+        writers = writers_in(self.tx.documents, self.book.timeout_s)
+        return {name for name, is_living in writers.items() if is_living}
 
-    def claimable(self, own: str) -> Iterator[int]:
+    def claimable(self, holder: str) -> Iterator[int]:
         """Yield the turns that a writer can claim, at most one of each slot."""
         ring, n = self.ring, self.book.n_slots
-        others = {claim.holder for claim in ring.held.values()} - {own}
-        alive = {own} | (self.living() if others else set())
+        others = {claim.holder for claim in ring.held.values()} - {holder}
+        alive = {holder} | (self.living() if others else set())
         held = {slot for slot, claim in ring.held.items() if claim.holder in alive}
         seen: set[int] = set()
         # Past the furthest used turn, each slot has been checked once.
@@ -418,13 +418,13 @@ class BookChange:
                 seen.add(slot)
                 yield turn
 
-    def claim(self, n: int, own: str, numbers: Iterator[int]) -> list[Claim]:
+    def claim(self, n: int, holder: str, numbers: Iterator[int]) -> list[Claim]:
         """Claim the next n free slots; those of dead writers lose their unfinished episodes.
 
         Raises:
             SlotsFullError: Fewer are left.
         """
-        turns = list(islice(self.claimable(own), n))
+        turns = list(islice(self.claimable(holder), n))
         if len(turns) < n:
             raise SlotsFullError
         claims = []
@@ -433,7 +433,7 @@ class BookChange:
             dead = self.ring.held.get(slot)
             if dead is not None:
                 self._drop_unfinished(slot, dead.number)
-            claims.append(Claim(turn, own, next(numbers)))
+            claims.append(Claim(turn, holder, next(numbers)))
             self.ring.held[slot] = claims[-1]
         return claims
 
@@ -527,8 +527,8 @@ def metas_apart(documents: Mapping[str, Any], slots: Sequence[int]) -> dict[int,
 
 def writers_in(documents: Any, timeout_s: float) -> dict[str, bool]:
     """Return the writers of a buffer, each with True if it is alive, as far as that is known."""
-    now, found = time.time(), documents.get_many(prefix=WRITERS)
-    names = {key.removeprefix(WRITERS): document.value for key, document in found.items()}
+    now, by_key = time.time(), documents.get_many(prefix=WRITERS)
+    names = {key.removeprefix(WRITERS): document.value for key, document in by_key.items()}
     return {name: is_alive(name, now - seen, timeout_s) for name, seen in names.items()}
 
 
@@ -652,14 +652,16 @@ class Moment:
         left = [page for page in pages if page not in self._pages]
         if not left:
             return
-        found = self.documents([f"{PAGES}{page}" for page in left])
-        self._pages |= {page: self.book.page(found.get(f"{PAGES}{page}")) for page in left}
+        documents = self.documents([f"{PAGES}{page}" for page in left])
+        self._pages |= {page: self.book.page(documents.get(f"{PAGES}{page}")) for page in left}
         if self._are_gone:
             self._leave_out_gone()
 
     def _leave_out_gone(self) -> None:
         """Show nothing in the slots whose steps others have deleted since a writer last looked."""
-        finished = [n for own in self._pages.values() for n in own["number"][own["length"] > 0]]
+        finished = [
+            n for records in self._pages.values() for n in records["number"][records["length"] > 0]
+        ]
         gone, is_cleared = self.joined(partial(self.book.gone, self.view.deletions, finished))
         if is_cleared:
             self.ring = Ring()
@@ -676,8 +678,8 @@ class Moment:
         """Return the meta values of slots, structured, of shape (n,)."""
         records = self.of(slots)
         if self.book.has_metas_inside:
-            found: NDArray[Any] = records["meta"]
-            return found
+            metas: NDArray[Any] = records["meta"]
+            return metas
         rows = np.full(len(slots), self.book.metas.blank)
         if self.book.has_metas_apart:
             wanted = slots[records["has_meta"]].tolist()
@@ -692,8 +694,8 @@ class Moment:
         parts = self.of(np.array(slots, np.int64))["tail"].tolist()
         n_parts = {slot: n for slot, n in zip(slots, parts, strict=True) if n}
         keys = [f"{TAILS}{slot}/{i}" for slot, n in n_parts.items() for i in range(n)]
-        found = self.documents(keys) if keys else {}
-        return {slot: tail_of(found, slot, n) for slot, n in n_parts.items()}
+        documents = self.documents(keys) if keys else {}
+        return {slot: tail_of(documents, slot, n) for slot, n in n_parts.items()}
 
     def joined(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads this state."""
@@ -756,67 +758,67 @@ class Cells:
         Returns:
             `{name: array of shape (*S, *shape)}`.
         """
-        names, given = list(names), (slots * self._t + ts).ravel()
+        names, keys = list(names), (slots * self._t + ts).ravel()
         if not names:
             return {}
 
         def values_in(moment: Moment) -> Columns:
-            values = self._whole(moment, names, given)
-            return self._single(moment, names, given) if values is None else values
+            values = self._whole(moment, names, keys)
+            return self._single(moment, names, keys) if values is None else values
 
-        found = at_one_moment(values_in)
+        columns = at_one_moment(values_in)
         return {
             name: values.reshape((*slots.shape, *values.shape[1:]))
-            for name, values in found.items()
+            for name, values in columns.items()
         }
 
-    def _single(self, moment: Moment, names: list[str], given: Ints) -> dict[str, NDArray[Any]]:
+    def _single(self, moment: Moment, names: list[str], keys: Ints) -> dict[str, NDArray[Any]]:
         """Return the values in single cells, in any order and with repetitions."""
-        keys, back = _distinct(given)
+        distinct, back = _distinct(keys)
         tracks = self._rows.tracks
-        found = {
-            name: np.full((len(keys), *tracks[name].shape), tracks[name].fill) for name in names
+        columns = {
+            name: np.full((len(distinct), *tracks[name].shape), tracks[name].fill) for name in names
         }
-        if len(keys):
-            self._fill(moment, keys, found)
-        return found if back is None else {name: each[back] for name, each in found.items()}
+        if len(distinct):
+            self._fill(moment, distinct, columns)
+        return columns if back is None else {name: column[back] for name, column in columns.items()}
 
-    def _fill(self, moment: Moment, keys: Ints, found: Mapping[str, NDArray[Any]]) -> None:
-        own = self._rows.names
+    def _fill(self, moment: Moment, keys: Ints, columns: Mapping[str, NDArray[Any]]) -> None:
+        names = self._rows.names
         stored = self._stored(moment, _runs(keys, self._t))
         places = np.searchsorted(keys, stored.keys)
-        for name, values in found.items():
-            values[places] = stored.rows[own[name]]
+        for name, values in columns.items():
+            values[places] = stored.rows[names[name]]
         if len(places) < len(keys):
             left = np.ones(len(keys), bool)
             left[places] = False
             missing = np.flatnonzero(left)
             at, rows = self._in_tails(moment, keys[missing])
-            for name, values in found.items():
-                values[missing[at]] = rows[own[name]]
+            for name, values in columns.items():
+                values[missing[at]] = rows[names[name]]
 
     def _whole(
-        self, moment: Moment, names: list[str], given: Ints
+        self, moment: Moment, names: list[str], keys: Ints
     ) -> dict[str, NDArray[Any]] | None:
         """Return the values in cells that are few long runs, or None where they are not, or where a
         step has no row.
         """
-        n_runs = np.count_nonzero(given[1:] - given[:-1] != 1) + 1
-        if len(given) < LONG_RUN * n_runs:
+        n_runs = np.count_nonzero(keys[1:] - keys[:-1] != 1) + 1
+        if len(keys) < LONG_RUN * n_runs:
             return None
-        runs = _runs(given, self._t)
-        if len(given) < LONG_RUN * len(runs):
+        runs = _runs(keys, self._t)
+        if len(keys) < LONG_RUN * len(runs):
             return None
         shown = moment.of(np.array([slot for slot, _, _ in runs]))
         if any(
             0 <= n <= last for n, (_, _, last) in zip(shown["length"].tolist(), runs, strict=True)
         ):
             return None
-        keys = [
+        cache_keys = [
             None if first or number < 0 else CacheKey(number, last, moment.changes)
             for number, (_, first, last) in zip(shown["number"].tolist(), runs, strict=True)
         ]
-        columns = [None if key is None else self.kept.get(key) for key in keys]
+        columns = [None if key is None else self.kept.get(key) for key in cache_keys]
         left = [i for i, kept in enumerate(columns) if kept is None]
         if left:
             stored = self._stored(moment, [runs[i] for i in left])
@@ -825,11 +827,11 @@ class Cells:
                 return None
             ends = np.cumsum(sizes)
             for i, rows in zip(left, np.split(stored.rows, ends[:-1]), strict=True):
-                key = keys[i]
+                key = cache_keys[i]
                 columns[i] = now = self._unpacked(rows, self._rows.names if key else names)
                 if key is not None:
                     self.kept.put(key, now)
-        return {name: np.concatenate([each[name] for each in columns if each]) for name in names}
+        return {name: np.concatenate([part[name] for part in columns if part]) for name in names}
 
     def _unpacked(self, rows: NDArray[Any], names: Iterable[str]) -> Columns:
         """Return fields of rows, each as a separate array."""
@@ -842,10 +844,10 @@ class Cells:
         runs = [run for run in runs if run[0] in keys]
         of_episodes = [(keys[slot], t, last) for slot, t, last in runs]
         steps = self._book.steps
-        found = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
-        if not found:
+        stored_spans = moment.joined(lambda: steps.spans(of_episodes)) if runs else ()
+        if not stored_spans:
             return StoredCells(np.empty(0, np.int64), self._rows.blanks(0), np.empty(0, np.int64))
-        of_run, ts, first_seqs, counts, records, may_have_changed = zip(*found, strict=True)
+        of_run, ts, first_seqs, counts, records, may_have_changed = zip(*stored_spans, strict=True)
         for seq, n, raw in zip(first_seqs, counts, records, strict=True):
             if raw is None or len(raw) != n * size:
                 raise _damaged(seq)
@@ -860,7 +862,7 @@ class Cells:
     def _changed(
         self, moment: Moment | BookChange, spans: list[tuple[int, int]], stored: StoredCells
     ) -> StoredCells:
-        """Return cells with what their steps were replaced with, without those that are deleted."""
+        """Return cells with the new values of replaced steps, and without deleted steps."""
         changed = moment.joined(lambda: self._book.steps.changed(spans))
         if not changed:
             return stored
@@ -878,7 +880,7 @@ class Cells:
         return StoredCells(*(values[is_kept] for values in stored))
 
     def _in_tails(self, moment: Moment, keys: Ints) -> tuple[Ints, NDArray[Any]]:
-        """Return which of sorted keys are in tails, and their rows."""
+        """Return the places of those of sorted keys that are in tails, and their rows."""
         tails = moment.tails(np.unique(keys // self._t).tolist())
         at: list[Ints] = [np.empty(0, np.int64)]
         rows = [self._rows.blanks(0)]
@@ -914,10 +916,10 @@ class Cells:
         if len(places):
             for name, array in values.items():
                 rows[self._rows.names[name]] = array[places]
-            own = self._rows.own_columns(rows)
+            outcomes = self._rows.own_columns(rows)
             names = [self._rows.names[name] for name in values]
             seqs = stored.seqs.tolist()
-            tx.joined(lambda: self._book.steps.replace(seqs, rows, own, names))
+            tx.joined(lambda: self._book.steps.replace(seqs, rows, outcomes, names))
         left = np.ones(len(keys), bool)
         left[places] = False
         if left.any():
@@ -930,9 +932,9 @@ class Cells:
         wanted = np.unique(of).tolist()
         held = change.tails(wanted)
         for slot in wanted:
-            own = np.flatnonzero(of == slot)
-            new = {name: array[own] for name, array in values.items()}
-            change.set_tail(slot, self._tail_with(held.get(slot, b""), keys[own] % self._t, new))
+            places = np.flatnonzero(of == slot)
+            new = {name: array[places] for name, array in values.items()}
+            change.set_tail(slot, self._tail_with(held.get(slot, b""), keys[places] % self._t, new))
 
     def _tail_with(self, raw: bytes, ts: Ints, values: Mapping[str, NDArray[Any]]) -> bytes:
         """Return a slot's tail with cells of it changed."""
@@ -950,11 +952,11 @@ class Cells:
 
 
 def _distinct(keys: Ints) -> tuple[Ints, Ints | None]:
-    """Return keys in order, each once, and which of them each given one is; None: as they were."""
+    """Return the distinct keys in order, and for each key its place among them; None: no change."""
     if len(keys) < 2 or (keys[1:] > keys[:-1]).all():
         return keys, None
-    found, back = np.unique(keys, return_inverse=True)
-    return found, back.reshape(-1)
+    distinct, back = np.unique(keys, return_inverse=True)
+    return distinct, back.reshape(-1)
 
 
 def _last_of(back: Ints, n: int) -> Ints:
@@ -965,7 +967,7 @@ def _last_of(back: Ints, n: int) -> Ints:
 
 
 def _rising(firsts: Sequence[int], counts: Sequence[int]) -> Ints:
-    """Return numbers that rise by one from each of the first ones, as many as its count."""
+    """Return ranges of numbers in one array, given the first number and the length of each."""
     if len(firsts) == 1:
         return np.arange(firsts[0], firsts[0] + counts[0])
     ends = np.cumsum(counts)

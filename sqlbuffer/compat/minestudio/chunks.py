@@ -307,8 +307,8 @@ def fragment_id(session: str, fid: int, worker: str) -> str:
 
 def find_pool(buffer: ReplayBuffer) -> Pool | None:
     """Return the state of the chunks of a buffer; None if it has fragments only."""
-    found = buffer.documents.get(POOL)
-    return None if found is None else Pool.of(found.value)
+    document = buffer.documents.get(POOL)
+    return None if document is None else Pool.of(document.value)
 
 
 def read_pool(buffer: ReplayBuffer) -> Pool:
@@ -317,19 +317,19 @@ def read_pool(buffer: ReplayBuffer) -> Pool:
     Raises:
         BufferNotFoundError: The buffer was dropped.
     """
-    found = find_pool(buffer)
-    if found is None:
+    pool = find_pool(buffer)
+    if pool is None:
         raise _dropped(buffer)
-    return found
+    return pool
 
 
 def make(buffer: ReplayBuffer, rules: Rules) -> Rules:
     """Store the rules of a buffer that has none, and return those it has."""
 
     def work(tx: Transaction) -> Rules:
-        found = tx.documents.get(POOL, lock=True)
-        if found is not None:
-            return Pool.of(found.value).rules
+        document = tx.documents.get(POOL, lock=True)
+        if document is not None:
+            return Pool.of(document.value).rules
         tx.documents.put(POOL, Pool(rules).value())
         return rules
 
@@ -352,10 +352,10 @@ def clear(buffer: ReplayBuffer, rules: Rules | None = None) -> None:
 
     def work(tx: Transaction) -> None:
         tx.clear()
-        found = tx.documents.get(POOL, lock=True)
-        if found is None:
+        document = tx.documents.get(POOL, lock=True)
+        if document is None:
             return
-        before = Pool.of(found.value)
+        before = Pool.of(document.value)
         tx.documents.delete_many(tx.documents.keys(DOCUMENTS))
         # A process that is about to delete chunks finds none of a later one by its number.
         pool = Pool(before.rules if rules is None else rules, next_chunk=before.next_chunk)
@@ -380,15 +380,15 @@ class _Block:
     def value(self) -> dict[str, str]:
         """Return the document; numbers that are all 0 are left out."""
         numbers = {"live": self.live, "uses": self.uses, "held": self.held}
-        return {name: _digits(own) for name, own in numbers.items() if own.any()}
+        return {name: _digits(values) for name, values in numbers.items() if values.any()}
 
 
 def _numbers(digits: str | None) -> Any:
     """Return the numbers of a text that has the same number of digits for each."""
     if digits is None:
         return np.zeros(BLOCK, np.int64)
-    each = np.frombuffer(digits.encode(), np.uint8).reshape(BLOCK, -1) - ord("0")
-    return each[:, 0].astype(np.int64) if each.shape[1] == 1 else each @ _powers(each.shape[1])
+    table = np.frombuffer(digits.encode(), np.uint8).reshape(BLOCK, -1) - ord("0")
+    return table[:, 0].astype(np.int64) if table.shape[1] == 1 else table @ _powers(table.shape[1])
 
 
 @lru_cache
@@ -398,10 +398,10 @@ def _powers(width: int) -> Any:
 
 
 def _digits(numbers: Any) -> str:
-    """Return numbers as such a text."""
+    """Return numbers as a text that has the same number of digits for each."""
     width = len(str(numbers.max()))
-    each = numbers if width == 1 else numbers[:, None] // _powers(width) % 10
-    digits: bytes = (each + ord("0")).astype(np.uint8).tobytes()
+    table = numbers if width == 1 else numbers[:, None] // _powers(width) % 10
+    digits: bytes = (table + ord("0")).astype(np.uint8).tobytes()
     return digits.decode()
 
 
@@ -415,10 +415,10 @@ class _Change:
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
         # Locked, and read before all others: nobody else changes those until the end.
-        found = tx.documents.get(POOL, lock=True)
-        if found is None:
+        document = tx.documents.get(POOL, lock=True)
+        if document is None:
             raise _dropped(tx.buffer)
-        self.pool = Pool.of(found.value)
+        self.pool = Pool.of(document.value)
         self._values: dict[str, Any] = {}
         self._chunks: dict[int, Chunk] = {}
         self._blocks: dict[int, _Block] = {}
@@ -429,9 +429,11 @@ class _Change:
         """Read documents that were not read yet."""
         missing = [key for key in keys if key not in self._values]
         for start in range(0, len(missing), DOCUMENTS_AT_ONCE):
-            some = missing[start : start + DOCUMENTS_AT_ONCE]
-            found = self.tx.documents.get_many(some)
-            self._values |= {key: found[key].value if key in found else None for key in some}
+            batch = missing[start : start + DOCUMENTS_AT_ONCE]
+            documents = self.tx.documents.get_many(batch)
+            self._values |= {
+                key: documents[key].value if key in documents else None for key in batch
+            }
 
     def get(self, key: str) -> Any:
         """Return the value of a document; None if there is none."""
@@ -627,10 +629,10 @@ class _Change:
     def draw(self, places: Sequence[int], *more: str) -> list[int]:
         """Return the numbers of the chunks at some places among those that may be fetched."""
         ends = list(accumulate(entry[1] for entry in self.pool.live))
-        found = [bisect_right(ends, place) for place in places]
-        self.read_blocks((self.pool.live[i][0] for i in dict.fromkeys(found)), *more)
-        live = {i: self.live_in(self.pool.live[i][0]).tolist() for i in dict.fromkeys(found)}
-        return [live[i][place - ends[i]] for place, i in zip(places, found, strict=True)]
+        indices = [bisect_right(ends, place) for place in places]
+        self.read_blocks((self.pool.live[i][0] for i in dict.fromkeys(indices)), *more)
+        live = {i: self.live_in(self.pool.live[i][0]).tolist() for i in dict.fromkeys(indices)}
+        return [live[i][place - ends[i]] for place, i in zip(places, indices, strict=True)]
 
     def hold_no_more(self, held: Sequence[int]) -> None:
         """Release the chunks of a list."""
@@ -652,11 +654,11 @@ class _Worker:
     @classmethod
     def of(cls, value: dict[str, Any]) -> "_Worker":
         """Return the worker of a document."""
-        return cls(**{**value, "waiting": [_Waiting(*each) for each in value["waiting"]]})
+        return cls(**{**value, "waiting": [_Waiting(*entry) for entry in value["waiting"]]})
 
     def value(self) -> dict[str, Any]:
         """Return the document."""
-        return {**vars(self), "waiting": [list(each) for each in self.waiting]}
+        return {**vars(self), "waiting": [list(entry) for entry in self.waiting]}
 
 
 def _ranges(ranges: Iterable[list[int]]) -> list[list[int]]:
@@ -702,9 +704,9 @@ def add(tx: Transaction, new: Fragment) -> Added:
         raise NotInOrderError(worker.last_fid)
     n_missing = 0 if worker is None else new.fid - worker.last_fid - 1
     before = [] if worker is None else worker.waiting
-    own = _Waiting(new.seq, new.version, new.n_bytes)
-    kept = _kept([] if n_missing else before, own, new.session, pool)
-    dropped = [each for each in (*before, own) if each not in kept]
+    newest = _Waiting(new.seq, new.version, new.n_bytes)
+    kept = _kept([] if n_missing else before, newest, new.session, pool)
+    dropped = [entry for entry in (*before, newest) if entry not in kept]
     pool.counts.fragments += 1
     pool.counts.gaps += n_missing > 0
     pool.counts.missing += n_missing
@@ -728,11 +730,11 @@ def add(tx: Transaction, new: Fragment) -> Added:
     return Added(n_missing, is_reported, pool)
 
 
-def _kept(before: list[_Waiting], own: _Waiting, session: str, pool: Pool) -> list[_Waiting]:
+def _kept(before: list[_Waiting], newest: _Waiting, session: str, pool: Pool) -> list[_Waiting]:
     """Return the fragments that may still join a chunk: those after the last unfit one."""
     if session != pool.session:
         return []
-    kept = [*before, own]
+    kept = [*before, newest]
     for i in reversed(range(len(kept))):
         if kept[i].version < pool.oldest_allowed:
             return kept[i + 1 :]
@@ -742,9 +744,9 @@ def _kept(before: list[_Waiting], own: _Waiting, session: str, pool: Pool) -> li
 def _chunk(
     worker: str, session: str, first_fid: int, fragments: list[_Waiting], left: str | None = None
 ) -> Chunk:
-    versions = [each.version for each in fragments]
-    n_bytes = sum(each.n_bytes for each in fragments)
-    seqs = [each.seq for each in fragments]
+    versions = [fragment.version for fragment in fragments]
+    n_bytes = sum(fragment.n_bytes for fragment in fragments)
+    seqs = [fragment.seq for fragment in fragments]
     return Chunk(worker, first_fid, session, versions[0], min(versions), n_bytes, seqs, left=left)
 
 
@@ -760,7 +762,7 @@ def _drop(
 
 def _note_waiting(pool: Pool, waiting: list[_Waiting]) -> None:
     pool.n_waiting += len(waiting)
-    versions = [each.version for each in waiting]
+    versions = [entry.version for entry in waiting]
     if pool.oldest_waiting is not None:
         versions.append(pool.oldest_waiting)
     pool.oldest_waiting = min(versions, default=None) if pool.n_waiting else None
@@ -882,7 +884,6 @@ def _replace(
 
 
 def _fragments(page: dict[str, Any]) -> Iterable[Prepared]:
-    """Return the fragments of a page."""
     return zip(page["workers"], page["fids"], page["ids"], strict=True)
 
 
@@ -899,8 +900,8 @@ def prepared(buffer: ReplayBuffer, consumer: str) -> list[Prepared]:
         pages = [first.value]
         if first.value["n_pages"] > 1:
             keys = [_page_key(consumer, page) for page in range(1, first.value["n_pages"])]
-            found = buffer.documents.get_many(keys)
-            pages += [found[key].value for key in keys if key in found]
+            documents = buffer.documents.get_many(keys)
+            pages += [documents[key].value for key in keys if key in documents]
         # Another fetch may have replaced it in between.
         if [page["list"] for page in pages] == [first.value["list"]] * first.value["n_pages"]:
             return [fragment for page in pages for fragment in _fragments(page)]
@@ -995,13 +996,13 @@ def _leave_all(change: _Change) -> None:
 
 
 def _without(first: int, end: int, held: Iterable[int]) -> list[list[int]]:
-    """Return the numbers from one to before another, without some, as ranges."""
-    found, low = [], first
+    """Return the numbers from `first` to `end` - 1 without `held`, as ranges [low, high]."""
+    ranges, low = [], first
     for number in sorted(number for number in held if first <= number < end):
         if low < number:
-            found.append([low, number - 1])
+            ranges.append([low, number - 1])
         low = number + 1
-    return [*found, [low, end - 1]] if low < end else found
+    return [*ranges, [low, end - 1]] if low < end else ranges
 
 
 def _drop_waiting(change: _Change, workers: Sequence[str]) -> None:
@@ -1012,8 +1013,8 @@ def _drop_waiting(change: _Change, workers: Sequence[str]) -> None:
         worker = _Worker.of(change.get(name))
         old = [
             i + 1
-            for i, each in enumerate(worker.waiting)
-            if each.version < pool.oldest_allowed or worker.session != pool.session
+            for i, entry in enumerate(worker.waiting)
+            if entry.version < pool.oldest_allowed or worker.session != pool.session
         ]
         n = max(old, default=0)
         if n:
@@ -1064,13 +1065,13 @@ def _delete_first(tx: Transaction, pool: Pool, n: int) -> tuple[Pool | None, int
     # Of the numbers of another session, many may have been deleted before.
     for n_looked_at in (8 * AT_ONCE, DOCUMENTS_AT_ONCE):
         numbers = pool.first_left(n_looked_at)
-        found = tx.documents.get_many(map(_chunk_key, numbers))
-        gone = [number for number in numbers if _chunk_key(number) in found][:n]
+        documents = tx.documents.get_many(map(_chunk_key, numbers))
+        gone = [number for number in numbers if _chunk_key(number) in documents][:n]
         if len(gone) == n or len(numbers) < n_looked_at:
             break
     if len(gone) == n:
         numbers = numbers[: numbers.index(gone[-1]) + 1]
-    delete_fragments(tx, [s for g in gone for s in found[_chunk_key(g)].value["seqs"]])
+    delete_fragments(tx, [s for g in gone for s in documents[_chunk_key(g)].value["seqs"]])
     locked = tx.documents.get(POOL, lock=True)
     if locked is None:
         return None, 0

@@ -45,7 +45,7 @@ class ConfigModel(CheckedModel):
     @classmethod
     def own_error(cls, error: ValidationError) -> FragmentError:
         """Return the error to raise for one of pydantic."""
-        lines = "\n  ".join(_line(each) for each in error.errors())
+        lines = "\n  ".join(_line(problem) for problem in error.errors())
         return FragmentError(f"the config of the replay buffer:\n  {lines}")
 
 
@@ -73,11 +73,11 @@ class Rules:
 
     def differences(self, stored: "Rules") -> list[str]:
         """Return the rules about fragments that are stored differently, one line each."""
+        names = [field.name for field in fields(self) if field.name != "fragments_per_report"]
         return [
-            f"{each.name}: stored {getattr(stored, each.name)} vs passed {getattr(self, each.name)}"
-            for each in fields(self)
-            if getattr(self, each.name) != getattr(stored, each.name)
-            and each.name != "fragments_per_report"
+            f"{name}: stored {getattr(stored, name)} vs passed {getattr(self, name)}"
+            for name in names
+            if getattr(self, name) != getattr(stored, name)
         ]
 
 

@@ -119,8 +119,8 @@ class SampleFragment:
 
     def print(self) -> None:
         """Log each of its fields."""
-        for each in fields(self):
-            logger.info("%s, %s: %s", self.index, each.name, getattr(self, each.name))
+        for field in fields(self):
+            logger.info("%s, %s: %s", self.index, field.name, getattr(self, field.name))
 
 
 @dataclass
@@ -187,8 +187,8 @@ class FragmentDataDict(dict[FragmentIndex, Any]):
 def _is_first(obs: Any, one: Any) -> bool:
     """Return True if an observation is the first of those that are stacked."""
     if isinstance(obs, dict):
-        own = one if isinstance(one, dict) else {}
-        return obs.keys() == own.keys() and all(_is_first(obs[key], own[key]) for key in obs)
+        parts = one if isinstance(one, dict) else {}
+        return obs.keys() == parts.keys() and all(_is_first(obs[key], parts[key]) for key in obs)
     first, other = np.asarray(obs[0]), np.asarray(one)
     is_real = {first.dtype.kind, other.dtype.kind} <= set("fc")
     return np.array_equal(first, other, equal_nan=is_real)

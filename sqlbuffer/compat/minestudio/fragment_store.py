@@ -100,12 +100,12 @@ class FragmentStore:
         """
         id_, wanted = _checked_id(fragment_uuid), None if fields is None else _wanted(fields)
         try:
-            found = self._buffer.get_by_ids([id_], fields=wanted)
+            rows = self._buffer.get_by_ids([id_], fields=wanted)
         except FieldError as error:
             raise own_error(error) from None
-        if id_ not in found:
+        if id_ not in rows:
             raise self._missing(fragment_uuid)
-        return _decoded(found[id_], fields)
+        return _decoded(rows[id_], fields)
 
     def delete_fragment(self, fragment_uuid: str) -> None:
         """Delete a fragment; a chunk that it is part of is fetched no more.
@@ -186,7 +186,7 @@ def _values(fragment: Any) -> dict[str, Any]:
             f"expected a SampleFragment, got {type(fragment).__name__} without {', '.join(missing)}"
         )
     uuids = fragment.episode_uuids
-    if not isinstance(uuids, (list, tuple)) or not all(isinstance(each, str) for each in uuids):
+    if not isinstance(uuids, (list, tuple)) or not all(isinstance(key, str) for key in uuids):
         raise FragmentTypeError(f"episode_uuids: expected a list of text, got {uuids!r:.200}")
     return {name: getattr(fragment, name) for name in _NAMES}
 
@@ -243,25 +243,25 @@ def _total(reward: Any) -> float | None:
 def _decoded(row: DataRow, wanted: Sequence[str] | None) -> SampleFragment:
     """Return the fragment of a row; None for each field that is not wanted."""
     data, extra = row.exp_data, row.exp_data.extra or {}
-    found: dict[str, Any] = {name: extra.get(name) for name in _IN_EXTRA}
-    found["obs"] = data.state
-    found["action"] = data.actions[0] if data.actions else None
+    stored: dict[str, Any] = {name: extra.get(name) for name in _IN_EXTRA}
+    stored["obs"] = data.state
+    stored["action"] = data.actions[0] if data.actions else None
     lengths = extra.get("episode_lengths")
     if lengths is not None:
         runs = (repeat(key, n) for key, n in zip(extra["episodes"], lengths, strict=True))
-        found["episode_uuids"] = list(chain.from_iterable(runs))
+        stored["episode_uuids"] = list(chain.from_iterable(runs))
     for path, kind in extra.get("kinds", ()):
-        _restore(found, path, kind)
+        _restore(stored, path, kind)
     roots = set(_NAMES if wanted is None else map(_root, wanted))
-    values: dict[str, Any] = {name: found.get(name) if name in roots else None for name in _NAMES}
+    values: dict[str, Any] = {name: stored.get(name) if name in roots else None for name in _NAMES}
     return SampleFragment(
         worker_uuid=row.exp_meta.task_id, fid_in_worker=row.exp_meta.step, **values
     )
 
 
-def _restore(found: dict[str, Any], path: Sequence[Any], kind: str) -> None:
+def _restore(values: dict[str, Any], path: Sequence[Any], kind: str) -> None:
     """Put a value that was stored as an array in its place, if that place was read."""
-    holders, place = [found], found
+    holders, place = [values], values
     for step in path:
         try:
             place = place[step]
@@ -326,10 +326,10 @@ def _root(name: str) -> str:
 def own_error(error: FieldError) -> FragmentError:
     """Return an error with a fragment's names in place of those of a row."""
     message = str(error).removeprefix("row 0: ")
-    for core, own in (
+    for core, name in (
         ("exp_data.state", "obs"), ("exp_data.actions[0]", "action"), ("exp_data.extra.", ""),
         ("exp_meta.task_id", "worker_uuid"), ("exp_meta.step", "fid_in_worker"),
         ("exp_meta.", ""),
     ):  # fmt: skip
-        message = message.replace(core, own)
+        message = message.replace(core, name)
     return FragmentError(message)

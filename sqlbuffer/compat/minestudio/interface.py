@@ -148,11 +148,15 @@ class ReplayBufferInterface:
             FragmentError: A value that cannot be stored, named by its path.
             StorageFullError: The disk is full; nothing is stored.
         """
-        given = _checked_metadata(metadata, fragment)
-        id_ = fragment_id(given.session_id, given.fid_in_worker, given.worker_uuid)
-        row, n_bytes = encoded(fragment, given, id_)
+        metadata = _checked_metadata(metadata, fragment)
+        id_ = fragment_id(metadata.session_id, metadata.fid_in_worker, metadata.worker_uuid)
+        row, n_bytes = encoded(fragment, metadata, id_)
         new = Fragment(
-            given.worker_uuid, given.fid_in_worker, given.session_id, given.model_version, n_bytes
+            metadata.worker_uuid,
+            metadata.fid_in_worker,
+            metadata.session_id,
+            metadata.model_version,
+            n_bytes,
         )
         added = self._stored(row, new)
         if added.pool is None:
@@ -191,12 +195,12 @@ class ReplayBufferInterface:
             raise own_error(error) from None
 
     def _send(self, pool: Pool) -> None:
-        """Report the state; what goes wrong there is no matter of the call, which is done."""
-        found = _metrics(pool)
-        logger.info("replay buffer %r: %s", self._buffer.name, found)
+        """Report the state; an error there is only logged, since the call has succeeded."""
+        metrics = _metrics(pool)
+        logger.info("replay buffer %r: %s", self._buffer.name, metrics)
         if self._report is not None:
             try:
-                self._report(found)
+                self._report(metrics)
             except Exception:
                 logger.exception("replay buffer %r: report=... failed", self._buffer.name)
 
@@ -514,9 +518,9 @@ def _full_url(buffer: ReplayBuffer, url: Any) -> str:
     """Return the URL of a buffer with its password; a file is the same for every process."""
     if buffer.url.startswith("sqlite:"):
         return buffer.url
-    given = os.environ["SQLBUFFER_URL"] if url is None else getattr(url, "url", url)
-    render = getattr(given, "render_as_string", None)
-    return str(given) if render is None else str(render(hide_password=False))
+    full = os.environ["SQLBUFFER_URL"] if url is None else getattr(url, "url", url)
+    render = getattr(full, "render_as_string", None)
+    return str(full) if render is None else str(render(hide_password=False))
 
 
 def _checked_number(value: Any, name: str) -> int:
@@ -531,41 +535,41 @@ def _checked_number(value: Any, name: str) -> int:
 
 def _checked_version(value: Any) -> int:
     """Return the version of a model: the difference of two has 64 bits."""
-    found = _checked_number(value, "model_version")
-    if abs(found) >= 2**62:
-        raise FragmentError(f"model_version is an integer of 62 bits, got {found}")
-    return found
+    version = _checked_number(value, "model_version")
+    if abs(version) >= 2**62:
+        raise FragmentError(f"model_version is an integer of 62 bits, got {version}")
+    return version
 
 
-def _checked_metadata(given: Any, fragment: Any) -> FragmentMetadata:
+def _checked_metadata(metadata: Any, fragment: Any) -> FragmentMetadata:
     """Return the metadata of a fragment: those of this package or of MineStudio."""
     names = ("model_version", "session_id", "worker_uuid", "fid_in_worker")
-    missing = [name for name in names if not hasattr(given, name)]
+    missing = [name for name in names if not hasattr(metadata, name)]
     if missing:
         raise FragmentTypeError(
-            f"expected FragmentMetadata, got {type(given).__name__} without {', '.join(missing)}"
+            f"expected FragmentMetadata, got {type(metadata).__name__} without {', '.join(missing)}"
         )
-    found = FragmentMetadata(
-        _checked_version(given.model_version),
-        checked_key(given.session_id, "session_id"),
-        checked_key(given.worker_uuid, "worker_uuid"),
-        _checked_number(given.fid_in_worker, "fid_in_worker"),
+    checked = FragmentMetadata(
+        _checked_version(metadata.model_version),
+        checked_key(metadata.session_id, "session_id"),
+        checked_key(metadata.worker_uuid, "worker_uuid"),
+        _checked_number(metadata.fid_in_worker, "fid_in_worker"),
     )
-    if not found.worker_uuid:
+    if not checked.worker_uuid:
         raise FragmentError("worker_uuid is a text, got ''")
-    if found.fid_in_worker < 0:
+    if checked.fid_in_worker < 0:
         raise FragmentError(
-            f"fid_in_worker is counted from 0 by each worker, got {found.fid_in_worker}"
+            f"fid_in_worker is counted from 0 by each worker, got {checked.fid_in_worker}"
         )
     if not hasattr(fragment, "worker_uuid") or not hasattr(fragment, "fid_in_worker"):
         raise FragmentTypeError(f"expected a SampleFragment, got {type(fragment).__name__}")
-    own = (fragment.worker_uuid, fragment.fid_in_worker)
-    if own != (found.worker_uuid, found.fid_in_worker):
+    identity = (fragment.worker_uuid, fragment.fid_in_worker)
+    if identity != (checked.worker_uuid, checked.fid_in_worker):
         raise FragmentError(
-            f"the metadata are of fragment {found.fid_in_worker} of worker {found.worker_uuid!r}, "
-            f"and the fragment is {own[1]!r} of {own[0]!r}"
+            f"the metadata are of fragment {checked.fid_in_worker} of worker "
+            f"{checked.worker_uuid!r}, and the fragment is {identity[1]!r} of {identity[0]!r}"
         )
-    return found
+    return checked
 
 
 def _checked_n_chunks(num_fragments: Any, rules: Rules) -> int:
@@ -599,7 +603,6 @@ def _checked_timeout(value: Any) -> float | None:
 
 
 def _checked_seed(value: Any) -> int | None:
-    """Return a seed."""
     if value is None:
         return None
     integer = integer_of(value)

@@ -115,7 +115,7 @@ LARGE_BYTES = 1024
 # Fields have names that Python could use, so these are free.
 SEQ, STEP, TASK, AGENT, EPISODE, T = ".seq", ".step", ".task", ".agent", ".episode", ".t"
 # New flags of a chunk's steps when all of them get a flag that none had.
-_WITH = {more: bytes(each | more for each in range(256)) for more in range(0, 256, TOLD)}
+_WITH = {more: bytes(flags | more for flags in range(256)) for more in range(0, 256, TOLD)}
 
 
 def record_of(layout: Layout) -> np.dtype[Any]:

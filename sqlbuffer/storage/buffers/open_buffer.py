@@ -259,20 +259,20 @@ class OpenBuffer:
             durability: Durability for this write, instead of the opener's.
             wait_s: See `Begin`.
         """
-        own = joined_connection(self.engine)
-        if own is not None:
+        connection = joined_connection(self.engine)
+        if connection is not None:
             with translated(self.url):
-                return work(own)
+                return work(connection)
         once: WriteOnce[T] = self.once()
         durability = durability or self.options.durability
         return self.with_retries(lambda: once.run(self.engine, durability, work, wait_s=wait_s))
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` on a connection that reads, also after lost connections."""
-        own = joined_connection(self.engine)
-        if own is not None:
+        connection = joined_connection(self.engine)
+        if connection is not None:
             with translated(self.url):
-                return work(own)
+                return work(connection)
 
         def look() -> T:
             with translated(self.url), reading(self.engine) as connection:

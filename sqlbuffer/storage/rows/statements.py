@@ -167,10 +167,10 @@ def count_named(name: str) -> Select[Any]:
     """Return the select of how many rows of the window are named by `id` or by `seq`, with the
     parameters `of_buffer` and `named`; no row if there is no such buffer.
     """
-    own = windows.c.buffer_id == bindparam("of_buffer", type_=Integer())
+    of_buffer = windows.c.buffer_id == bindparam("of_buffer", type_=Integer())
     above = unindexed(experiences.c.seq) > windows.c.low_seq
     n_rows = select(func.count()).select_from(experiences).where(_NAMED[name], above)
-    return select(n_rows.correlate(windows).scalar_subquery()).select_from(windows).where(own)
+    return select(n_rows.correlate(windows).scalar_subquery()).select_from(windows).where(of_buffer)
 
 
 def matching(buffer_id: int, node: Node, steps: Any) -> ColumnElement[bool]:
