@@ -82,9 +82,7 @@ def read_through_outages(url, capacity, progress):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("capacity", "evict_by"), [(6_000, "row"), (1_000_000, "task")]
-)
+@pytest.mark.parametrize(("capacity", "evict_by"), [(6_000, "row"), (1_000_000, "task")])
 def test_a_killed_server_has_every_acknowledged_batch_when_it_is_back(server, capacity, evict_by):
     chance = random.Random(7)
     # Through it all: what it remembers of the rows must hold when the server is back.
