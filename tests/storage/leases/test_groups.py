@@ -263,6 +263,17 @@ def test_store_and_claim_many_groups_once_each(buffer_url):
         assert len(buffer) == 0
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_steps_without_an_episode_are_in_no_group_of_one(buffer_url, order):
+    with ReplayBuffer(buffer_url, leases=True) as buffer:
+        store(buffer, range(3))
+        none_left(buffer, 1, group_by="episode_id", order=order)
+        with buffer.episode(episode_id="mine") as episode:
+            episode.append(state=3, actions=[0])
+        assert len(steps_leased(buffer, 1, group_by="episode_id", order=order)) == 1
+        none_left(buffer, 2, group_by="episode_id", order=order)
+
+
 def test_the_error_names_episodes_as_their_writers_did(buffer_url):
     with ReplayBuffer(buffer_url, leases=True, max_capacity=2) as buffer:
         with buffer.episode(episode_id="mine") as episode:
