@@ -177,6 +177,15 @@ class TestBuilder:
         with pytest.raises(ConditionError, match="nested deeper than 100 levels"):
             check({"field": "exp_data.state", "op": "eq", "value": {"a": value}})
 
+    @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])
+    def test_a_value_may_be_nested_100_levels_deep(self, wrap):
+        value = 1
+        for _ in range(100):
+            value = wrap(value)
+        assert check(QueryBuilder().eq("exp_data.state", value).build()).value == value
+        with pytest.raises(ConditionError, match="nested deeper than 100 levels"):
+            QueryBuilder().eq("exp_data.state", wrap(value))
+
 
 class TestCheck:
     @pytest.mark.thorough
