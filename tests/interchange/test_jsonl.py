@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from sqlbuffer.errors import ExportError, FieldError, FileImportError
 from sqlbuffer.interchange import export_jsonl, insert_jsonl
 from sqlbuffer.interchange.jsonl import lines_of
 from tests.support.copied_buffers import comparable, json_rows, odd_steps, typed_steps
+from tests.support.processes import wait_until
 
 LINE = '{"task_id": "t", "step": %d, "state": {"x": %d}, "reward": 0.5}'
 
@@ -319,20 +319,18 @@ def test_commands_pass_steps_through_a_pipe(buffer_url: str, tmp_path: Path) -> 
     )
 
 
-def test_lines_of_a_slow_pipe_are_stored_before_it_ends(sqlite_url: str) -> None:
-    ReplayBuffer(sqlite_url, "slow", create=True).close()
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "made_by_the_first_line"])
+def test_lines_of_a_slow_pipe_are_stored_before_it_ends(sqlite_url: str, is_there: bool) -> None:
+    ReplayBuffer(sqlite_url, "slow" if is_there else "other", create=True).close()
     program = "from sqlbuffer.cli import app; app()"
     command = [sys.executable, "-c", program, "insert", sqlite_url, "-b", "slow", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write((LINE % (1, 1)).encode() + b"\n")
         process.stdin.flush()
+        wait_until(lambda: "slow" in ReplayBuffer.list(sqlite_url), "the buffer")
         buffer = ReplayBuffer(sqlite_url, "slow")
-        for _ in range(600):
-            if len(buffer):
-                break
-            time.sleep(0.1)
-        assert len(buffer) == 1
+        wait_until(lambda: len(buffer) == 1, "the first line is stored")
         process.stdin.close()
         assert process.wait(60) == 0
 
