@@ -151,6 +151,15 @@ def columns(n, first=0):
     return {"obs": np.stack([t, t], 1).astype("f4"), "level": t, "reward": t / 2}
 
 
+@pytest.mark.parametrize("versions", [[1, None], [1], [None], [2, 1]])
+def test_a_list_with_none_selects_the_steps_without_a_value(buffer, versions):
+    for version in (1, 2, None):
+        buffer.extend(columns(3), model_version=version)
+    with buffer.mirror() as mirror:
+        assert_same_steps(buffer, mirror, QueryBuilder().in_("model_version", versions))
+        assert_same_steps(buffer, mirror, QueryBuilder().not_in("model_version", versions))
+
+
 def test_first_steps_of_transitions_match_and_the_others_may_be_any(buffer):
     for number in range(4):
         buffer.store_episode(columns(20), episode_id=f"e{number}")  # cut after its last step
