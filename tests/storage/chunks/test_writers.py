@@ -4,7 +4,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
-from threading import Barrier
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -13,11 +13,16 @@ from sqlalchemy import make_url
 from sqlbuffer import LatestSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.storage.buffers.catalog import disagreements
-from tests.support.sql import connected, run
+from tests.support.processes import wait_until
+from tests.support.sql import connected, run, scalar
 
 FIELDS = {"obs": ("float32", (2,))}
 TURNS, N_WRITERS = 3, 8
 SIZES = (1, 300, 7)
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 SPANS = "SELECT first_seq, first_seq + n_steps - 1 FROM chunks ORDER BY first_seq"
 
 
@@ -235,3 +240,39 @@ def test_a_copy_of_a_file_goes_on_as_the_original(tmp_path, sqlite_url):
             assert len(copy) == len(original) == 49
             drawn = copy.sample_arrays(64)
             assert (drawn["obs"][:, 0] == np.where(drawn.info["seq"] > 30, 30, 0)).all()
+
+
+@pytest.mark.parametrize("gives_steps", [False, True], ids=["made", "given"])
+def test_steps_follow_those_of_a_writer_that_was_waited_for(postgres_url, gives_steps):
+    """Both append to one episode: the second sees the first one's chunk only after the wait."""
+    begun = Event()
+
+    def append(target, n, first):
+        steps = {"step": np.arange(first, first + n)} if gives_steps else {}
+        return target.extend(obs(n, first), episode_id="e", task_id="t", **steps)
+
+    with (
+        ReplayBuffer(postgres_url, fields=FIELDS, create=True) as buffer,
+        ReplayBuffer(postgres_url) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        append(buffer, 2, 0)
+
+        def work(tx):
+            append(tx, 3, 2)
+            begun.set()
+            wait_until(lambda: scalar(postgres_url, WAITING), "the second writer waits")
+
+        first = pool.submit(buffer.transaction, work)
+        assert begun.wait(60)
+        second = pool.submit(append, other, 2, 5)
+        first.result(60)
+        assert second.result(60).inserted == 2
+        rows = buffer.get_by_task_id("t")
+        assert [row.exp_meta.step for row in rows] == list(range(7))
+        assert [row.fields["obs"][0] for row in rows] == [2.0 * i for i in range(7)]
+        assert run(postgres_url, "SELECT t, n_steps FROM chunks ORDER BY t") == [
+            (0, 2),
+            (2, 3),
+            (5, 2),
+        ]
