@@ -226,8 +226,7 @@ class BatchDraws:
         """
 
         def choose(candidates: Candidates, n: int, is_first: bool) -> SampledRows:
-            chosen = sampler.choose(candidates, n) if n else ()
-            rows = [] if isinstance(chosen, tuple) and not chosen else candidates.rows(chosen)
+            rows = candidates.rows(sampler.choose(candidates, n)) if n else []
             if rows and sampler.reads_encoded:
                 raise ArgumentError(
                     f"{type(sampler).__name__} has reads_encoded, so its rows are not read whole: "

@@ -612,6 +612,8 @@ class Candidates:
         :meta private:
         """
         chosen = self.numbers(seqs)
+        if not chosen:
+            return []
         hits = self.probe(chosen)
         rows = [self._payloads[seq] for seq in chosen if seq in hits]
         complete = None if isinstance(self.reading, SliceReading) else self.reading.complete
