@@ -214,7 +214,9 @@ def hunt(bug: Bug, tests: list[str], minutes: float) -> Outcome:
     n_run, failed = 0, None
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         checkout = Path(folder) / "checkout"
-        ignored = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__", "_build")
+        ignored = shutil.ignore_patterns(
+            ".git", ".covered", ".venv*", ".*_cache", "__pycache__", "_build"
+        )
         shutil.copytree(_ROOT, checkout, ignore=ignored)
         for environment in _ROOT.glob(".venv*"):
             (checkout / environment.name).symlink_to(environment.resolve())
