@@ -19,8 +19,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.measures.coverage import Covered
-
 PARTS = ("storage", "encoding", "mirror", "batches", "samplers", "query", "interchange")
 _ROOT = Path(__file__).parents[2]
 _BATCHES = (40, 400, 1_000_000)
@@ -274,6 +272,8 @@ def main() -> None:
         for number, bug in enumerate(bugs):
             print(number, bug.describe((_ROOT / bug.path).read_text()))
         return
+    from tests.measures.coverage import Covered  # the tests of this module need no coverage
+
     covered = Covered.load()
     n_caught = 0
     for number, bug in enumerate(bugs):
