@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -115,3 +117,46 @@ def test_a_migration_imports_nothing_from_the_package(script: Path) -> None:
     }
     assert imported
     assert {name for name in imported if name.partition(".")[0] == "sqlbuffer"} == set()
+
+
+# What `make test` does not install, by extra.
+NOT_OF_TESTS = ("dev", "docs", "integrations")
+ELSEWHERE = ("integrations", "peers", "nightly")
+
+
+def extras_of_others() -> set[str]:
+    """Return the names under which the libraries of the other extras are imported."""
+    extras = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    named = [text for extra in NOT_OF_TESTS for text in extras["optional-dependencies"][extra]]
+    names = {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in named}
+    return names | {"importlinter", "grimp", "playwright"}
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """Yield what a module imports when it is imported itself."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_make_test_needs_no_library_of_another_extra():
+    others = extras_of_others()
+    assert {"coverage", "mypy", "h5py"} <= others
+    pending = [
+        *(p for p in TESTS.rglob("test_*.py") if p.relative_to(TESTS).parts[0] not in ELSEWHERE),
+        *(p for p in TESTS.rglob("conftest.py") if p.relative_to(TESTS).parts[0] not in ELSEWHERE),
+    ]
+    seen, wrong = set(pending), []
+    while pending:
+        path = pending.pop()
+        for name in imported_at_once(path):
+            if name.split(".")[0] in others:
+                wrong.append((str(path.relative_to(TESTS)), name))
+            module = (TESTS.parent / name.replace(".", "/")).with_suffix(".py")
+            if name.startswith("tests.") and module.exists() and module not in seen:
+                seen.add(module)
+                pending.append(module)
+    assert wrong == []
