@@ -266,6 +266,7 @@ async def waiting(kind: Any, url: str) -> AsyncIterator[tuple[AsyncReplayBuffer,
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,6 +280,7 @@ def test_what_they_wait_for_and_unrelated_threads_go_on(kind: Any, buffer_url: s
     asyncio.run(use())
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Samples, Loaders])
 def test_cancelled_calls_stop_waiting(kind: Any, buffer_url: str) -> None:

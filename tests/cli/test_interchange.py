@@ -9,6 +9,7 @@ from sqlbuffer import ReplayBuffer
 from tests.support.copied_buffers import comparable, json_rows, typed_steps
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_a_buffer_goes_out_and_comes_back(run, buffer_url, make):
     source = make(buffer_url, "source")

@@ -80,6 +80,7 @@ def fields(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_steps_that_leave_the_window_are_copied_and_then_deleted(
     buffer_url: str, sqlite_url: str, fields: Any
@@ -117,6 +118,7 @@ def test_steps_that_leave_the_window_are_copied_and_then_deleted(
         assert scalar(buffer_url, left, id=own, low=low) == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_priorities_of_held_steps_are_copied_while_learners_clean_up(
     buffer_url: str, sqlite_url: str, fields: Any

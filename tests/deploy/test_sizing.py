@@ -92,6 +92,7 @@ def documented(shape):
     }
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)

@@ -89,6 +89,7 @@ def test_rows_come_back_as_they_were(buffer):
     assert buffer.store_batch([changed, rows[4]]).conflicting_ids == (changed.id,)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_rows_go_from_buffer_to_buffer(buffer, buffer_url):
     rows = make_rows(40)

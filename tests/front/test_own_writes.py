@@ -115,6 +115,7 @@ def test_nothing_is_stored_twice_by_readers_and_writers_at_once(make):
     assert len(buffer) == 304
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_a_rate_limiter_holds_a_writer_back_and_no_reader(make, buffer_url):
     limiter = RateLimiter(1.0, min_size=4, error_buffer=8.0)

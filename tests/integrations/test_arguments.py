@@ -10,6 +10,7 @@ __all__ = ["world"]
 OWNERS = sorted({call.owner for call in public_calls()})
 
 
+@pytest.mark.each_value
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("owner", OWNERS)
 def test_more_odd_arguments_are_refused_by_name_and_nothing_is_written(world, owner):

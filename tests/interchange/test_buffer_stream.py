@@ -137,6 +137,7 @@ def test_steps_that_leave_although_they_were_held_are_an_error(
             list(batches)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_held_steps_are_read_until_they_are_deleted(buffer_url: str, evict_by: str) -> None:

@@ -26,6 +26,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().rstrip("\n").split("\n")]
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps, odd_steps])
 def test_a_buffer_stores_what_another_one_writes(

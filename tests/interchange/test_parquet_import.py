@@ -127,6 +127,7 @@ def test_an_export_of_what_was_restored_is_the_same(
     assert [row.seq for row in again.get_by_task_id("after")] > [before]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_import_that_is_broken_off_goes_on_and_stores_nothing_twice(
     buffer_url: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +230,7 @@ def test_an_empty_buffer_is_restored_with_its_settings(
     assert (report.n_steps, len(copy), copy.config) == (0, 0, source.config)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
 def test_an_export_is_appended_to_a_buffer_with_steps_once(
@@ -453,6 +455,7 @@ def test_an_export_that_is_not_whole_is_refused_and_leaves_nothing(
         assert import_parquet(out, url, "empty").is_restored
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("fields", [None, {"x": "float32"}])
 def test_an_export_that_is_damaged_while_it_is_read_leaves_nothing(
     buffer_url: str, fields: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -496,6 +499,7 @@ def test_a_single_file_of_an_export_is_appended(buffer_url: str, tmp_path: Path)
     assert comparable([row.fields for row in copy]) == comparable([row.fields for row in source])
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("is_typed", [True, False])

@@ -52,6 +52,7 @@ def test_another_loader_goes_on_with_the_batches_that_would_have_come(buffer, ho
     batches.close()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", ["draws", "passes"])
 def test_another_process_goes_on(buffer_url, how):
     with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:

@@ -72,6 +72,7 @@ def test_workers_cover_a_pass_once_between_them(buffer, n_workers, method):
     check_pass(buffer, n_workers, method)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 2, "prefetch": 2}])
@@ -107,6 +108,7 @@ def test_all_workers_have_the_range_of_the_first_of_them(buffer):
     assert sorted(seen + flat(first) + flat(second)) == list(range(20))
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])

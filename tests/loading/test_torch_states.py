@@ -44,6 +44,7 @@ def begun(data, n):
     return seen, rest, json.loads(json.dumps(state, default=str))
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
 @pytest.mark.parametrize("n_before", [1, 3, 9])
@@ -89,6 +90,7 @@ def test_draws_without_end_continue_exactly(buffer):
     check_draws(buffer, "fork")
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_iteration_after_a_resumed_one_is_a_new_one(buffer, persistent):

@@ -71,6 +71,7 @@ def drawn(loader, n_batches):
     return dict(zip(*(each.tolist() for each in np.unique(seqs, return_counts=True)), strict=True))
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "options"), FORMS)
 def test_each_thing_is_drawn_as_often(buffer, mode, options):
@@ -171,6 +172,7 @@ def test_stacks_after_terminal_and_final_observations_are_those_of_the_buffer(bu
 STEPS = [("step", {}), ("transition", {"skip_single": True})]
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "options"), [*STEPS, *FORMS])
 def test_a_seed_repeats_the_batches_of_another_mirror(buffer, mode, options):
@@ -232,6 +234,7 @@ def assert_same_but_zeros(expected, found, n_before):
         assert_same_batches([batch], [Batch(arrays, info)])
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [sampled_transitions, sampled_rows])
 def test_memory_depends_on_what_is_there(buffer, make):

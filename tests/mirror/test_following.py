@@ -177,6 +177,7 @@ def test_steps_of_other_sessions_are_not_drawn(buffer_url):
             assert_same_draws(buffer, mirror, "step")
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{"evict_by": "task"}, {"max_episodes": 3}])
 def test_tasks_and_episodes_leave_as_a_whole(buffer_url, settings):

@@ -26,6 +26,7 @@ def assert_same_passes(buffer, mirror):
         assert_same_batches(buffer.loader(mode, 16, **given), mirror.loader(mode, 16, **given))
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings", [{"max_staleness": 2}, {"current_session_only": True}, {"min_size": 20}]

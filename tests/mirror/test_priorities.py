@@ -104,6 +104,7 @@ def test_draws_follow_the_priorities_after_wraps_deletions_and_updates(buffer, m
             assert (np.diff(batch.seq) >= 0).all()
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("n_draws", [1, 30])
 def test_transitions_are_drawn_by_the_priorities_of_first_steps(
@@ -545,6 +546,7 @@ def test_learners_that_update_the_same_steps_agree_in_the_end(buffer, mirror, bu
     assert set(map(int, priorities_of(buffer, 100).values())) <= {1, 2}
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_changes_leaves_the_priorities_of_the_buffer(buffer, mirror, buffer_url, seed):

@@ -153,6 +153,7 @@ def check_ragged(batch):
         assert (ids[n:] == 0).all()
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_values_of_varying_length_outgrow_their_room(buffer_url, compression):

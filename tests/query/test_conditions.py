@@ -408,6 +408,7 @@ HOSTILE = [
 
 
 class TestHostility:
+    @pytest.mark.each_value
     @pytest.mark.thorough
     @pytest.mark.parametrize("text", HOSTILE)
     def test_hostile_values_are_only_values(self, buffer, text):

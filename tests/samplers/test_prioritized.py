@@ -129,6 +129,7 @@ def test_rows_that_left_a_block_since_it_was_added_up_do_not_count(buffer_url):
         assert_shares(drawn(buffer, PrioritizedSampler(seed=1), 20, 100), weights)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["task", "episode"])

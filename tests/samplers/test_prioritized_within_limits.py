@@ -220,6 +220,7 @@ def limited_episodes(url, n_episodes=12, **more):
     return ReplayBuffer(url)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
@@ -303,6 +304,7 @@ def test_a_limiter_counts_batches_by_priority_and_holds_them(buffer_url):
         assert sum(uses_in(buffer_url).values()) == sampled
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["task", "episode"])

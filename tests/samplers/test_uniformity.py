@@ -127,6 +127,7 @@ def test_rows_of_a_large_window_are_drawn_alike(buffer_url, make_sampler, paths,
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sampler, paths):
@@ -146,6 +147,7 @@ def test_rows_after_many_turns_of_the_window_are_drawn_alike(buffer_url, make_sa
     assert set(paths) == {"probe"}
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_rows_that_an_unselective_filter_leaves_are_drawn_alike(buffer_url, make_sampler, paths):
@@ -241,6 +243,7 @@ def unequal_tasks(buffer_url):
     return buffer, list(lengths)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_long_and_short_tasks_are_drawn_alike(unequal_tasks, make_sampler, paths):

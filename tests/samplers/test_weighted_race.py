@@ -149,6 +149,7 @@ def ordered_probabilities(weights, n):
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("looseness", "read"), [(1.0, (0, 2)), (30.0, ())])

@@ -177,6 +177,7 @@ def test_rollouts_outlive_their_steps(buffer_url, fields):
     assert run(buffer_url, GROUPS, id=buffer_id(buffer_url))[0][1:4] == (4, 4, 2.5)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_the_list_is_as_long_as_the_list_of_episodes(buffer_url, fields):
     settings = {"fields": fields, "max_capacity": 4, "keep_episodes": 10}
@@ -209,6 +210,7 @@ def test_rows_of_plain_sql_are_in_their_rollouts(buffer_url, buffer):
     assert_kept(buffer_url)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_a_copy_has_the_rollouts_of_the_steps_that_it_holds(buffer_url, make_database_url, buffer):
     write(buffer, "t", "e1", [1.0, 2.0])
@@ -230,6 +232,7 @@ def add_rollouts(url, writer):
             write(buffer, "u", None, [1.0])
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_several_writers_of_one_task_lose_nothing(buffer_url, buffer):
     run_at_once([(add_rollouts, buffer_url, writer) for writer in range(4)])

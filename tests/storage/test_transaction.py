@@ -105,6 +105,7 @@ def test_an_error_undoes_all_calls_even_if_it_is_caught(buffer, is_caught):
     assert change.inserted == 3
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_a_count_in_a_transaction_that_is_undone_is_not_remembered(buffer):
     def work(tx):
@@ -141,6 +142,7 @@ def kill_in_the_middle(url):
     ReplayBuffer(url).transaction(work)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 def test_a_process_that_is_killed_in_between_has_changed_nothing(buffer, buffer_url):
     with running([(kill_in_the_middle, buffer_url)], "spawn") as workers:
@@ -448,6 +450,7 @@ def test_a_change_names_the_version_that_it_replaces(buffer_url):
             documents.put("a", 4, version=2)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["version", "lock"])
 def test_writers_count_without_a_loss(buffer_url, way):

@@ -185,6 +185,7 @@ def test_a_part_of_the_history_has_its_episodes_alone(schema_url, client_of):
     assert returns("since=1500000000&until=1550000000") == []
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("typed", [False, True], ids=["rows", "chunks"])
 def test_the_lines_of_each_page_run_and_find_the_same(hostile_url, client_of, typed):
     fill(hostile_url, f"train {HOSTILE}", typed=typed)

@@ -130,6 +130,7 @@ def test_tasks_without_episodes_are_listed_too(schema_url, client_of):
     assert [shown[0][1], shown[0][4]] == ["t2", "6"]
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("given", [{}, {"agent": "a1"}])
 @pytest.mark.parametrize("sort", ["newest", "best", "spread"])
@@ -271,6 +272,7 @@ def test_the_lines_of_an_episode_find_its_steps_alone(episodes_url, client_of):
     assert python.endswith("print(row)")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("fields", [None, {"obs": "int64"}], ids=["json", "typed"])
 def test_the_lines_of_curves_and_of_draws_find_what_these_show(
     schema_url, client_of, capsys, fields
@@ -398,6 +400,7 @@ def test_an_order_without_an_index_says_how_many_it_covers(
     assert {each["episode_id"] for each in found} == {line[0] for line in rows_of(text)}
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("reward", [1.0, math.inf, -math.inf, None])
 @pytest.mark.parametrize("sort", ["best", "worst"])
@@ -469,6 +472,7 @@ def test_abandoned_episodes_are_not_open_ones(schema_url, client_of, fields):
         assert [each["episode_id"] for each in found] == wanted
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("sort", ["best", "worst", "newest"])
 def test_the_line_of_a_group_finds_the_same(schema_url, client_of, sort):

@@ -302,6 +302,7 @@ def hostile_values():
     ]  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("field", ["messages", "actions", "state", "extra"])
 def test_hostile_values_are_only_shown(schema_url, client_of, field):

@@ -86,6 +86,7 @@ def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_l
     assert "Worst episodes" not in text
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("typed", [False, True], ids=["json", "typed"])
 def test_infinite_returns_hide_no_other_episode(schema_url, typed):

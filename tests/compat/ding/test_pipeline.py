@@ -54,6 +54,7 @@ def test_an_advanced_buffer_is_what_the_model_is_iteration_by_iteration(make):
     assert n_updated > 10
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["naive", "elastic", "episode", "sequence"])
 def test_the_other_kinds_are_what_a_list_is_iteration_by_iteration(kind, make):

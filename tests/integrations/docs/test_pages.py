@@ -80,6 +80,7 @@ def test_backup(read, postgres_url, make_database_url, postgres_programs):
     assert after == before + 1
 
 
+@pytest.mark.each_value
 @both_layouts
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_a_restored_dump_goes_on_as_the_original_would(

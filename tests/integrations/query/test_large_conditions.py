@@ -8,6 +8,7 @@ from sqlbuffer.query.tree import MAX_DEPTH
 from tests.query.test_conditions import found, leaf
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "field", ["exp_meta.step", "exp_data.state.x", "exp_data.actions[0].x", "episode_id"]
 )
@@ -22,6 +23,7 @@ def test_two_thousand_conditions_in_a_chain(buffer, field):
     assert buffer.delete(any_of) == 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("field", ["exp_meta.step", "exp_data.state[0].x"])
 @pytest.mark.parametrize("first", [True, False])
 def test_nesting_up_to_the_limit_works_and_beyond_is_refused(buffer, field, first):

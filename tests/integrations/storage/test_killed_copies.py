@@ -18,7 +18,7 @@ from tests.support.processes import TIMEOUT_S, wait_until
 from tests.support.sql import buffer_id, run, scalar
 from tests.support.views import shown
 
-KILLS = 20
+KILLS = 8
 EPISODES, STEPS = 100, 40
 FIELDS = {"obs": ("float32", (3,)), "tokens": ("int64", (-1,))}
 OF_STEPS = ("v_experiences", "v_priorities", "v_labels", "v_quarantine")

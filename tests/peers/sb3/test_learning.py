@@ -1,7 +1,7 @@
-"""Algorithms of Stable-Baselines3 learn from steps in a database, each from one of the two."""
+"""An algorithm of Stable-Baselines3 learns from steps in a database."""
 
 import pytest
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import DQN
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sqlbuffer.integrations.sb3 import SQLReplayBuffer
@@ -29,14 +29,3 @@ def test_dqn_learns_cartpole(sqlite_url):
         replay_buffer_class=SQLReplayBuffer, replay_buffer_kwargs={"url": sqlite_url},
     )  # fmt: skip
     assert mean_return_after(model, 4_000, wanted=150, most=8) >= 150  # 20 at random
-
-
-@pytest.mark.slow
-def test_sac_learns_pendulum(postgres_url):
-    model = SAC(
-        "MlpPolicy", "Pendulum-v1", seed=0, device="cpu", learning_rate=2e-3, batch_size=128,
-        learning_starts=500, policy_kwargs={"net_arch": [64, 64]},
-        replay_buffer_class=SQLReplayBuffer,
-        replay_buffer_kwargs={"url": postgres_url, "create": True},
-    )  # fmt: skip
-    assert mean_return_after(model, 1_500, wanted=-400, most=8) >= -400  # -1200 at random

@@ -145,6 +145,7 @@ def test_a_task_without_episodes_is_paged_agent_by_agent_or_together(buffer_url,
         assert not key_page(connection, buffer, Rollout("no such"), 3).keys
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_task_of_many_agents_whose_steps_alternate_is_paged(buffer_url, typed):

@@ -259,6 +259,7 @@ def write_batches_for_ever(url, name, size):
         batch += 1
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("evict_by", ["row", "task"])
 def test_writers_killed_in_mid_stream_leave_whole_batches_only(buffer_url, evict_by):

@@ -194,6 +194,7 @@ def test_an_episode_that_was_cut_by_eviction_is_still_known(buffer_url):
         assert len(buffer) == 5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("limits", [{"max_capacity": 4}, {"max_episodes": 2}])
 def test_the_id_of_an_episode_that_has_left_is_free(buffer_url, limits):
     with ReplayBuffer(buffer_url, fields=FIELDS, **limits) as buffer:
@@ -268,6 +269,7 @@ def check_finals(source, kinds):
                     np.testing.assert_array_equal(found, value(t))
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kinds", "compression"),

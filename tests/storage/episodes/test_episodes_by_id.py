@@ -44,6 +44,7 @@ def test_steps_are_appended_until_their_episode_is_ended(buffer_url):
         assert [episode[4] for episode in episodes(buffer_url)] == [2, 1]
 
 
+@pytest.mark.each_value
 def test_deleted_episodes_take_their_steps_along(buffer, buffer_url):
     for episode in ("a", "b", "c"):
         buffer.store_episode(

@@ -113,6 +113,7 @@ def test_processes_count_together(buffer_url):
         assert buffer.stats().batches == 3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("window_s", [60, 600])
 def test_the_rate_of_inserts_is_that_of_the_window(buffer_url, window_s):
     with fill(buffer_url, 1_000) as buffer:

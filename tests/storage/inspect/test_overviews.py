@@ -46,6 +46,7 @@ def rows_of(result):
     return json.loads(result.stdout)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "info"])
@@ -64,6 +65,7 @@ def test_rows_of_large_databases_are_counted_and_tasks_are_not(run, large, comma
     assert "--exact" not in run(command, large, "--exact").stderr
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, {"number": "int64"}], ids=["rows", "chunks"])
 def test_lists_and_views_say_what_len_says(run, buffer_url, fields, monkeypatch):
@@ -82,6 +84,7 @@ def test_lists_and_views_say_what_len_says(run, buffer_url, fields, monkeypatch)
     assert scalar(buffer_url, "SELECT rows FROM v_buffers") == n_rows
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "info"])
@@ -95,6 +98,7 @@ def test_estimates_are_marked(run, uncounted, command):
     assert "12,000" in run(command, uncounted, "--exact").stdout
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_counted_blocks_say_what_is_missing(run, uncounted, command):
@@ -105,6 +109,7 @@ def test_counted_blocks_say_what_is_missing(run, uncounted, command):
     assert found["rows"] == N_ROWS - 200
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("command", ["ls", "info"])
 def test_buffers_that_evict_whole_tasks_are_counted_however_large_others_are(
     run, uncounted, command

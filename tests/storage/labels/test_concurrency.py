@@ -46,6 +46,7 @@ def judge(url: str, own: int, n_judges: int) -> None:
                 buffer.annotate(seqs, reward=seqs * 1000.0 + version, version=version)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)

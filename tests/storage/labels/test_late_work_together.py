@@ -141,6 +141,7 @@ OF_BUFFER = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["clear", "delete", "hand", "drop"])

@@ -217,6 +217,7 @@ def test_a_condition_names_groups_by_one_of_their_rows(buffer):
         none_left(buffer, 2, group_by="task_id", condition=of, order=order)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_tasks", "n"), [(12, 3), (500, 4)], ids=["read", "probed"])

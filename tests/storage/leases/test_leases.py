@@ -229,6 +229,7 @@ def test_orders(buffer_url, make_buffer):
         assert steps_leased(buffer, 6, order="stalest") == [1, 4, 2, 5, 0, 3]
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_rows", "n"), [(40, 8), (3_000, 40)], ids=["ordered", "probed"])
 def test_random_is_uniform_over_the_rows_that_may_be_claimed(buffer_url, n_rows, n):

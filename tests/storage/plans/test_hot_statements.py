@@ -826,6 +826,7 @@ def work_of(reads, url, name, fields, overlay, n):
     return work
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("overlay", OVERLAYS)

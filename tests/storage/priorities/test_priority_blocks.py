@@ -285,6 +285,7 @@ class Walk:
         assert min_is_lower_bound or least == (positive.min() if len(positive) else None)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", LIMITS)

@@ -300,6 +300,7 @@ def test_one_statement_may_write_to_several_buffers(make_database_url):
     assert [len(buffer) for buffer in buffers] == [3, 3, 5]
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("evict_by", ["row", "task"])

@@ -105,6 +105,7 @@ def test_many_rows_leave_in_several_transactions(buffer_url):
         assert len(set(steps_in(buffer.sample(64)))) == 64
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @both_layouts
 def test_the_window_begins_at_the_first_row_that_is_left(buffer):

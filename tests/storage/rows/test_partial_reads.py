@@ -303,6 +303,7 @@ def typed_steps(n, rng):
     }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize(("packing", "small_block"), [(None, 0), (None, 2**16), ("zstd", 0)])
 @pytest.mark.parametrize("fields", [TYPED, {k: v for k, v in TYPED.items() if k != "image"}],

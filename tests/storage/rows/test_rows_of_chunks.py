@@ -28,6 +28,7 @@ def step(n, **more):
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_conditions_on_reals_find_the_same_steps_by_every_way(schema_url, dtype):
@@ -105,6 +106,7 @@ def test_the_statement_of_a_condition_is_shown(buffer):
     assert buffer.explain(condition)
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("size", [2**21, -1])
 def test_a_page_of_large_steps_is_bounded(schema_url, size):

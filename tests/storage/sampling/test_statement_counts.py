@@ -44,6 +44,7 @@ def buffer(request, buffer_url):
         yield buffer
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 def test_a_batch_costs_two_or_three_statements(buffer):
     for kind, make in READERS.items():

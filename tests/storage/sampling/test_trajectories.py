@@ -103,6 +103,7 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("replace", [False, True])
 def test_episodes_long_and_short_are_drawn_alike(buffer, buffer_url, way, replace):
@@ -117,6 +118,7 @@ def test_episodes_long_and_short_are_drawn_alike(buffer, buffer_url, way, replac
     assert chisquare(counts).pvalue > 0.001
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_seed_repeats_its_episodes_on_both_databases(both_urls, way, replace):

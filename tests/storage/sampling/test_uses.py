@@ -315,6 +315,7 @@ def learn(url, replaced):
     return drawn
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])

@@ -582,6 +582,7 @@ def calls_in(work: Callable[[], object], interrupt_at: int = -1) -> int:
     return n_calls
 
 
+@pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("by", ["episode", "columns"])
 def test_a_write_that_is_interrupted_anywhere_is_stored_once(buffer_url: str, by: str) -> None:

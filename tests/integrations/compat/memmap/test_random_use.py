@@ -182,6 +182,7 @@ class Together(RuleBasedStateMachine):
                 np.testing.assert_array_equal(found[name], values, name)
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("circular", [False, True])
 def test_a_buffer_used_at_random_is_what_its_model_is(buffer_url, circular):

@@ -109,6 +109,7 @@ def expected(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_calls_leave_what_the_model_has(make, reopen, seed):

@@ -78,6 +78,7 @@ class Run:
         assert stats["replay_buffer/gaps"] == model.gaps
 
 
+@pytest.mark.each_value
 @pytest.mark.slow
 @pytest.mark.parametrize(("per_chunk", "max_chunks"), [(1, 5), (3, 2)])
 def test_random_calls_leave_the_same_ledger_as_a_model(
