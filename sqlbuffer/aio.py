@@ -304,7 +304,9 @@ class AsyncReplayBuffer:
 
     transaction = as_coroutine(ReplayBuffer.transaction)
     snapshot = as_coroutine(ReplayBuffer.snapshot)
+    end_episode = as_coroutine(ReplayBuffer.end_episode)
     end_episodes = as_coroutine(ReplayBuffer.end_episodes)
+    annotate_episode = as_coroutine(ReplayBuffer.annotate_episode)
     annotate_episodes = as_coroutine(ReplayBuffer.annotate_episodes)
     delete_episodes = as_coroutine(ReplayBuffer.delete_episodes)
     resize = as_coroutine(ReplayBuffer.resize)

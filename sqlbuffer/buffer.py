@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlbuffer.arguments import (
-    MAX_TASKS,
     SAME,
     Condition,
     Rows,
@@ -33,7 +32,6 @@ from sqlbuffer.checks import (
     checked_flag,
     checked_instance,
     checked_integer,
-    checked_items,
     checked_seconds,
 )
 from sqlbuffer.config import (
@@ -51,13 +49,13 @@ from sqlbuffer.config import (
 )
 from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
 from sqlbuffer.encoding.columns import decode_step
-from sqlbuffer.encoding.episode_records import encode_meta
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
 from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
+from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
 from sqlbuffer.front.row_changes import RowChanges
@@ -93,7 +91,6 @@ from sqlbuffer.storage.documents import (
     locked_documents,
     read_at_once,
 )
-from sqlbuffer.storage.episodes import annotate_stored, end_stored
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
@@ -187,6 +184,7 @@ class ReplayBuffer:
             for read_store in (store, store.reading)
         }
         self._changes = RowChanges(store, self._conditions)
+        self._episode_changes = EpisodeChanges(store)
         self._leases = Leasing(store, decoding.whole)
 
     @property
@@ -1720,26 +1718,70 @@ class ReplayBuffer:
             raise ConditionError("delete() needs a condition; use clear() to delete every row")
         return self._store.deletion.delete(node)
 
+    def end_episode(
+        self,
+        episode_id: str,
+        task_id: str | None = None,
+        *,
+        status: EndStatus = "complete",
+        reward: float | None = None,
+        final: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """End an episode whose steps are stored; return False if it has ended so already.
+
+        It ends an open episode from any process, and for good one that its last step has ended.
+        `v_episodes` shows its length and the sum of its rewards.
+
+        Args:
+            episode_id: Its id.
+            task_id: Its task; None: the only one that has such an episode.
+            status: `complete`, or `aborted`: its steps are not drawn as transitions.
+            reward: The episode's own reward, a finite number.
+            final: Observation after the last step, a value for each observation field.
+            meta: Values that are stored with it; see `store_episode`.
+
+        Raises:
+            EpisodeNotFoundError: The buffer has no such episode.
+            EpisodeEndedError: It has ended with another status, reward, observation or meta.
+            FieldError: Several tasks have such an episode, or a value cannot be stored.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.extend({"obs": [0.0, 1.0]}, episode_id="e1", task_id="t1").inserted
+            2
+            >>> buffer.end_episode("e1", reward=1.0), buffer.end_episode("e1", reward=1.0)
+            (True, False)
+        """
+        n_ended = self._episode_changes.end(
+            [episode_id], [task_id], status, [reward], [meta], [final], must_exist=True
+        )
+        return n_ended == 1
+
     def end_episodes(
         self,
         episode_ids: Sequence[str],
         *,
-        task_ids: Sequence[str] | None = None,
-        metas: Sequence[Mapping[str, Any]] | None = None,
+        task_ids: Sequence[str | None] | None = None,
+        status: EndStatus = "complete",
+        rewards: Sequence[float | None] | None = None,
+        finals: Sequence[Mapping[str, Any] | None] | None = None,
+        metas: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> int:
-        """End open episodes whose steps are stored, and return how many there were.
-
-        It is for steps that `extend` has appended to an episode. The episode is complete, and
-        `v_episodes` shows its length and the sum of its rewards.
+        """End episodes as `end_episode` does, all or none; return how many were not ended so.
 
         Args:
-            episode_ids: Their ids.
-            task_ids: Their tasks; None: the task of each has the id of the episode.
-            metas: Values that are stored with each; see `store_episode`.
+            episode_ids: Their ids; those that the buffer does not have are left out.
+            task_ids: Their tasks; None: the only one that has such an episode.
+            status: See `end_episode`.
+            rewards: The own reward of each; None for no reward.
+            finals: The final observation of each.
+            metas: Values that are stored with each.
 
         Raises:
             ArgumentError: The arguments are not lists, or have different lengths.
-            FieldError: A key is not text, or meta cannot be stored as JSON; nothing is written.
+            EpisodeEndedError: One has ended in another way; nothing is written.
+            FieldError: A key is not text, or a value cannot be stored; nothing is written.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
@@ -1750,51 +1792,66 @@ class ReplayBuffer:
             >>> buffer.end_episodes(["e1"], metas=[{"level": 3}])
             1
         """
-        episodes = checked_episodes(episode_ids, task_ids)
-        texts = self._metas_of(episodes, [{}] * len(episodes) if metas is None else metas)
-        return end_stored(self._store, episodes, texts)
+        return self._episode_changes.end(episode_ids, task_ids, status, rewards, metas, finals)
+
+    def annotate_episode(
+        self,
+        episode_id: str,
+        task_id: str | None = None,
+        *,
+        reward: float | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Give an episode its own reward, or replace the values that are stored with it.
+
+        Args:
+            episode_id: Its id.
+            task_id: Its task; None: the only one that has such an episode.
+            reward: The episode's own reward, a finite number; None for no change.
+            meta: See `store_episode`; None for no change.
+
+        Raises:
+            ArgumentError: Neither is given.
+            EpisodeNotFoundError: The buffer has no such episode.
+            FieldError: Several tasks have such an episode, or a value cannot be stored.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.store_episode({"obs": [0, 1]}, episode_id="e1").inserted
+            2
+            >>> buffer.annotate_episode("e1", reward=0.5)
+        """
+        rewards, metas = (None if one is None else [one] for one in (reward, meta))
+        self._episode_changes.annotate([episode_id], [task_id], rewards, metas, must_exist=True)
 
     def annotate_episodes(
         self,
         episode_ids: Sequence[str],
-        metas: Sequence[Mapping[str, Any]],
+        rewards: Sequence[float | None] | None = None,
         *,
-        task_ids: Sequence[str] | None = None,
+        metas: Sequence[Mapping[str, Any] | None] | None = None,
+        task_ids: Sequence[str | None] | None = None,
     ) -> int:
-        """Replace the values stored with episodes, and return how many the buffer has of them.
+        """Annotate episodes as `annotate_episode` does, all or none; return how many there are.
 
         Args:
-            episode_ids: Their ids.
-            metas: The values of each; see `store_episode`.
-            task_ids: Their tasks; None: the task of each has the id of the episode.
+            episode_ids: Their ids; those that the buffer does not have are left out.
+            rewards: The own reward of each; None for no change.
+            metas: The values of each; None for no change.
+            task_ids: Their tasks; None: the only one that has such an episode.
 
         Raises:
             ArgumentError: The arguments are not lists, or have different lengths.
-            FieldError: A key is not text, or meta cannot be stored as JSON; nothing is written.
+            FieldError: A key is not text, or a value cannot be stored; nothing is written.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
             >>> buffer.store_episode({"obs": [0, 1]}, episode_id="e1", level=1).inserted
             2
-            >>> buffer.annotate_episodes(["e1"], [{"level": 2, "score": 0.5}])
+            >>> buffer.annotate_episodes(["e1"], [1.0], metas=[{"level": 2, "score": 0.5}])
             1
         """
-        episodes = checked_episodes(episode_ids, task_ids)
-        texts = self._metas_of(episodes, metas)
-        return annotate_stored(self._store, episodes, texts)
-
-    def _metas_of(
-        self, episodes: Sequence[Any], metas: Sequence[Mapping[str, Any]]
-    ) -> list[str | None]:
-        """Return the JSON of values that are stored with episodes."""
-        listed = checked_items(metas, "metas", "a list of dicts, one for each episode", MAX_TASKS)
-        if len(listed) != len(episodes):
-            raise ArgumentError(
-                f"metas has {len(listed)} values for {len(episodes)} episode_ids; give one for each"
-            )
-        specs = self._store.info.config.fields.meta
-        named = [checked_instance(meta, "each of metas", Mapping, "a dict") for meta in listed]
-        return [encode_meta(meta, specs, "same_kind") for meta in named]
+        return self._episode_changes.annotate(episode_ids, task_ids, rewards, metas)
 
     def delete_episodes(
         self, episode_ids: Sequence[str], *, task_ids: Sequence[str] | None = None
@@ -1835,7 +1892,8 @@ class ReplayBuffer:
         """Call `work(tx)` in one transaction, and return its result.
 
         `tx` is a `Transaction`: it has `add`, `store`, `store_batch`, `extend`, `store_episode`,
-        `end_episodes`, `annotate_episodes`, `annotate`, `update_priorities`, `count_uses`,
+        `end_episode`, `end_episodes`, `annotate_episode`, `annotate_episodes`, `annotate`,
+        `update_priorities`, `count_uses`,
         `quarantine`, `release`, `delete`, `delete_episodes`, `clear`, `start_session`,
         `set_model_version`, `set_clock` and `documents`, and reads with `sample`, `size`,
         `use_counts`, `get_paginated`, `get_by_ids`, `get_by_task_id` and `get_batch_by_task_ids`.
@@ -2352,7 +2410,9 @@ class Transaction:
     set_clock = _joining(ReplayBuffer.set_clock)
     sample: Any = _joining(ReplayBuffer.sample)
     use_counts = _joining(ReplayBuffer.use_counts)
+    end_episode = _joining(ReplayBuffer.end_episode)
     end_episodes = _joining(ReplayBuffer.end_episodes)
+    annotate_episode = _joining(ReplayBuffer.annotate_episode)
     annotate_episodes = _joining(ReplayBuffer.annotate_episodes)
     delete_episodes = _joining(ReplayBuffer.delete_episodes)
     size = _joining(ReplayBuffer.size)

@@ -59,7 +59,7 @@ class EpisodeWriter:
         casting: Casting,
     ) -> None:
         self._encode, self._observation = encode, observation
-        self._queue, self._casting, self._meta = queue, casting, beginning.meta
+        self._queue, self._casting, self._beginning = queue, casting, beginning
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
         self.length = 0
@@ -92,7 +92,7 @@ class EpisodeWriter:
         encoded = self._encode(self.length, step)
         if self._held is not None:
             self._release()
-        self._queue.add(encoded, self._meta if not self.length else None)
+        self._queue.add(encoded, self._beginning)
         self._count(encoded.reward_t)
 
     def hold(self, **step: Any) -> None:
@@ -175,31 +175,14 @@ class EpisodeWriter:
                 logger.warning("episode %r waits to be stored: %s", self.episode_id, error)
 
     def _close(self, status: str, final_arrays: bytes | None, reward: float | None = None) -> None:
-        self._queue.end(
-            EpisodeEnd(
-                self.episode_id,
-                self.task_id,
-                status,
-                self.length,
-                self.episode_return,
-                0,
-                self.length - 1,
-                final_arrays,
-                reward,
-            ),
-            self._held,
-            self._meta_with(self._held),
-        )
+        ending = EpisodeEnd(self.episode_id, self.task_id, status, final_arrays, reward)
+        self._queue.end(ending, self._beginning, self._held)
         self.is_open, self._held = False, None
 
     def _release(self) -> None:
         if self._held is not None:
-            self._queue.add(self._held, self._meta_with(self._held))
+            self._queue.add(self._held, self._beginning)
             self._held = None
-
-    def _meta_with(self, step: Record | PackedStep | None) -> str | None:
-        """Return the meta values of the episode for its first step; None for later steps."""
-        return self._meta if step is not None and step.t == 0 else None
 
     def _count(self, reward: float | None) -> None:
         self.length += 1

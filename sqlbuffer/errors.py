@@ -3,6 +3,7 @@
 A traceback shows a last line with the command that explains the error.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -114,6 +115,26 @@ class BufferConfigError(SQLBufferError, ValueError):
 
 class EpisodeExistsError(SQLBufferError, ValueError):
     """The buffer already has an episode with this id. Use another id, or leave the id out."""
+
+
+class EpisodeEndedError(SQLBufferError, ValueError):
+    """The episode has ended, and takes no such step or end. The message says what to do instead.
+
+    Attributes:
+        episodes: The id and the task of each such episode.
+    """
+
+    def __init__(self, message: str, episodes: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.episodes = tuple(episodes)
+
+
+class EpisodeNotFoundError(SQLBufferError, KeyError):
+    """The buffer has no episode with this id. Store a step of it first, or check the id and the
+    task.
+    """
+
+    __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
 class OutOfOrderError(SQLBufferError, ValueError):

@@ -29,6 +29,8 @@ class EpisodeStart:
         model_version: Version of the model that acts.
         meta: JSON of the user's values for the episode.
         session: Key of the session that its steps belong to.
+        attempt: 1 for its first writer, and one more for each that continues it.
+        writer: Random id of the writer, a UUID.
     """
 
     key: str
@@ -37,6 +39,8 @@ class EpisodeStart:
     model_version: int | None = None
     meta: str | None = None
     session: str | None = None
+    attempt: int = 1
+    writer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,27 +51,15 @@ class EpisodeEnd:
         key: The user's id of the episode.
         task_id: Its task.
         status: complete or aborted.
-        length: Its steps.
-        return_: Sum of its rewards; None without rewards.
-        first_t: Place of its first step in the episode.
-        last_t: Place of its last step.
         final_arrays: The observation after its last step, packed.
         reward: The episode's own reward.
-        first_seq: Number of its first step, if an earlier batch stored it.
-        last_seq: Number of its last step, if an earlier batch stored it.
     """
 
     key: str
     task_id: str
     status: str
-    length: int
-    return_: float | None
-    first_t: int
-    last_t: int
     final_arrays: bytes | None
     reward: float | None = None
-    first_seq: int | None = None
-    last_seq: int | None = None
 
 
 def encode_meta(

@@ -1,10 +1,9 @@
 """Encode steps in the form in which a buffer stores them: as rows, or as chunks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlbuffer.encoding.chunks import PackedChunk
 from sqlbuffer.encoding.column_chunks import (
     PackedColumns,
     PackedStep,
@@ -22,7 +21,7 @@ from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
 from sqlbuffer.steps import DataRow, StoreResult
-from sqlbuffer.storage.episodes import EpisodeKey
+from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
 from sqlbuffer.storage.writing.chunks import ChunkBatch
@@ -30,8 +29,6 @@ from sqlbuffer.storage.writing.rows import MADE_TIME, WriteBatch
 
 # Steps in the form in which they are stored.
 EncodedSteps = WriteBatch | ChunkBatch
-# Makes the end of an episode: of its number of steps, and of the sum of its rewards.
-End = Callable[[int, float | None], EpisodeEnd]
 
 
 class RowEncoding:
@@ -76,8 +73,8 @@ class RowEncoding:
         columns: Mapping[str, Any],
         casting: Casting,
         key: str,
-        end: End,
-        metas: Mapping[EpisodeKey, str],
+        ending: EpisodeEnd,
+        beginnings: Beginnings,
         whole: EpisodeKey | None,
         ignore: frozenset[str],
     ) -> WriteBatch:
@@ -87,16 +84,14 @@ class RowEncoding:
             columns: Its steps.
             casting: See `ReplayBuffer.extend`.
             key: Its id.
-            end: Makes its end.
-            metas: The user's JSON of episodes that may begin with the batch.
+            ending: Its end.
+            beginnings: The beginning of the episode.
             whole: Id of the user's for an episode that is stored whole or not at all.
             ignore: Fields that make no conflict if they differ from the stored episode.
         """
         records = encode_columns(columns, casting=casting, episode=key)
         _check_has_steps(len(records))
-        rewards = [record.reward_t for record in records if record.reward_t is not None]
-        ending = end(len(records), sum(rewards) if rewards else None)
-        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], metas, whole))
+        return self._sized(WriteBatch(records, MADE_TIME | ignore, [ending], beginnings, whole))
 
     def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
         """Return what checks and encodes the steps of an episode one by one."""
@@ -113,10 +108,10 @@ class RowEncoding:
         self,
         steps: Sequence[Record],
         endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
+        beginnings: Beginnings,
     ) -> WriteBatch:
         """Return steps that were encoded one by one as a batch."""
-        return self._prepared(WriteBatch(steps, MADE_TIME, endings, metas))
+        return self._prepared(WriteBatch(steps, MADE_TIME, endings, beginnings))
 
     def store(self, batch: WriteBatch, *, admitted: bool = False) -> StoreResult:
         """Store a batch; with `admitted`, the rate limiter has let it pass."""
@@ -170,16 +165,15 @@ class ChunkEncoding:
         columns: Mapping[str, Any],
         casting: Casting,
         key: str,
-        end: End,
-        metas: Mapping[EpisodeKey, str],
+        ending: EpisodeEnd,
+        beginnings: Beginnings,
         whole: EpisodeKey | None,
         ignore: frozenset[str],
     ) -> ChunkBatch:
         """Encode an episode; see `RowEncoding.episode`."""
         packed = self._packed(columns, casting, key)
         _check_has_steps(len(packed.order))
-        ending = end(len(packed.order), _sum_of_rewards(packed.chunks))
-        return ChunkBatch(packed.chunks, None, [ending], metas, whole, ignore)
+        return ChunkBatch(packed.chunks, None, [ending], beginnings, whole, ignore)
 
     def step_encoder(self, beginning: EpisodeStart, casting: Casting) -> Encode:
         """Return the encoder; see `RowEncoding.step_encoder`."""
@@ -190,11 +184,11 @@ class ChunkEncoding:
         self,
         steps: Sequence[PackedStep],
         endings: Sequence[EpisodeEnd],
-        metas: Mapping[EpisodeKey, str],
+        beginnings: Beginnings,
     ) -> ChunkBatch:
         """Return a batch of steps; see `RowEncoding.waiting`."""
         packed = pack_steps(self._layout, steps)
-        return ChunkBatch(packed.chunks, packed.order, endings, metas)
+        return ChunkBatch(packed.chunks, packed.order, endings, beginnings)
 
     def store(self, batch: ChunkBatch, *, admitted: bool = False) -> StoreResult:
         """Store a batch; see `RowEncoding.store`."""
@@ -219,15 +213,6 @@ def encoding_of(store: BufferStore) -> StepEncoding:
 def _check_has_steps(n_steps: int) -> None:
     if not n_steps:
         raise FieldError("an episode has at least one step")
-
-
-def _sum_of_rewards(chunks: Sequence[PackedChunk]) -> float | None:
-    """Return the sum of the rewards of steps; None where they have none."""
-    reward_columns = [chunk.reward for chunk in chunks if chunk.reward is not None]
-    rewards = [
-        float(reward) for values in reward_columns for reward in values if reward is not None
-    ]
-    return sum(rewards) if rewards else None
 
 
 def _in_session(columns: GivenColumns, session: str | None) -> GivenColumns:

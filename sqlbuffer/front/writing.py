@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from sqlbuffer.arguments import checked_session, checked_sessions, columns_of, key_text, row_of
 from sqlbuffer.display import shown
@@ -206,18 +207,13 @@ class StepWriter:
         ignore = frozenset(name for name, value in made.items() if value is None)
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
-        metas = {} if text is None else {(key, task): text}
+        beginnings = {(key, task): EpisodeStart(key, task, "", None, text)}
         whole = None if episode_id is None else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
 
-        def end(n_steps: int, return_: float | None) -> EpisodeEnd:
-            last_t = n_steps - 1
-            return EpisodeEnd(
-                key, task, "complete", n_steps, return_, 0, last_t, final_arrays, reward
-            )
-
-        return self._encoding.episode(columns, casting, key, end, metas, whole, ignore)
+        ending = EpisodeEnd(key, task, "complete", final_arrays, reward)
+        return self._encoding.episode(columns, casting, key, ending, beginnings, whole, ignore)
 
     def store(self, batch: EncodedSteps) -> StoreResult:
         """Store steps that were encoded."""
@@ -258,7 +254,7 @@ class StepWriter:
         session = None if session_id is None else checked_session(session_id)
         check_casting(casting)
         text = encode_meta(meta, self._store.info.config.fields.meta, casting)
-        return EpisodeStart(key, task, agent, version, text, session)
+        return EpisodeStart(key, task, agent, version, text, session, writer=str(uuid4()))
 
     def flush(self) -> None:
         """Store the steps that wait."""

@@ -1,11 +1,14 @@
 """Episodes: their keys, beginnings, endings and rows."""
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Connection,
@@ -15,11 +18,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    Update,
     bindparam,
     case,
+    false,
     func,
-    or_,
     select,
     text,
     tuple_,
@@ -28,9 +30,9 @@ from sqlalchemy import (
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError
-from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
-from sqlbuffer.storage.buffers.tables import sessions
+from sqlbuffer.storage.buffers.tables import experiences, sessions
+from sqlbuffer.storage.database.errors import EPISODE_ENDED, episode_ended
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.rollout_stats import rollout_stats
@@ -42,7 +44,7 @@ from sqlbuffer.storage.schema.metadata import (
     KEY,
     SERIAL,
     TIME,
-    json_parameter,
+    UUID,
     metadata,
 )
 
@@ -87,6 +89,28 @@ episodes = Table(
         server_default=text("0"),
         comment="steps stored in chunks, which is the t of the next step",
     ),
+    Column(
+        "is_implied",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true: its last step ended it, and no call; a later step opens it again",
+    ),
+    Column(
+        "was_used",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true: a lease that held steps of it was acknowledged",
+    ),
+    Column(
+        "attempt",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="0: steps arrive without a writer; else the number of the writer that owns it",
+    ),
+    Column("writer", UUID, comment="random id of that writer"),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # Numbers are unique: readers depend on them.
@@ -143,6 +167,32 @@ def _sqlite_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]
     return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (spans_json,)).scalars())
 
 
+# The number of an episode; the step and the seq of a step, and whether it ends an episode.
+LastStep = tuple[int, int, int, bool]
+_SQLITE_SETTLE = "INSERT INTO new_episode_steps (id, step, seq, ends) VALUES (?, ?, ?, ?)"
+
+
+def sqlite_settle_episodes(connection: Connection, last_steps: Sequence[LastStep]) -> None:
+    """End or open episodes that got steps; on PostgreSQL triggers do so.
+
+    Args:
+        connection: The transaction.
+        last_steps: Of each the last of the new steps, in the order of the episode.
+
+    Raises:
+        EpisodeEndedError: One takes no more steps.
+    """
+    cursor = driver_of(connection)
+    for last_step in last_steps:
+        try:
+            cursor.execute(_SQLITE_SETTLE, last_step)
+        except sqlite3.IntegrityError as error:
+            if EPISODE_ENDED not in str(error):
+                raise
+            query = "SELECT key, task_id, status FROM episodes WHERE id = ?"
+            raise episode_ended(*cursor.execute(query, last_step[:1]).fetchone()) from error
+
+
 _POSTGRESQL_ADVANCE = """
 UPDATE episodes e SET next_t = g.end_t
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS g(id, t, end_t)
@@ -166,13 +216,17 @@ def _postgresql_advance(connection: Connection, spans: Mapping[int, tuple[int, i
 
 
 EpisodeKey = tuple[str, str]  # the user's id and the task
+# Of the episodes that a writer owns: all others end with their last step.
+Beginnings = Mapping[EpisodeKey, EpisodeStart]
 
 # Both databases know this form. The call sorts by key, so that two writers of the same new keys
 # cannot deadlock.
 INSERT_EPISODE = text(
-    "INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version, meta) "
-    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta) ON CONFLICT DO NOTHING"
-)
+    "INSERT INTO episodes "
+    "(buffer_id, key, task_id, agent_id, model_version, meta, attempt, writer) "
+    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta, :attempt, :writer) "
+    "ON CONFLICT DO NOTHING"
+).bindparams(bindparam("writer", type_=UUID))
 _INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
 # Made once: building them again takes several times as long as running them.
 _KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=KeyList())
@@ -214,18 +268,18 @@ def episode_ids(
     connection: Connection,
     buffer_id: int,
     records: Sequence[Keyed],
-    metas: Mapping[EpisodeKey, str],
+    beginnings: Beginnings,
     made: set[int] | None = None,
 ) -> list[int | None]:
     """Return the number of each record's episode, or None without one.
 
-    New episodes are made, with the JSON of their meta.
+    New episodes are made.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         records: The records.
-        metas: The JSON.
+        beginnings: Those that a writer owns.
         made: Gets the numbers of the episodes that this transaction has made.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
@@ -243,7 +297,7 @@ def episode_ids(
             "task_id": key[1],
             "agent_id": first_of[key].agent_id,
             "model_version": first_of[key].model_version,
-            "meta": metas.get(key),
+            **_owner(beginnings.get(key)),
         }
         for key in unknown
     ]
@@ -262,6 +316,13 @@ def episode_ids(
     if made is not None:
         made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
     return [None if r.episode_key is None else known[r.episode_key, r.task_id] for r in records]
+
+
+def _owner(beginning: EpisodeStart | None) -> dict[str, Any]:
+    """Return the values of an episode that its writer gives, if it has one."""
+    if beginning is None:
+        return {"meta": None, "attempt": 0, "writer": None}
+    return {name: getattr(beginning, name) for name in ("meta", "attempt", "writer")}
 
 
 def session_ids(
@@ -303,55 +364,15 @@ def one_of(column: Any, keys: Iterable[str]) -> Any:
 free_episode = by_database(sqlite=_sqlite_free_episode, postgresql=_postgresql_free_episode)
 advance = by_database(sqlite=_sqlite_advance, postgresql=_postgresql_advance)
 
-# The id of an episode, its task, and the place of a step in it.
-StepPlace = tuple[str | None, str, int | None]
-
 _STATUS = text(
     "SELECT s.status FROM episodes p JOIN episode_states s ON s.id = p.id "
     "WHERE p.buffer_id = :buffer_id AND p.key = :key AND p.task_id = :task_id"
 )
-_FIRST = bindparam("first_", type_=BigInteger())
-_RETURN: Any = bindparam("return_", type_=Double())
-# For an open episode the column holds the sum of the changes by annotations so far.
-_WHOLE_RETURN = case(
-    (
-        (episodes.c.status == "open") & episodes.c["return"].is_not(None),
-        func.coalesce(_RETURN, 0.0) + episodes.c["return"],
-    ),
-    else_=_RETURN,
-)
-_END = (
-    update(episodes)
-    .where(
-        episodes.c.buffer_id == bindparam("of_buffer"),
-        episodes.c.key == bindparam("of_key"),
-        episodes.c.task_id == bindparam("of_task"),
-        # Or the episode was sent again after its steps had left.
-        or_(
-            episodes.c.status == "open",
-            episodes.c.first_seq < _FIRST,
-        ),
-    )
-    .values(
-        {
-            "status": bindparam("status_"),
-            "length": bindparam("length_"),
-            "return": _WHOLE_RETURN,
-            "reward": bindparam("reward_"),
-            "first_seq": _FIRST,
-            "last_seq": bindparam("last_"),
-            "final_arrays": bindparam("final_"),
-            "ended_at": utc_now(),
-        }
-    )
-)
-
-
 _ROLLOUT = rollout_stats.c
 
 
-def _of_rollout(name: str) -> Any:
-    """Return a value that the statistics have of the stored steps of an episode."""
+def of_rollout(name: str) -> Any:
+    """Return a value that the statistics have of the steps of an episode."""
     is_episode = (
         (_ROLLOUT.buffer_id == episodes.c.buffer_id)
         & (_ROLLOUT.task_id == episodes.c.task_id)
@@ -360,21 +381,52 @@ def _of_rollout(name: str) -> Any:
     return select(_ROLLOUT[name]).where(is_episode).scalar_subquery()
 
 
-_STORED = update(episodes).where(
-    episodes.c.buffer_id == bindparam("of_buffer"),
-    episodes.c.key == bindparam("of_key"),
-    episodes.c.task_id == bindparam("of_task"),
+_ROWS_WITH_PLACE = (
+    select(func.max(experiences.c.t) + 1)
+    .where(
+        experiences.c.buffer_id == episodes.c.buffer_id,
+        experiences.c.episode_id == episodes.c.id,
+    )
+    .scalar_subquery()
 )
-_META = {"meta": func.coalesce(json_parameter("of_meta"), episodes.c.meta)}
-_ANNOTATE = _STORED.values(_META)
-_END_STORED = _STORED.where(episodes.c.status == "open").values(
-    {
-        "status": "complete",
-        "length": episodes.c.next_t,
-        **{name: _of_rollout(name) for name in ("return", "first_seq", "last_seq")},
-        **_META,
-        "ended_at": utc_now(),
-    }
+# The values of an episode that has ended, of its stored steps. Its last step has the place before
+# its length, also where steps were deleted.
+ENDED = {
+    "length": case(
+        (episodes.c.next_t > 0, episodes.c.next_t),
+        else_=func.coalesce(_ROWS_WITH_PLACE, of_rollout("length"), 0),
+    ),
+    **{name: of_rollout(name) for name in ("return", "first_seq", "last_seq")},
+    "is_implied": False,
+    "ended_at": utc_now(),
+}
+_END = (
+    update(episodes)
+    .where(
+        episodes.c.buffer_id == bindparam("of_buffer"),
+        episodes.c.key == bindparam("of_key"),
+        episodes.c.task_id == bindparam("of_task"),
+        episodes.c.status == "open",
+    )
+    .values(
+        {
+            "status": bindparam("status_"),
+            "reward": bindparam("reward_"),
+            "final_arrays": bindparam("final_"),
+            **ENDED,
+        }
+    )
+)
+# In one order: two writers may end several of the same episodes.
+_LOCK_ENDED = (
+    select(episodes.c.id)
+    .where(
+        episodes.c.buffer_id == bindparam("buffer_id"),
+        is_one_of(episodes.c.key, _KEYS),
+        is_one_of(episodes.c.task_id, _TASKS),
+    )
+    .order_by(episodes.c.id)
+    .with_for_update(key_share=True)
 )
 
 
@@ -388,41 +440,6 @@ def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
     )
 
 
-def end_stored(buffer: OpenBuffer, keys: Sequence[EpisodeKey], metas: Sequence[str | None]) -> int:
-    """End open episodes whose steps are stored; return how many there were.
-
-    Args:
-        buffer: The buffer.
-        keys: The episodes.
-        metas: The JSON of each; None keeps what is stored.
-    """
-    return _change(buffer, keys, metas, _END_STORED)
-
-
-def annotate_stored(
-    buffer: OpenBuffer, keys: Sequence[EpisodeKey], metas: Sequence[str | None]
-) -> int:
-    """Replace the user's JSON of episodes; return how many there were."""
-    return _change(buffer, keys, metas, _ANNOTATE)
-
-
-def _change(
-    buffer: OpenBuffer,
-    keys: Sequence[EpisodeKey],
-    metas: Sequence[str | None],
-    statement: Update,
-) -> int:
-    id_ = buffer.info.id
-    # In one order: two writers may change several of the same episodes.
-    rows = [
-        {"of_buffer": id_, "of_key": key, "of_task": task, "of_meta": meta}
-        for (key, task), meta in sorted(zip(keys, metas, strict=True), key=lambda pair: pair[0])
-    ]
-    if not rows:
-        return 0
-    return buffer.write(lambda connection: connection.execute(statement, rows).rowcount)
-
-
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
     """Make the row of an episode; return False if it existed."""
     values = {"buffer_id": buffer_id, **vars(beginning)}
@@ -434,7 +451,7 @@ def begin_whole(
     buffer_id: int,
     key: EpisodeKey,
     first: Keyed,
-    metas: Mapping[EpisodeKey, str],
+    beginnings: Beginnings,
 ) -> int | None:
     """Begin an episode that is stored whole; return the length of the one that is held instead.
 
@@ -443,12 +460,12 @@ def begin_whole(
         buffer_id: The buffer.
         key: The user's id of the episode, and its task.
         first: Its first step.
-        metas: The JSON of the user's metadata.
+        beginnings: Its beginning.
 
     Raises:
         EpisodeExistsError: The episode is open, or was aborted.
     """
-    beginning = EpisodeStart(*key, first.agent_id, first.model_version, metas.get(key))
+    beginning = replace(beginnings[key], agent_id=first.agent_id, model_version=first.model_version)
     while True:
         held = free_episode(connection, buffer_id, *key)
         if held is not None:
@@ -471,40 +488,22 @@ def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> Ep
     )
 
 
-def end(
-    connection: Connection,
-    buffer_id: int,
-    endings: Iterable[EpisodeEnd],
-    seqs: Mapping[StepPlace, int],
-) -> None:
-    """Store the ends of open episodes, in the transaction that stores their last steps.
-
-    Args:
-        connection: The transaction.
-        buffer_id: The buffer.
-        endings: Ends of the episodes.
-        seqs: Numbers of steps of this batch.
-    """
-
-    def number(ending: EpisodeEnd, t: int, known: int | None) -> int | None:
-        return seqs.get((ending.key, ending.task_id, t)) if known is None else known
-
-    # In one order: two writers may end several of the same episodes.
+def end(connection: Connection, buffer_id: int, endings: Sequence[EpisodeEnd]) -> None:
+    """Store the ends of open episodes, in the transaction that stores their last steps."""
     rows = [
         {
             "of_buffer": buffer_id,
             "of_key": ending.key,
             "of_task": ending.task_id,
             "status_": ending.status,
-            "length_": ending.length,
-            # SQLite has no NaN, which inf - inf is.
-            "return_": None if ending.return_ != ending.return_ else ending.return_,
-            "first_": number(ending, ending.first_t, ending.first_seq),
-            "last_": number(ending, ending.last_t, ending.last_seq),
             "final_": ending.final_arrays,
             "reward_": ending.reward,
         }
-        for ending in sorted(endings, key=lambda ending: (ending.key, ending.task_id))
+        for ending in endings
     ]
+    if len(rows) > 1 and connection.dialect.name == "postgresql":
+        keys, tasks = zip(*((ending.key, ending.task_id) for ending in endings), strict=True)
+        parameters = {"buffer_id": buffer_id, "keys": [*set(keys)], "tasks": [*set(tasks)]}
+        connection.execute(_LOCK_ENDED, parameters)
     if rows:
         connection.execute(_END, rows)

@@ -2,6 +2,7 @@
 
 A call is repeated after a lost connection, a deadlock or a conflict on a standby."""
 
+import json
 import logging
 import random
 import re
@@ -21,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlbuffer.errors import (
     BufferNotFoundError,
     DatabaseMissingError,
+    EpisodeEndedError,
     FieldError,
     ReadLimitError,
     RoleMissingError,
@@ -48,6 +50,8 @@ logger = logging.getLogger("sqlbuffer")
 NO_BUFFER = "sqlbuffer: no buffer"
 # They begin their message of an unfinished copy, which takes no other steps, with this one.
 UNFINISHED_COPY = "sqlbuffer: the buffer is an unfinished copy"
+# Of steps for an episode that takes no more of them.
+EPISODE_ENDED = "sqlbuffer: the episode has ended"
 # Raised by the drivers when another writer holds an id.
 UniqueViolation = psycopg.errors.UniqueViolation
 # Raised by a server for a value that is larger than its type allows.
@@ -68,6 +72,16 @@ class Deadlock(StorageBusyError):
 
 class RecoveryConflict(StorageBusyError):
     """A standby ended a query that conflicted with the log that it must replay."""
+
+
+def episode_ended(key: str, task_id: str, status: str) -> EpisodeEndedError:
+    """Return the error of steps for an episode that takes no more of them."""
+    return EpisodeEndedError(
+        f"episode {key!r} of task {task_id!r} has ended (it is {status}), and takes no more steps; "
+        f"take another episode_id, or continue it with buffer.episode(task_id, episode_id=..., "
+        f"resume=True)",
+        [(key, task_id)],
+    )
 
 
 _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
@@ -145,13 +159,8 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
         str(error).strip().splitlines()[0] if str(error) else type(error).__name__,
     )
     state = getattr(error, "sqlstate", None) or ""
-    if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
-        return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it again")
-    if UNFINISHED_COPY in reason:
-        return StorageReadOnlyError(
-            f"{shown}: the buffer is an unfinished copy, and takes no other steps; run the copy "
-            f"again to complete it (`sqlbuffer info` names its source), or drop the buffer"
-        )
+    if (own := _own_refusal(error, state, shown, reason)) is not None:
+        return own
     if reason == "interrupted":
         return ReadLimitError(f"{shown}: reading passed its time limit; ask for less")
     if isinstance(error, sqlite3.Error):
@@ -174,6 +183,22 @@ def translate(error: BaseException | None, url: URL) -> SQLBufferError:
             f"cannot reach {shown}: {reason}; check that the server runs and accepts connections"
         )
     return StorageError(f"{shown}: {reason}")
+
+
+def _own_refusal(
+    error: BaseException | None, state: str, shown: str, reason: str
+) -> SQLBufferError | None:
+    """Return the library's error for what its own triggers refuse; None for other errors."""
+    if NO_BUFFER in reason or (state == "42P01" and "sqlbuffer_seq_" in reason):
+        return BufferNotFoundError(f"{shown}: {reason}; it was dropped, open it again")
+    if EPISODE_ENDED in reason and isinstance(error, psycopg.Error):
+        return episode_ended(*json.loads(error.diag.message_detail or "[]"))
+    if UNFINISHED_COPY in reason:
+        return StorageReadOnlyError(
+            f"{shown}: the buffer is an unfinished copy, and takes no other steps; run the copy "
+            f"again to complete it (`sqlbuffer info` names its source), or drop the buffer"
+        )
+    return None
 
 
 def _refusal(error: BaseException | None, shown: str) -> StorageUnreachableError | None:

@@ -493,8 +493,8 @@ class Labelling:
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
         of_episodes = {episode: rewards for (_, episode), rewards in changes.items() if episode}
-        # In the order in which writers end several episodes.
-        ordered = select(episodes.c.id).order_by(episodes.c.key, episodes.c.task_id)
+        # In the order in which writers lock episodes.
+        ordered = select(episodes.c.id).where(episodes.c.status != "open").order_by(episodes.c.id)
         rows = []
         for portion in _portions(sorted(of_episodes)):
             numbers = bindparam(None, portion, SeqList())

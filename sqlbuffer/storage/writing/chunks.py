@@ -35,14 +35,13 @@ from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, s
 from sqlbuffer.storage.database.errors import UniqueViolation
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
+    Beginnings,
     EpisodeKey,
-    StepPlace,
     advance,
     begin_whole,
     end,
     episode_ids,
     episodes,
-    exists,
     session_ids,
 )
 from sqlbuffer.storage.flow import Pacer
@@ -58,7 +57,7 @@ class ChunkBatch:
         chunks: The chunks, in the order in which they are numbered.
         order: For each step in that order its place in the user's order; None if they are the same.
         endings: Ends of episodes in the batch.
-        metas: The user's JSON of episodes that may begin with it.
+        beginnings: Of episodes that a writer owns, and that may begin with it.
         whole: Id of the user's for an episode that is stored whole or not at all.
         ignore: Keys of chunks that make no conflict if they differ from the stored ones.
     """
@@ -66,7 +65,7 @@ class ChunkBatch:
     chunks: Sequence[PackedChunk]
     order: NDArray[np.int64] | None = None
     endings: Sequence[EpisodeEnd] = ()
-    metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
+    beginnings: Beginnings = field(default_factory=dict)
     whole: EpisodeKey | None = None
     ignore: frozenset[str] = frozenset()
 
@@ -421,10 +420,10 @@ class StepOutcomes:
 insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql.insert_chunks)
 insert_ids = by_database(sqlite=sqlite.insert_ids, postgresql=postgresql.insert_ids)
 
-_EPISODE = select(episodes.c.next_t, episodes.c.status).where(episodes.c.id == bindparam("of_id"))
+_EPISODE = select(episodes.c.next_t).where(episodes.c.id == bindparam("of_id"))
 _NEWEST_CHUNK = _NEWEST.add_columns(chunks.c.t.label("first_t")).subquery()
 _APPENDED_EPISODE = (
-    select(episodes.c.next_t, episodes.c.status, _NEWEST_CHUNK)
+    select(episodes.c.next_t, _NEWEST_CHUNK)
     .select_from(episodes.outerjoin(_NEWEST_CHUNK, true()))
     .where(episodes.c.id == bindparam("of_episode"))
     .with_for_update(key_share=True, of=episodes)
@@ -471,7 +470,7 @@ class _Insertion:
         connection, batch, outcomes = self._connection, self._batch, self._outcomes
         if batch.whole is not None:
             held_length = begin_whole(
-                connection, self._buffer_id, batch.whole, self._chunks[0], batch.metas
+                connection, self._buffer_id, batch.whole, self._chunks[0], batch.beginnings
             )
             if held_length is not None:
                 return self._compared_whole(held_length)
@@ -479,13 +478,13 @@ class _Insertion:
         if batch.chunks and not outcomes.is_new.any():  # an episode of them would have no step
             return outcomes.result(batch.order)
         self._episode_ids = episode_ids(
-            connection, self._buffer_id, self._chunks, batch.metas, self._made
+            connection, self._buffer_id, self._chunks, batch.beginnings, self._made
         )
         self._settle_episodes()
         self._next_ts = self._lock_appended()
         self._store(once)
         if batch.endings:
-            end(connection, self._buffer_id, batch.endings, self._places())
+            end(connection, self._buffer_id, batch.endings)
         return outcomes.result(batch.order)
 
     def _store(self, once: WriteOnce[StoreResult] | None) -> None:
@@ -520,23 +519,19 @@ class _Insertion:
         next_ts: dict[int, int] = {}
         self._newest: dict[int, int | None] = {}
         appended = {
-            episode_id: i
+            episode_id
             for i, episode_id in enumerate(self._episode_ids)
             if episode_id is not None
             and self._chunks[i].t is None
             and len(self._outcomes.places(i))
         }
-        for episode_id, i in sorted(appended.items()):
+        for episode_id in sorted(appended):
             next_ts[episode_id], self._newest[episode_id] = 0, None
             if episode_id in self._made:
                 continue
             row = self._connection.execute(
                 _APPENDED_EPISODE, {"of_buffer": self._buffer_id, "of_episode": episode_id}
             ).one_or_none()
-            if row is not None and row.status != "open":
-                chunk = self._chunks[i]
-                assert chunk.episode_key is not None
-                raise exists(self._connection, self._buffer_id, chunk.episode_key, chunk.task_id)
             if row is not None and row.next_t:
                 next_ts[episode_id] = row.next_t
                 # The lock may have waited for another writer, whose chunk the query does not see.
@@ -662,7 +657,9 @@ class _Insertion:
         locked = _EPISODE.with_for_update(key_share=True)
         row = self._connection.execute(locked, {"of_id": episode_id}).one_or_none()
         if row is None:  # deleted since it was looked up
-            again = episode_ids(self._connection, self._buffer_id, self._chunks, self._batch.metas)
+            again = episode_ids(
+                self._connection, self._buffer_id, self._chunks, self._batch.beginnings
+            )
             self._episode_ids = again
             self._settle_episode(again[indexes[0]] or 0, indexes)
             return
@@ -691,23 +688,13 @@ class _Insertion:
     def _compared_whole(self, held_length: int) -> StoreResult:
         """Return the result for a whole episode whose id the buffer holds."""
         (episode_id, *_) = episode_ids(
-            self._connection, self._buffer_id, self._chunks, self._batch.metas
+            self._connection, self._buffer_id, self._chunks, self._batch.beginnings
         )
         assert episode_id is not None
         same = held_length == len(self._outcomes.is_new)
         for i, chunk in enumerate(self._chunks):
             self._compare(i, episode_id, chunk.n_steps, same=same)
         return self._outcomes.result(self._batch.order)
-
-    def _places(self) -> dict[StepPlace, int]:
-        """Return the numbers of the first and the last step of each chunk."""
-        places: dict[StepPlace, int] = {}
-        for i, chunk in enumerate(self._chunks):
-            for place in (0, chunk.n_steps - 1):
-                seq = int(self._outcomes.seqs[self._outcomes.starts[i] + place])
-                if seq >= 0:
-                    places[chunk.episode_key, chunk.task_id, _first_t(chunk) + place] = seq
-        return places
 
 
 def _continued(chunk: PackedChunk, newest: int | None) -> PackedChunk:

@@ -8,8 +8,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection
 
+from sqlbuffer.encoding.chunks import step_numbers
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
 from sqlbuffer.steps import PAYLOADS
@@ -35,6 +37,7 @@ from sqlbuffer.storage.dialects import (
     rows_of,
     text_field,
 )
+from sqlbuffer.storage.episodes import LastStep, sqlite_settle_episodes
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.retention.eviction import sqlite_evict
 from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
@@ -96,6 +99,23 @@ def _sqlite_after_chunks(
     seqs = range(first.first_seq, last.first_seq + last.chunk.n_steps)
     count_full_blocks(connection, buffer_id, seqs)
     sqlite_add_steps(connection, buffer_id, AddedSteps.of_chunks(numbered))
+    last_chunks = {one.episode_id: one for one in numbered}
+    sqlite_settle_episodes(
+        connection,
+        [
+            _last_step(one, episode_id)
+            for episode_id, one in last_chunks.items()
+            if episode_id is not None
+        ],
+    )
+
+
+def _last_step(numbered: NumberedChunk, episode_id: int) -> LastStep:
+    chunk, last = numbered.chunk, numbered.chunk.n_steps - 1
+    (step,) = step_numbers(chunk, np.array([last])).tolist()
+    flags = (chunk.terminated, chunk.truncated)
+    ends = any(flag is not None and bool(flag[last]) for flag in flags)
+    return episode_id, step, numbered.first_seq + last, ends
 
 
 def _sqlite_reserve_seqs(
@@ -194,6 +214,14 @@ def _sqlite_insert_records(
     count_full_blocks(connection, buffer_id, seqs)
     added = AddedSteps.of_rows(fields["task_id"], episode_ids, fields["reward_t"], seqs)
     sqlite_add_steps(connection, buffer_id, added)
+    last_steps: dict[int, LastStep] = {}
+    for episode_id, record, seq in zip(episode_ids, records, seqs, strict=True):
+        if episode_id is not None and (
+            episode_id not in last_steps or record.step >= last_steps[episode_id][1]
+        ):
+            ends = bool(record.terminated or record.truncated)
+            last_steps[episode_id] = episode_id, record.step, seq, ends
+    sqlite_settle_episodes(connection, list(last_steps.values()))
 
 
 # Column -> its binary COPY form, for the columns of a record that need no other table.

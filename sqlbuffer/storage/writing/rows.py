@@ -19,6 +19,7 @@ from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.database.errors import ProgramLimitExceeded, UniqueViolation, too_large
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.episodes import (
+    Beginnings,
     EpisodeKey,
     begin,
     begin_whole,
@@ -48,14 +49,14 @@ class WriteBatch:
         records: The rows; see `payload_parts.prepared`.
         ignore: Fields that make no conflict if they differ from the stored row.
         endings: Ends of episodes in the batch.
-        metas: The user's JSON of episodes that may begin with it.
+        beginnings: Of episodes that a writer owns, and that may begin with it.
         whole: Id of the user's for an episode that is stored whole or not at all.
     """
 
     records: Sequence[Record]
     ignore: frozenset[str] = frozenset()
     endings: Sequence[EpisodeEnd] = ()
-    metas: Mapping[EpisodeKey, str] = field(default_factory=dict)
+    beginnings: Beginnings = field(default_factory=dict)
     whole: EpisodeKey | None = None
 
     @property
@@ -91,7 +92,9 @@ def insert_batch(
     """
     of_ids, buffer_id = _by_id(batch.records), buffer.info.id
     if batch.whole is not None:
-        held_length = begin_whole(connection, buffer_id, batch.whole, batch.records[0], batch.metas)
+        held_length = begin_whole(
+            connection, buffer_id, batch.whole, batch.records[0], batch.beginnings
+        )
         if held_length is not None:
             return _compared_whole(connection, buffer, payloads, batch, held_length)
     rows_of = partial(_rows_of_ids, connection, buffer_id, payloads)
@@ -116,7 +119,7 @@ def insert_batch(
                 buffer_id,
                 seqs,
                 without_parts(new_records),
-                episode_ids(connection, buffer_id, new_records, batch.metas),
+                episode_ids(connection, buffer_id, new_records, batch.beginnings),
                 session_ids(connection, buffer_id, new_records),
                 reserved.priority,
                 guarded=guarded,
@@ -134,9 +137,8 @@ def insert_batch(
             numbers = {}
             stored |= late_rows
             held |= late_rows.keys()
-    known = {**_seqs(stored), **numbers}
     if batch.endings:
-        _end_episodes(connection, buffer, batch, known)
+        _end_episodes(connection, buffer, batch)
     return _compared(buffer, batch, of_ids, numbers, stored)
 
 
@@ -148,18 +150,11 @@ def _by_id(records: Sequence[Record]) -> dict[str, Record]:
     return of_ids
 
 
-def _end_episodes(
-    connection: Connection, buffer: OpenBuffer, batch: WriteBatch, seqs: Mapping[str, int]
-) -> None:
+def _end_episodes(connection: Connection, buffer: OpenBuffer, batch: WriteBatch) -> None:
     if buffer.info.config.retention.evict_by == "episode":
         # First, as in evictions and annotations: an episode that ends may exceed the limit.
         lock_as_writer(connection, buffer.info.id)
-    places = {
-        (record.episode_key, record.task_id, record.t): seqs[record.id]
-        for record in batch.records
-        if record.id in seqs
-    }
-    end(connection, buffer.info.id, batch.endings, places)
+    end(connection, buffer.info.id, batch.endings)
 
 
 def _compared_whole(
@@ -235,7 +230,7 @@ def _rows_of_episode(
     connection: Connection, buffer_id: int, payloads: Payloads, batch: WriteBatch
 ) -> dict[int | None, Row]:
     """Return the held rows of the episode of a batch, by their place in it."""
-    (episode_id, *_) = episode_ids(connection, buffer_id, batch.records[:1], batch.metas)
+    (episode_id, *_) = episode_ids(connection, buffer_id, batch.records[:1], batch.beginnings)
     low = connection.execute(SELECT_WINDOW, {"of_buffer": buffer_id}).one().low_seq
     where = (
         (experiences.c.buffer_id == buffer_id)

@@ -4,16 +4,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from sqlbuffer.encoding.episode_records import EpisodeEnd
+from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError, FlowControlError, SQLBufferError
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult
-from sqlbuffer.storage.episodes import EpisodeKey
+from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.flow import let_in_at_end
 from sqlbuffer.waits import holding_lock, pause
 
@@ -46,10 +46,6 @@ class QueuedStep(Protocol):
         """The task."""
 
     @property
-    def t(self) -> int | None:
-        """Its place in the episode."""
-
-    @property
     def n_bytes(self) -> int:
         """Size of the waiting bytes of the step."""
 
@@ -57,8 +53,8 @@ class QueuedStep(Protocol):
 S = TypeVar("S", bound=QueuedStep)
 B = TypeVar("B")
 
-# Makes a batch of steps, of endings, and of the metadata of episodes.
-Pack = Callable[[Sequence[S], Sequence[EpisodeEnd], Mapping[EpisodeKey, str]], B]
+# Makes a batch of steps, of endings, and of the beginnings of episodes.
+Pack = Callable[[Sequence[S], Sequence[EpisodeEnd], Beginnings], B]
 # Stores a batch in one transaction; returns the numbers of its steps in their order.
 Write = Callable[[B], StoreResult]
 # Waits until some of n rows may be stored; returns how many.
@@ -122,9 +118,7 @@ class WriteQueue(Generic[S, B]):
         # The steps of a flush that are not packed yet: they may wait for the limiter.
         self._taken: Sequence[S] = ()
         self._endings: list[EpisodeEnd] = []
-        self._metas: dict[EpisodeKey, str] = {}
-        # Of each open episode, the number of the first and of the last step stored, by their place.
-        self._spans: dict[EpisodeKey, dict[int | None, int]] = {}
+        self._beginnings: dict[EpisodeKey, EpisodeStart] = {}
         self._frozen: _Frozen[S, B] | None = None
         self._size_bytes = self._frozen_bytes = 0
         self._due, self._not_before = float("inf"), 0.0
@@ -151,12 +145,12 @@ class WriteQueue(Generic[S, B]):
         """True if no step or ending waits."""
         return not (self._steps or self._taken or self._endings or self._frozen)
 
-    def add(self, step: S, meta: str | None = None) -> None:
+    def add(self, step: S, beginning: EpisodeStart | None = None) -> None:
         """Add a step; wait for the database and the limiter before that, if too many are waiting.
 
         Args:
             step: The step.
-            meta: The user's metadata of an episode without a row, with its first step.
+            beginning: Its episode, if it is of one.
 
         Raises:
             FlowControlError: Too many steps wait, and the rate limiter allowed none in time. They
@@ -168,7 +162,7 @@ class WriteQueue(Generic[S, B]):
             self.wait_for_room()
         with self._mutex:
             self._raise_error()
-            self._take(step, meta)
+            self._take(step, beginning)
             self._ensure_thread()
             if len(self._steps) == self._batch_rows or self._size_bytes > FLUSH_BYTES:
                 self._mutex.notify_all()
@@ -228,22 +222,22 @@ class WriteQueue(Generic[S, B]):
             f"{error}; {self.n_waiting} steps wait to be stored, and this one was not added"
         )
 
-    def end(self, ending: EpisodeEnd, last: S | None = None, meta: str | None = None) -> None:
+    def end(self, ending: EpisodeEnd, beginning: EpisodeStart, last: S | None = None) -> None:
         """Add the end of an episode, with its last step unless that was added.
 
         Errors of the database do not prevent this.
         """
         with self._mutex:
             if last is not None:
-                self._take(last, meta)
+                self._take(last, beginning)
             self._endings.append(ending)
             self._ensure_thread()
 
-    def _take(self, step: S, meta: str | None) -> None:
+    def _take(self, step: S, beginning: EpisodeStart | None) -> None:
         self._steps.append(step)
         self._size_bytes += step.n_bytes
-        if meta is not None and step.episode_key is not None:
-            self._metas[step.episode_key, step.task_id] = meta
+        if beginning is not None:
+            self._beginnings[beginning.key, beginning.task_id] = beginning
 
     def flush(self, admit: Admit | None = None) -> None:
         """Store all waiting steps.
@@ -318,9 +312,13 @@ class WriteQueue(Generic[S, B]):
     def _freeze(self, n: int, endings: Sequence[EpisodeEnd]) -> None:
         """Pack the first n taken steps, which are sent in this form until they are stored."""
         steps = self._taken[:n]
+        keys = {(step.episode_key, step.task_id) for step in steps}
+        keys.update((ending.key, ending.task_id) for ending in endings)
         with self._mutex:
-            metas = dict(self._metas)
-        batch = self._pack(steps, [self._resolved(ending) for ending in endings], metas)
+            beginnings = {
+                key: beginning for key, beginning in self._beginnings.items() if key in keys
+            }
+        batch = self._pack(steps, endings, beginnings)
         n_bytes = sum(step.n_bytes for step in steps)
         self._frozen = _Frozen(batch, steps, endings)
         with self._mutex:
@@ -335,24 +333,11 @@ class WriteQueue(Generic[S, B]):
             return ()
         written = self._write(frozen.batch)
         self._frozen, self._frozen_bytes = None, 0
-        seqs = written.seqs.tolist()
-        for key, places in _ends(frozen.steps, seqs).items():
-            known = self._spans.get(key)
-            if known is None:
-                self._metas.pop(key, None)
-            numbers = [(frozen.steps[i].t, seqs[i]) for i in places]
-            self._spans[key] = dict([next(iter((known or dict(numbers)).items())), numbers[1]])
-        for ending in frozen.endings:
-            self._spans.pop((ending.key, ending.task_id), None)
         with self._mutex:
+            for ending in frozen.endings:
+                self._beginnings.pop((ending.key, ending.task_id), None)
             self._mutex.notify_all()  # the thread, or a writer, waited for this
         return written.conflicting_ids
-
-    def _resolved(self, ending: EpisodeEnd) -> EpisodeEnd:
-        """Fill in the numbers of steps that were stored in earlier batches."""
-        known = self._spans.get((ending.key, ending.task_id), {})
-        first, last = (known.get(t) for t in (ending.first_t, ending.last_t))
-        return replace(ending, first_seq=first, last_seq=last)
 
     def _ensure_thread(self) -> None:
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
@@ -402,17 +387,6 @@ class WriteQueue(Generic[S, B]):
                     self._thread = None
                     return False
                 self._mutex.wait((idle_until if is_idle else due) - now)
-
-
-def _ends(steps: Sequence[QueuedStep], seqs: Sequence[int]) -> dict[EpisodeKey, tuple[int, int]]:
-    """Return for each episode the places of the first and the last step that have a number."""
-    ends: dict[EpisodeKey, tuple[int, int]] = {}
-    # A buffer that was dropped gives no numbers.
-    for i, (step, seq) in enumerate(zip(steps, seqs, strict=False)):
-        if seq >= 0 and step.episode_key is not None:
-            key = (step.episode_key, step.task_id)
-            ends[key] = (ends[key][0] if key in ends else i, i)
-    return ends
 
 
 _queues: "WeakSet[WriteQueue[Any, Any]]" = WeakSet()

@@ -13,8 +13,9 @@ DECLARE
     n_most bigint;
     held bigint;
     n_gone bigint;
+    grown bigint[] := '{}';
 BEGIN
-    FOR written IN SELECT buffer_id, count(*) AS n, max(seq) AS high FROM new_rows GROUP BY buffer_id ORDER BY buffer_id LOOP
+    FOR written IN SELECT buffer_id, count(*) AS n, count(episode_id) AS n_of_episodes, max(seq) AS high FROM new_rows GROUP BY buffer_id ORDER BY buffer_id LOOP
         SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'sqlbuffer: no buffer with buffer_id %', written.buffer_id USING ERRCODE = 'foreign_key_violation';
@@ -82,6 +83,14 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
+        IF written.n_of_episodes > 0 THEN
+            -- After the buffer, and in the order of their ids: all writers lock in this order.
+            grown := ARRAY(
+                SELECT p.id FROM episodes p
+                WHERE p.id = ANY (ARRAY(SELECT n.episode_id FROM new_rows n WHERE n.buffer_id = written.buffer_id))
+                  AND (p.attempt = 0 OR p.status <> 'open')
+                ORDER BY p.id FOR NO KEY UPDATE);
+        END IF;
         -- Writers never wait for each other here: if several write one task without episodes at the
         -- same time, each has a part. Later transactions add to any part that is free.
         INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq)
@@ -103,6 +112,15 @@ BEGIN
         SET length = r.length + excluded.length,
             "return" = nullif(CASE WHEN excluded."return" IS NULL THEN r."return" ELSE coalesce(r."return", 0) + excluded."return" END, 'NaN'),
             first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
+        IF written.n_of_episodes > 0 AND grown <> '{}' THEN
+            PERFORM sqlbuffer_settle_episodes_v1(
+                written.buffer_id, array_agg(l.episode_id), array_agg(l.step), array_agg(l.seq), array_agg(l.ends))
+            FROM (
+                SELECT DISTINCT ON (n.episode_id) n.episode_id, n.step, n.seq, n.terminated IS TRUE OR n.truncated IS TRUE AS ends
+                FROM new_rows n WHERE n.buffer_id = written.buffer_id AND n.episode_id = ANY (grown)
+                ORDER BY n.episode_id, n.step DESC, n.seq DESC
+            ) l;
+        END IF;
     END LOOP;
     RETURN NULL;
 END

@@ -195,6 +195,10 @@ CREATE TABLE episodes (
     ended_at TEXT,
     n_rows BIGINT,
     next_t BIGINT DEFAULT 0 NOT NULL,
+    is_implied BOOLEAN DEFAULT 0 NOT NULL,
+    was_used BOOLEAN DEFAULT 0 NOT NULL,
+    attempt INTEGER DEFAULT 0 NOT NULL,
+    writer TEXT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );

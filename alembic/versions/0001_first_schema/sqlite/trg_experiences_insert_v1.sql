@@ -19,6 +19,9 @@ BEGIN
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
         first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);
+    INSERT INTO new_episode_steps (id, step, seq, ends)
+    SELECT NEW.episode_id, NEW.step, NEW.seq, coalesce(NEW.terminated OR NEW.truncated, NEW.terminated, NEW.truncated, false)
+    FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq AND NEW.episode_id IS NOT NULL;
     UPDATE buffers SET next_seq = NEW.seq + 1 WHERE id = NEW.buffer_id AND next_seq <= NEW.seq;
     INSERT INTO new_special_rows (buffer_id, seq, task_id, episode_id, model_version, session_id)
     SELECT NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id

@@ -1,0 +1,113 @@
+"""End episodes, and give them rewards and values, from any process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from sqlbuffer.checks import checked_choice, checked_instance, checked_items
+from sqlbuffer.encoding.episode_records import encode_meta, pack_final
+from sqlbuffer.encoding.records import encode_key
+from sqlbuffer.errors import ArgumentError
+from sqlbuffer.storage.episode_changes import EpisodeChange, annotate_stored, end_stored
+from sqlbuffer.storage.labels.values import checked_reward
+from sqlbuffer.storage.store import BufferStore
+
+EndStatus = Literal["complete", "aborted"]
+STATUSES = ("complete", "aborted")
+MAX_EPISODES = 100_000
+
+
+class EpisodeChanges:
+    """Ends and annotates stored episodes.
+
+    Args:
+        store: The buffer.
+    """
+
+    def __init__(self, store: BufferStore) -> None:
+        self._store = store
+
+    def end(
+        self,
+        episode_ids: Sequence[str],
+        task_ids: Sequence[str | None] | None,
+        status: Any,
+        rewards: Any,
+        metas: Any,
+        finals: Any,
+        *,
+        must_exist: bool = False,
+    ) -> int:
+        """End episodes; return how many were not ended so before."""
+        checked_choice(status, "status", STATUSES)
+        changes = self._changes(episode_ids, task_ids, rewards, metas, finals)
+        self._store.own_writes.store()
+        return end_stored(self._store, status, changes, must_exist=must_exist)
+
+    def annotate(
+        self,
+        episode_ids: Sequence[str],
+        task_ids: Sequence[str | None] | None,
+        rewards: Any,
+        metas: Any,
+        *,
+        must_exist: bool = False,
+    ) -> int:
+        """Give episodes rewards and values; return how many there were."""
+        if rewards is None and metas is None:
+            raise ArgumentError("annotate_episodes() needs rewards=[..] or metas=[..]")
+        changes = self._changes(episode_ids, task_ids, rewards, metas)
+        self._store.own_writes.store()
+        return annotate_stored(self._store, changes, must_exist=must_exist)
+
+    def _changes(
+        self,
+        episode_ids: Any,
+        task_ids: Any,
+        rewards: Any,
+        metas: Any,
+        finals: Any = None,
+    ) -> list[EpisodeChange]:
+        ids = checked_items(
+            episode_ids, "episode_ids", "a list of ids such as ['e1']", MAX_EPISODES
+        )
+        n = len(ids)
+        tasks = _each(task_ids, "task_ids", "a list of ids such as ['t1']", n)
+        specs = self._store.info.config.fields.meta
+        layout = self._store.observation_layout
+        columns = zip(
+            ids,
+            tasks,
+            _each(rewards, "rewards", "a list of numbers, one for each episode", n),
+            _each(metas, "metas", "a list of dicts, one for each episode", n),
+            _each(finals, "finals", "a list of observations, one for each episode", n),
+            strict=True,
+        )
+        return [
+            EpisodeChange(
+                encode_key(key, "each of episode_ids"),
+                None if task is None else encode_key(task, "each of task_ids"),
+                checked_reward(reward, "reward"),
+                None if meta is None else encode_meta(_checked_meta(meta), specs, "same_kind"),
+                pack_final(layout, final, "same_kind"),
+            )
+            for key, task, reward, meta, final in columns
+        ]
+
+
+def _checked_meta(meta: Any) -> Mapping[str, Any]:
+    checked: Mapping[str, Any] = checked_instance(meta, "each of metas", Mapping, "a dict")
+    return checked
+
+
+def _each(values: Any, name: str, expected: str, n: int) -> Sequence[Any]:
+    """Return a value for each of n episodes; None for each where none are given."""
+    if values is None:
+        return [None] * n
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    listed = checked_items(values, name, expected, MAX_EPISODES)
+    if len(listed) != n:
+        raise ArgumentError(
+            f"{name} has {len(listed)} values for {n} episode_ids; give one for each"
+        )
+    return listed
