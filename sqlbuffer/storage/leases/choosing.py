@@ -518,6 +518,14 @@ def _rows_of(request: ClaimRequest) -> Select[Any]:
 
 
 @remembered
+def _share_episodes(request: ClaimRequest) -> Select[Any]:
+    """Select the episodes of named groups, which no writer changes until the claim has ended."""
+    of_groups = select(queue_items.c.episode_id).where(in_queue_by_key, _is_named(request))
+    shared = select(episodes.c.id).where(episodes.c.id.in_(of_groups))
+    return shared.order_by(episodes.c.id).with_for_update(read=True)
+
+
+@remembered
 def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the groups of the first rows in an order, and their number of these rows."""
     key, order = _key(request), ORDERS[request.order]
@@ -605,6 +613,8 @@ class GroupChoice:
         for name_of_row, group_seq, seq in rows:
             if (name_of_row, group_seq) in locked:
                 locked[name_of_row, group_seq].append(seq)
+        # A writer that adds a step to one of their episodes has ended by then, or sees the lease.
+        self._connection.execute(_share_episodes(self._request), parameters)
         groups_by_name = {group.name: group for group in self._read(keys)}
         return {
             name: seqs

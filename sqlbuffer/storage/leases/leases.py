@@ -47,6 +47,7 @@ from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.dialects import by_database, claiming
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.leases.choosing import (
     BUFFER,
     COUNT,
@@ -75,7 +76,9 @@ from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import (
     KeyList,
+    SeqList,
     in_seconds,
+    is_number_of,
     is_one_of,
     is_past,
     seconds_ago,
@@ -163,11 +166,20 @@ _PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(queue_items).where(OWN_ROWS).values(leased_until=UNTIL)
 # In the order in which transactions that delete rows lock them.
 _HOLD = (
-    select(queue_items.c.seq)
+    select(queue_items.c.episode_id)
     .where(OWN_ROWS)
     .order_by(queue_items.c.seq)
     .with_for_update(key_share=True)
 )
+_EPISODES = "p_episodes"
+_OF_EPISODES = is_number_of(episodes.c.id, bindparam(_EPISODES, type_=SeqList()))
+_LOCK_EPISODES = (
+    select(episodes.c.id)
+    .where(_OF_EPISODES, ~episodes.c.was_used)
+    .order_by(episodes.c.id)
+    .with_for_update(key_share=True)
+)
+_NOTE_USE = update(episodes).where(_OF_EPISODES, ~episodes.c.was_used).values(was_used=True)
 _COUNT = update(queue_items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
 _RELEASE = update(queue_items).where(OWN_ROWS).values(**FREE_AGAIN)
@@ -607,13 +619,15 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
         values = {**_values(keeping, leased), COUNT: max_use}
         # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
         # still runs were deleted.
-        connection.execute(_HOLD, values)
+        of_rows = set(connection.execute(_HOLD, values).scalars()) - {None}
         connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
         low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
                 return  # by an attempt whose connection was lost
             raise _lost(keeping, leased, "acknowledged")
+        if of_rows and connection.execute(_LOCK_EPISODES, {_EPISODES: sorted(of_rows)}).all():
+            connection.execute(_NOTE_USE, {_EPISODES: sorted(of_rows)})
         _evict(connection, keeping, leased.seqs, low)
 
     keeping.buffer.write(work)
