@@ -66,6 +66,7 @@ from sqlbuffer.loading.modes import LoaderOptions, LoaderSettings, Mode
 from sqlbuffer.loading.plans import BatchSource
 from sqlbuffer.loading.ranks import Shard
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES, REFRESH_S, Mirror, mirrored_loader
+from sqlbuffer.query.builder import QueryBuilder
 from sqlbuffer.query.tree import EVERYTHING
 from sqlbuffer.rate_limits import FlowState, Policy, rate_limiter_of
 from sqlbuffer.samplers import Sampler, TaskSampler
@@ -520,10 +521,11 @@ class ReplayBuffer:
         episode_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
+        resume: bool = False,
         casting: Casting = "same_kind",
         **meta: Any,
     ) -> EpisodeWriter:
-        """Begin an episode that is written step by step.
+        """Begin an episode that is written step by step, or continue one with `resume=True`.
 
         Steps are stored in batches: when there are enough pending steps of all open episodes, and
         at the latest `flush_s` after the first of them, unless the database or the rate limiter
@@ -539,11 +541,17 @@ class ReplayBuffer:
             episode_id: Id of the episode, which no episode of the task may have; made if omitted.
             model_version: Version of the model that acts.
             session_id: Training session.
+            resume: Continue the episode with this id if it is open, aborted or abandoned, whichever
+                process began it: from then on only this writer adds steps to it and ends it. The
+                first number is `writer.t`. Without such an episode, begin it; `meta` is for this
+                case.
             casting: See `extend`.
             **meta: See `store_episode`.
 
         Raises:
+            ArgumentError: `resume` without an `episode_id`.
             EpisodeExistsError: The buffer has an episode with this id.
+            EpisodeEndedError: The episode to continue is complete, or a lease holds or has used it.
             FieldError: A key is not text, or meta does not fit its declared fields.
 
         Example:
@@ -553,11 +561,27 @@ class ReplayBuffer:
             ...     episode.append(obs=1.0, reward=1.0, terminated=True)
             >>> len(buffer)
             2
+            >>> buffer.episode("t2", episode_id="e2").abort()
+            >>> with buffer.episode("t2", episode_id="e2", resume=True) as episode:
+            ...     episode.append(obs=float(episode.t), terminated=True)
+            >>> episode.attempt, len(episode.steps())
+            (2, 1)
         """
+        if checked_flag(resume, "resume") and episode_id is None:
+            raise ArgumentError("resume=True continues the episode with an id; give episode_id=...")
         beginning = self._writer.beginning(
             task_id, agent_id, episode_id, model_version, session_id, casting, meta
         )
-        return self._writer.episode(beginning, casting, has_own_id=episode_id is not None)
+        return self._writer.episode(
+            beginning, casting, partial(self._steps_of, beginning.key, beginning.task_id),
+            has_own_id=episode_id is not None, resume=resume,
+        )  # fmt: skip
+
+    def _steps_of(self, episode_id: str, task_id: str) -> builtins.list[DataRow]:
+        """Return the steps of an episode in their order, from the primary."""
+        of_episode = QueryBuilder().eq("episode_id", episode_id).and_().eq("task_id", task_id)
+        rows = self._reader_of[self._store].all(self._conditions.node(of_episode.build()), None)
+        return sorted(rows, key=lambda row: (row.exp_meta.step, row.seq))
 
     def record(
         self,

@@ -3,15 +3,17 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlbuffer.encoding.column_chunks import PackedStep
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart, pack_final
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.encoding.records import Record
+from sqlbuffer.encoding.records import Record, encode_step
 from sqlbuffer.errors import FieldError, SQLBufferError
 from sqlbuffer.fields import Casting
-from sqlbuffer.steps import takes, values_of_step
+from sqlbuffer.steps import DataRow, takes, values_of_step
+from sqlbuffer.storage.episode_changes import Continued
 from sqlbuffer.storage.labels.values import checked_reward
 from sqlbuffer.storage.writing.write_queue import WriteQueue
 
@@ -19,6 +21,8 @@ logger = logging.getLogger("sqlbuffer")
 
 # Checks and encodes a step by its place within the episode.
 Encode = Callable[[int, Mapping[str, Any]], Record | PackedStep]
+# Makes that of an episode which began so.
+Encoding = Callable[[EpisodeStart], Encode]
 
 
 class EpisodeWriter:
@@ -31,7 +35,8 @@ class EpisodeWriter:
         episode_id: Id of the episode.
         task_id: Task of the episode.
         agent_id: Agent that acts.
-        length: Number of steps so far.
+        attempt: 1, and one more with each writer that continues the episode.
+        length: Number of steps so far, also of those that earlier writers stored.
         episode_return: Sum of the steps' rewards; None if no step has a reward.
         is_open: True until the episode ends.
 
@@ -52,21 +57,39 @@ class EpisodeWriter:
 
     def __init__(
         self,
-        encode: Encode,
+        encoding: Encoding,
         observation: Layout,
         queue: WriteQueue[Any, Any],
-        beginning: EpisodeStart,
+        continued: Continued,
         casting: Casting,
+        read: Callable[[], list[DataRow]],
     ) -> None:
-        self._encode, self._observation = encode, observation
+        beginning = continued.beginning
+        self._encoding, self._observation, self._read = encoding, observation, read
+        self._encode = encoding(beginning)
         self._queue, self._casting, self._beginning = queue, casting, beginning
+        self.attempt = beginning.attempt
         self.episode_id, self.task_id = beginning.key, beginning.task_id
         self.agent_id = beginning.agent_id
-        self.length = 0
-        self.episode_return: float | None = None
+        self.length = continued.n_steps
+        self.episode_return = continued.total
         self.is_open = True
         self._held: Record | PackedStep | None = None
         self._pid = os.getpid()
+
+    @property
+    def t(self) -> int:
+        """Number of the next step: 0, 1, 2 and so on, also where earlier steps were evicted."""
+        return self.length
+
+    def steps(self) -> list[DataRow]:
+        """Return the steps that the buffer holds of the episode, in their order.
+
+        They are read from the primary, with those of this writer that were pending.
+        """
+        self._queue.flush()
+        self._queue.check(self._beginning)
+        return self._read()
 
     @takes(values_of_step)
     def append(self, /, **step: Any) -> None:
@@ -76,7 +99,8 @@ class EpisodeWriter:
         Args:
             **step: A value for each declared field. Optional are `reward`, `adv_t`, `v_t`,
                 `terminated`, `truncated`, `state`, `actions`, `messages` and `extra`, and
-                `priority` if the buffer has priorities. The values are copied.
+                `priority` if the buffer has priorities. `model_version` holds for this step and
+                those after it. The values are copied.
 
         Raises:
             FieldError: A field is unknown or missing, a value cannot be stored, or the episode has
@@ -87,9 +111,12 @@ class EpisodeWriter:
                 added.
             EpisodeExistsError: Another writer has stored earlier steps of this episode; this step
                 is not added.
+            EpisodeTakenError: Another writer has continued the episode; this step is not added, and
+                those that were pending are lost.
+            EpisodeEndedError: The episode was ended elsewhere, in the same way.
         """
         self._check_open()
-        encoded = self._encode(self.length, step)
+        encoded = self._encoded(step)
         if self._held is not None:
             self._release()
         self._queue.add(encoded, self._beginning)
@@ -102,7 +129,7 @@ class EpisodeWriter:
         :meta private:
         """
         self._check_open()
-        encoded = self._encode(self.length, step)
+        encoded = self._encoded(step)
         self._release()
         self._held = encoded
         self._count(encoded.reward_t)
@@ -123,6 +150,7 @@ class EpisodeWriter:
         """
         self.finish(final, reward=reward)
         self._queue.flush()
+        self._queue.check(self._beginning)
 
     def finish(self, final: dict[str, Any] | None = None, *, reward: float | None = None) -> None:
         """End the episode without a wait: its end is stored within the buffer's `flush_s`.
@@ -161,6 +189,7 @@ class EpisodeWriter:
         self._check_open()
         self._close("aborted", None)
         self._queue.flush()
+        self._queue.check(self._beginning)
 
     def __enter__(self) -> "EpisodeWriter":
         return self
@@ -183,6 +212,15 @@ class EpisodeWriter:
         if self._held is not None:
             self._queue.add(self._held, self._beginning)
             self._held = None
+
+    def _encoded(self, step: dict[str, Any]) -> Record | PackedStep:
+        if "model_version" in step:
+            version = step.pop("model_version")
+            version = None if version is None else encode_step(version, "model_version")
+            if version != self._beginning.model_version:
+                self._beginning = replace(self._beginning, model_version=version)
+                self._encode = self._encoding(self._beginning)
+        return self._encode(self.length, step)
 
     def _count(self, reward: float | None) -> None:
         self.length += 1

@@ -117,8 +117,8 @@ class EpisodeExistsError(SQLBufferError, ValueError):
     """The buffer already has an episode with this id. Use another id, or leave the id out."""
 
 
-class EpisodeEndedError(SQLBufferError, ValueError):
-    """The episode has ended, and takes no such step or end. The message says what to do instead.
+class EpisodeRefusedError(SQLBufferError, ValueError):
+    """An episode takes no such step or end. The message says why, and what to do instead.
 
     Attributes:
         episodes: The id and the task of each such episode.
@@ -127,6 +127,18 @@ class EpisodeEndedError(SQLBufferError, ValueError):
     def __init__(self, message: str, episodes: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
         self.episodes = tuple(episodes)
+
+
+class EpisodeEndedError(EpisodeRefusedError):
+    """The episode has ended. Take another `episode_id`, or continue an aborted or abandoned one
+    with `buffer.episode(.., resume=True)`.
+    """
+
+
+class EpisodeTakenError(EpisodeRefusedError):
+    """Another writer has continued the episode with `resume=True`: only that one adds steps and
+    ends it. The message says who and when.
+    """
 
 
 class EpisodeNotFoundError(SQLBufferError, KeyError):

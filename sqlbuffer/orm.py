@@ -241,6 +241,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     extra: Mapped[dict[Any, Any] | None] = mapped_column(ExtraPayload, default=None)
     fields: Mapped[dict[str, Any] | None] = _from_database(Payload)
     special_numbers: Mapped[dict[str, Any] | None] = _from_database(Payload)
+    attempt: Mapped[int | None] = _from_database()
 
     episode: Mapped["Episode | None"] = relationship(
         primaryjoin=lambda: _is_step_of_episode(), viewonly=True, init=False
@@ -275,6 +276,7 @@ class Episode(_View):
     meta: Mapped[Any] = mapped_column(Payload)
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
+    attempt: Mapped[int | None]
 
     steps: Mapped[list[Experience]] = relationship(
         primaryjoin=lambda: _is_step_of_episode(),

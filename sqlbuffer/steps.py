@@ -865,6 +865,7 @@ def values_of_step(
     truncated: FlagArgument = None,
     extra: Object = None,
     priority: Number = None,
+    model_version: int | None = None,
     **fields: Any,
 ) -> None:
     """The arguments of `EpisodeWriter.append`."""

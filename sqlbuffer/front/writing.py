@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from sqlbuffer.fields import Casting, check_casting
 from sqlbuffer.front.step_encoding import EncodedSteps, encoding_of
 from sqlbuffer.steps import DataRow, StoreResult, uuid7
 from sqlbuffer.storage.database.transactions import is_joined
+from sqlbuffer.storage.episode_changes import Continued, continue_episode
 from sqlbuffer.storage.labels.values import checked_reward
 from sqlbuffer.storage.rows.payload_parts import row_limit
 from sqlbuffer.storage.store import BufferStore
@@ -116,7 +117,7 @@ class StepWriter:
             self._add_waiting(values)
             return None
         if may_wait:
-            self.flush()  # in their order
+            self._queue.flush()  # in their order
         ignore = frozenset() if "execute_time" in values else MADE_TIME
         priority = values.pop("priority", None)
         makes_steps, row = values.get("step") is None, row_of(values, specs)
@@ -221,20 +222,33 @@ class StepWriter:
         return self._warned(self._encoding.store(encoded)) if batch.n_steps else _NOTHING
 
     def episode(
-        self, beginning: EpisodeStart, casting: Casting, *, has_own_id: bool
+        self,
+        beginning: EpisodeStart,
+        casting: Casting,
+        read: Callable[[], list[DataRow]],
+        *,
+        has_own_id: bool,
+        resume: bool,
     ) -> EpisodeWriter:
-        """Begin an episode that is written step by step.
+        """Begin an episode that is written step by step, or continue it.
 
         Args:
             beginning: Result of `beginning`.
             casting: See `ReplayBuffer.extend`.
+            read: Returns the steps that the buffer holds of it.
             has_own_id: True if the user gave the id, so another episode may have it.
+            resume: Continue the episode if there is one.
         """
-        store = self._store
-        if has_own_id:
+        store, continued = self._store, Continued(beginning)
+        if resume:
+            self._queue.flush()  # the steps of a writer that this one replaces here
+            continued = continue_episode(store, beginning)
+        elif has_own_id:
             store.writer.begin_episode(beginning)
-        encode = self._encoding.step_encoder(beginning, casting)
-        return EpisodeWriter(encode, store.observation_layout, self._queue, beginning, casting)
+        encoding = partial(self._encoding.step_encoder, casting=casting)
+        return EpisodeWriter(
+            encoding, store.observation_layout, self._queue, continued, casting, read
+        )
 
     def beginning(
         self,
@@ -259,6 +273,7 @@ class StepWriter:
     def flush(self) -> None:
         """Store the steps that wait."""
         self._queue.flush()
+        self._queue.check_all()
 
     def wait_for_room(self, n: int) -> None:
         """Wait until n more steps may wait; see `WriteQueue.wait_for_room`."""

@@ -1,6 +1,9 @@
 """Ends, rewards and values that stored episodes get later, from any process."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
@@ -10,21 +13,26 @@ from sqlalchemy import (
     LargeBinary,
     Text,
     Update,
+    and_,
     bindparam,
     cast,
+    exists,
     func,
+    null,
     select,
     update,
 )
 
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.errors import EpisodeEndedError, EpisodeNotFoundError, FieldError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.changes import log_change
-from sqlbuffer.storage.episodes import ENDED, episodes, of_rollout
-from sqlbuffer.storage.schema.expressions import KeyList, is_one_of
-from sqlbuffer.storage.schema.metadata import json_parameter
+from sqlbuffer.storage.episodes import ENDED, LENGTH, begin, episodes, of_rollout
+from sqlbuffer.storage.leases.choosing import queue_items
+from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
+from sqlbuffer.storage.schema.metadata import UUID, json_parameter
 
 
 class EpisodeChange(NamedTuple):
@@ -198,3 +206,129 @@ def _difference(episode: Any, status: str, change: EpisodeChange) -> str | None:
 
 def _same_json(left: str, right: str | None) -> bool:
     return right is not None and equal(orjson.loads(left), orjson.loads(right), strict=True)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """An episode that a writer continues.
+
+    Attributes:
+        beginning: Its beginning, with the number of the writer.
+        n_steps: Number of steps that were written, and the place of the next one.
+        total: Sum of their rewards; None if none has one.
+    """
+
+    beginning: EpisodeStart
+    n_steps: int = 0
+    total: float | None = None
+
+
+_IS_NAMED = and_(
+    episodes.c.buffer_id == bindparam("buffer_id"),
+    episodes.c.key == bindparam("key"),
+    episodes.c.task_id == bindparam("task_id"),
+)
+_LOCK = select(episodes.c.id).where(_IS_NAMED).with_for_update(key_share=True)
+_CONTINUED = (
+    select(
+        episodes.c.id, episodes.c.status, episodes.c.is_implied, episodes.c.was_used,
+        episodes.c.attempt, episodes.c.writer, cast(episodes.c.writers, Text()).label("writers"),
+        LENGTH.label("length"), of_rollout("last_seq").label("last_seq"),
+        of_rollout("return").label("total"),
+        exists(
+            select(1).where(
+                queue_items.c.buffer_id == episodes.c.buffer_id,
+                queue_items.c.episode_id == episodes.c.id,
+                ~is_past(queue_items.c.leased_until),
+            )
+        ).label("is_leased"),
+    )
+    .where(_IS_NAMED)
+)  # fmt: skip
+_TAKE = (
+    update(episodes)
+    .where(episodes.c.id == bindparam("of_id"))
+    .values(
+        {
+            "status": "open",
+            "is_implied": False,
+            "attempt": bindparam("of_attempt"),
+            "writer": bindparam("of_writer", type_=UUID),
+            "writers": json_parameter("of_writers"),
+            **dict.fromkeys(("length", "return", "reward", "first_seq", "last_seq"), null()),
+            "final_arrays": null(),
+            "ended_at": null(),
+        }
+    )
+)
+
+
+def continue_episode(buffer: OpenBuffer, beginning: EpisodeStart) -> Continued:
+    """Make an episode that of a new writer, or begin it if there is none.
+
+    Raises:
+        EpisodeEndedError: It is complete, or a lease holds or has used it.
+    """
+
+    def work(connection: Connection) -> Continued:
+        if buffer.info.config.retention.evict_by == "episode":
+            lock_as_writer(connection, buffer.info.id)
+        names = {
+            "buffer_id": buffer.info.id,
+            "key": beginning.key,
+            "task_id": beginning.task_id,
+        }
+        while True:
+            # Read after the lock, which may have waited for a writer or a lease.
+            if connection.execute(_LOCK, names).one_or_none() is not None:
+                stored = connection.execute(_CONTINUED, names).one()
+                return _taken(connection, buffer, beginning, stored)
+            if begin(connection, buffer.info.id, beginning):
+                return Continued(beginning)
+
+    return buffer.write(work)
+
+
+def _taken(
+    connection: Connection, buffer: OpenBuffer, beginning: EpisodeStart, stored: Any
+) -> Continued:
+    """Raise the attempt of an episode; it was raised if the commit was lost."""
+    attempt = stored.attempt
+    if stored.writer != beginning.writer:
+        _check_continues(beginning, stored)
+        attempt = max(attempt, 1) + 1
+        writers = [] if stored.writers is None else orjson.loads(stored.writers)
+        writers.append(
+            {
+                "attempt": attempt,
+                "holder": f"{os.uname().nodename}/{os.getpid()}",
+                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "after_seq": stored.last_seq or 0,
+            }
+        )
+        values = {
+            "of_id": stored.id,
+            "of_attempt": attempt,
+            "of_writer": beginning.writer,
+            "of_writers": orjson.dumps(writers).decode(),
+        }
+        connection.execute(_TAKE, values)
+        seqs = [] if stored.last_seq is None else [stored.last_seq]
+        log_change(connection, buffer.info.id, "labelled", seqs, buffer.origin)
+    return Continued(replace(beginning, attempt=attempt), stored.length, stored.total)
+
+
+def _check_continues(beginning: EpisodeStart, stored: Any) -> None:
+    name = f"episode {beginning.key!r} of task {beginning.task_id!r}"
+    key = beginning.key, beginning.task_id
+    if stored.was_used or stored.is_leased:
+        how = "has used" if stored.was_used else "holds"
+        raise EpisodeEndedError(
+            f"{name} cannot be continued: a lease {how} it; take another episode_id", [key]
+        )
+    if stored.status == "complete":
+        raise EpisodeEndedError(
+            f"{name} is complete, and cannot be continued; take another episode_id, or delete it "
+            f"first with delete_episodes()",
+            [key],
+        )

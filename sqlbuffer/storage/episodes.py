@@ -20,6 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
     bindparam,
     case,
+    cast,
     false,
     func,
     select,
@@ -29,7 +30,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.errors import EpisodeExistsError
+from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.database.errors import EPISODE_ENDED, episode_ended
@@ -111,6 +112,14 @@ episodes = Table(
         comment="0: steps arrive without a writer; else the number of the writer that owns it",
     ),
     Column("writer", UUID, comment="random id of that writer"),
+    Column(
+        "writers",
+        JSON,
+        comment=(
+            "who has continued it: attempt, host and process, time, and the seq after which its "
+            "steps begin"
+        ),
+    ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # Numbers are unique: readers depend on them.
@@ -230,11 +239,23 @@ INSERT_EPISODE = text(
 _INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
 # Made once: building them again takes several times as long as running them.
 _KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=KeyList())
-_EPISODES = select(episodes.c.key, episodes.c.task_id, episodes.c.id).where(
-    episodes.c.buffer_id == bindparam("buffer_id"),
-    is_one_of(episodes.c.key, _KEYS),
-    is_one_of(episodes.c.task_id, _TASKS),
-)
+# Locked in the order of their ids, as by all who change episodes.
+_EPISODES = (
+    select(
+        episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
+        episodes.c.attempt, episodes.c.writer,
+    )
+    .where(
+        episodes.c.buffer_id == bindparam("buffer_id"),
+        is_one_of(episodes.c.key, _KEYS),
+        is_one_of(episodes.c.task_id, _TASKS),
+    )
+    .order_by(episodes.c.id)
+    .with_for_update(key_share=True)
+)  # fmt: skip
+_NEWEST_WRITER = select(
+    episodes.c.key, episodes.c.task_id, episodes.c.attempt, cast(episodes.c.writers, Text())
+).where(episodes.c.id == bindparam("of_id"))
 _SESSIONS = select(sessions.c.key, sessions.c.id).where(
     sessions.c.buffer_id == bindparam("buffer_id"), is_one_of(sessions.c.key, _KEYS)
 )
@@ -288,7 +309,7 @@ def episode_ids(
             first_of.setdefault((record.episode_key, record.task_id), record)
     if not first_of:
         return [None] * len(records)
-    known = _known_episodes(connection, buffer_id, first_of)
+    known = locked_episodes(connection, buffer_id, first_of, beginnings)
     unknown = sorted(key for key in first_of if key not in known)
     new_episodes = [
         {
@@ -311,7 +332,7 @@ def episode_ids(
     elif new_episodes:
         # As many as are missing: no other transaction has made one of them meanwhile.
         n_made = connection.execute(INSERT_EPISODE, new_episodes).rowcount
-        known = _known_episodes(connection, buffer_id, first_of)
+        known = locked_episodes(connection, buffer_id, first_of, beginnings)
         unknown = unknown if n_made == len(new_episodes) else []
     if made is not None:
         made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
@@ -340,15 +361,55 @@ def session_ids(
     return [None if r.session_key is None else known[r.session_key] for r in records]
 
 
-def _known_episodes(
-    connection: Connection, buffer_id: int, keys: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], int]:
+def locked_episodes(
+    connection: Connection, buffer_id: int, keys: Iterable[EpisodeKey], beginnings: Beginnings
+) -> dict[EpisodeKey, int]:
+    """Return the numbers of the episodes that exist; until the transaction ends nobody else changes
+    them.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        keys: The episodes.
+        beginnings: Those that a writer owns.
+
+    Raises:
+        EpisodeTakenError: Another writer has continued one of them.
+    """
+    wanted = set(keys)
     parameters = {
         "buffer_id": buffer_id,
-        "keys": list({key for key, _ in keys}),
-        "tasks": list({task_id for _, task_id in keys}),
+        "keys": list({key for key, _ in wanted}),
+        "tasks": list({task_id for _, task_id in wanted}),
     }
-    return {(key, task_id): id_ for key, task_id, id_ in connection.execute(_EPISODES, parameters)}
+    known: dict[EpisodeKey, int] = {}
+    for key, task_id, id_, _, attempt, writer in connection.execute(_EPISODES, parameters):
+        beginning = beginnings.get((key, task_id))
+        is_other = attempt > 1 if beginning is None else _is_other(beginning, attempt, writer)
+        if is_other and (key, task_id) in wanted:
+            raise _taken(connection, id_, beginning)
+        known[key, task_id] = id_
+    return known
+
+
+def _is_other(beginning: EpisodeStart, attempt: int, writer: str | None) -> bool:
+    """Return True if an episode is no longer that of the writer which began so."""
+    is_whole = beginning.writer is None  # stored in one transaction
+    return not is_whole and (attempt, writer) != (beginning.attempt, beginning.writer)
+
+
+def _taken(connection: Connection, id_: int, beginning: EpisodeStart | None) -> EpisodeTakenError:
+    """Return the error for a writer that another one has replaced."""
+    key, task_id, attempt, writers = connection.execute(_NEWEST_WRITER, {"of_id": id_}).one()
+    newest = (json.loads(writers) if writers else [{}])[-1]
+    who = f"by {newest['holder']} at {newest['at']} " if newest else ""
+    own = "names no attempt" if beginning is None else f"is attempt {beginning.attempt}"
+    return EpisodeTakenError(
+        f"episode {key!r} of task {task_id!r} was continued {who}as attempt {attempt}; this write "
+        f"{own}, and nothing of it is stored; to write on here, continue the episode again with "
+        f"resume=True",
+        [(key, task_id)],
+    )
 
 
 def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
@@ -389,13 +450,13 @@ _ROWS_WITH_PLACE = (
     )
     .scalar_subquery()
 )
-# The values of an episode that has ended, of its stored steps. Its last step has the place before
-# its length, also where steps were deleted.
+# The last step of an episode has the place before its length, also where steps were deleted.
+LENGTH = case(
+    (episodes.c.next_t > 0, episodes.c.next_t),
+    else_=func.coalesce(_ROWS_WITH_PLACE, of_rollout("length"), 0),
+)
 ENDED = {
-    "length": case(
-        (episodes.c.next_t > 0, episodes.c.next_t),
-        else_=func.coalesce(_ROWS_WITH_PLACE, of_rollout("length"), 0),
-    ),
+    "length": LENGTH,
     **{name: of_rollout(name) for name in ("return", "first_seq", "last_seq")},
     "is_implied": False,
     "ended_at": utc_now(),
@@ -416,17 +477,6 @@ _END = (
             **ENDED,
         }
     )
-)
-# In one order: two writers may end several of the same episodes.
-_LOCK_ENDED = (
-    select(episodes.c.id)
-    .where(
-        episodes.c.buffer_id == bindparam("buffer_id"),
-        is_one_of(episodes.c.key, _KEYS),
-        is_one_of(episodes.c.task_id, _TASKS),
-    )
-    .order_by(episodes.c.id)
-    .with_for_update(key_share=True)
 )
 
 
@@ -488,8 +538,27 @@ def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> Ep
     )
 
 
-def end(connection: Connection, buffer_id: int, endings: Sequence[EpisodeEnd]) -> None:
-    """Store the ends of open episodes, in the transaction that stores their last steps."""
+def end(
+    connection: Connection,
+    buffer_id: int,
+    endings: Sequence[EpisodeEnd],
+    beginnings: Beginnings,
+) -> None:
+    """Store the ends of open episodes, in the transaction that stores their last steps.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        endings: The ends.
+        beginnings: The beginnings of these episodes.
+
+    Raises:
+        EpisodeEndedError: One has ended with another status.
+        EpisodeTakenError: Another writer has continued one of them.
+    """
+    of_endings = {(ending.key, ending.task_id): ending for ending in endings}
+    if any(beginnings[key].writer is not None for key in of_endings if key in beginnings):
+        locked_episodes(connection, buffer_id, of_endings, beginnings)
     rows = [
         {
             "of_buffer": buffer_id,
@@ -501,9 +570,11 @@ def end(connection: Connection, buffer_id: int, endings: Sequence[EpisodeEnd]) -
         }
         for ending in endings
     ]
-    if len(rows) > 1 and connection.dialect.name == "postgresql":
-        keys, tasks = zip(*((ending.key, ending.task_id) for ending in endings), strict=True)
-        parameters = {"buffer_id": buffer_id, "keys": [*set(keys)], "tasks": [*set(tasks)]}
-        connection.execute(_LOCK_ENDED, parameters)
-    if rows:
-        connection.execute(_END, rows)
+    if connection.execute(_END, rows).rowcount == len(rows):
+        return
+    keys, tasks = (list(set(names)) for names in zip(*of_endings, strict=True))
+    parameters = {"buffer_id": buffer_id, "keys": keys, "tasks": tasks}
+    for key, task_id, _, status, *_ in connection.execute(_EPISODES, parameters):
+        ending = of_endings.get((key, task_id))
+        if ending is not None and ending.status != status:
+            raise episode_ended(key, task_id, status)

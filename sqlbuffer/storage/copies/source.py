@@ -421,6 +421,7 @@ def _reopen(copied_episodes: TableRows, i: int, next_t: int | None) -> None:
     for name in ("length", "return", "reward", "first_seq", "last_seq", "final_arrays", "ended_at"):
         copied_episodes.values[name][i] = None
     copied_episodes.values["status"][i] = "open"
+    copied_episodes.values["is_implied"][i] = False
     if next_t is not None:
         copied_episodes.values["next_t"][i] = next_t
 

@@ -79,6 +79,11 @@ VIEWS = {
                 "NaN, which is null in its own column, and -0.0; by the column names of "
                 "`experiences`",
             ),
+            "attempt": (
+                "integer",
+                "number of the writer of the episode that stored it: 1, and one more with each "
+                "that continued it; null: it had no writer",
+            ),
         },
     ),
     "v_tasks": View(
@@ -143,6 +148,10 @@ VIEWS = {
             "meta": ("JSON", "values that were stored with the episode"),
             "started_at": ("time", "when its first step was written"),
             "ended_at": ("time", "when its end was written"),
+            "attempt": (
+                "integer",
+                "number of the writer that owns it; null: its last step ends it",
+            ),
         },
     ),
     "v_buffers": View(
@@ -356,9 +365,9 @@ VIEWS = {
 
 # The columns of new_experiences.
 INSERTABLE = (
-    "buffer_id", "id", "task_id", "task_name", "agent_id", "pre_agent", "step", "execute_time",
-    "state", "actions", "messages", "extra", "reward_t", "adv_t", "v_t", "terminated", "truncated",
-    "model_version",
+    "buffer_id", "id", "episode_id", "task_id", "task_name", "agent_id", "pre_agent", "step",
+    "execute_time", "state", "actions", "messages", "extra", "reward_t", "adv_t", "v_t",
+    "terminated", "truncated", "model_version",
 )  # fmt: skip
 # Other views are made of them, and one takes inserts.
 INNER_VIEWS = {

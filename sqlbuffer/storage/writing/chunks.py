@@ -484,7 +484,7 @@ class _Insertion:
         self._next_ts = self._lock_appended()
         self._store(once)
         if batch.endings:
-            end(connection, self._buffer_id, batch.endings)
+            end(connection, self._buffer_id, batch.endings, batch.beginnings)
         return outcomes.result(batch.order)
 
     def _store(self, once: WriteOnce[StoreResult] | None) -> None:

@@ -91,6 +91,9 @@ def insert_batch(
         EpisodeExistsError: `whole` is open, or was aborted.
     """
     of_ids, buffer_id = _by_id(batch.records), buffer.info.id
+    if batch.beginnings and buffer.info.config.retention.evict_by == "episode":
+        # Before rows of episodes, as in evictions and annotations.
+        lock_as_writer(connection, buffer_id)
     if batch.whole is not None:
         held_length = begin_whole(
             connection, buffer_id, batch.whole, batch.records[0], batch.beginnings
@@ -138,7 +141,7 @@ def insert_batch(
             stored |= late_rows
             held |= late_rows.keys()
     if batch.endings:
-        _end_episodes(connection, buffer, batch)
+        end(connection, buffer_id, batch.endings, batch.beginnings)
     return _compared(buffer, batch, of_ids, numbers, stored)
 
 
@@ -148,13 +151,6 @@ def _by_id(records: Sequence[Record]) -> dict[str, Record]:
     for record in records:
         of_ids.setdefault(record.id, record)
     return of_ids
-
-
-def _end_episodes(connection: Connection, buffer: OpenBuffer, batch: WriteBatch) -> None:
-    if buffer.info.config.retention.evict_by == "episode":
-        # First, as in evictions and annotations: an episode that ends may exceed the limit.
-        lock_as_writer(connection, buffer.info.id)
-    end(connection, buffer.info.id, batch.endings)
 
 
 def _compared_whole(

@@ -10,7 +10,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.errors import EpisodeExistsError, FlowControlError, SQLBufferError
+from sqlbuffer.errors import (
+    EpisodeExistsError,
+    EpisodeRefusedError,
+    EpisodeTakenError,
+    FlowControlError,
+    SQLBufferError,
+)
 from sqlbuffer.processes import at_process_end
 from sqlbuffer.steps import StoreResult
 from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
@@ -119,6 +125,9 @@ class WriteQueue(Generic[S, B]):
         self._taken: Sequence[S] = ()
         self._endings: list[EpisodeEnd] = []
         self._beginnings: dict[EpisodeKey, EpisodeStart] = {}
+        # Of writers whose steps were dropped, and those errors that no call has raised yet.
+        self._refusals: dict[str | None, EpisodeRefusedError] = {}
+        self._unsaid: dict[str | None, EpisodeRefusedError] = {}
         self._frozen: _Frozen[S, B] | None = None
         self._size_bytes = self._frozen_bytes = 0
         self._due, self._not_before = float("inf"), 0.0
@@ -157,7 +166,9 @@ class WriteQueue(Generic[S, B]):
                 wait, and this one was not added.
             SQLBufferError: Earlier steps could not be stored since the last call. They wait, and
                 this one was not added.
+            EpisodeRefusedError: The writer's episode takes no more steps of it.
         """
+        self.check(beginning)
         if not self._has_room():
             self.wait_for_room()
         with self._mutex:
@@ -166,6 +177,23 @@ class WriteQueue(Generic[S, B]):
             self._ensure_thread()
             if len(self._steps) == self._batch_rows or self._size_bytes > FLUSH_BYTES:
                 self._mutex.notify_all()
+
+    def check(self, beginning: EpisodeStart | None) -> None:
+        """Raise the error of a writer whose steps were dropped.
+
+        Raises:
+            EpisodeRefusedError: Its episode has ended, or another writer has taken it.
+        """
+        refusal = None if beginning is None else self._refusals.get(beginning.writer)
+        if beginning is not None and refusal is not None:
+            self._unsaid.pop(beginning.writer, None)
+            raise type(refusal)(str(refusal.args[0]), refusal.episodes)
+
+    def check_all(self) -> None:
+        """Raise an error of a writer that no call has raised yet."""
+        while self._unsaid:
+            _, refusal = self._unsaid.popitem()
+            raise type(refusal)(str(refusal.args[0]), refusal.episodes)
 
     def wait_for_room(self, n: int = 1) -> None:
         """Wait until n more steps may wait, or all that wait are stored.
@@ -234,10 +262,19 @@ class WriteQueue(Generic[S, B]):
             self._ensure_thread()
 
     def _take(self, step: S, beginning: EpisodeStart | None) -> None:
+        if beginning is not None:
+            key = beginning.key, beginning.task_id
+            other = self._beginnings.get(key, beginning)
+            if other.attempt > beginning.attempt:
+                raise EpisodeTakenError(
+                    f"episode {key[0]!r} of task {key[1]!r} was continued in this process as "
+                    f"attempt {other.attempt}; this is attempt {beginning.attempt}, and takes no "
+                    f"more steps",
+                    [key],
+                )
+            self._beginnings[key] = beginning
         self._steps.append(step)
         self._size_bytes += step.n_bytes
-        if beginning is not None:
-            self._beginnings[beginning.key, beginning.task_id] = beginning
 
     def flush(self, admit: Admit | None = None) -> None:
         """Store all waiting steps.
@@ -312,13 +349,9 @@ class WriteQueue(Generic[S, B]):
     def _freeze(self, n: int, endings: Sequence[EpisodeEnd]) -> None:
         """Pack the first n taken steps, which are sent in this form until they are stored."""
         steps = self._taken[:n]
-        keys = {(step.episode_key, step.task_id) for step in steps}
-        keys.update((ending.key, ending.task_id) for ending in endings)
         with self._mutex:
-            beginnings = {
-                key: beginning for key, beginning in self._beginnings.items() if key in keys
-            }
-        batch = self._pack(steps, endings, beginnings)
+            beginnings = dict(self._beginnings)
+        batch = self._pack(steps, endings, _named(beginnings, steps, endings))
         n_bytes = sum(step.n_bytes for step in steps)
         self._frozen = _Frozen(batch, steps, endings)
         with self._mutex:
@@ -331,13 +364,39 @@ class WriteQueue(Generic[S, B]):
         frozen = self._frozen
         if frozen is None:
             return ()
-        written = self._write(frozen.batch)
+        try:
+            written = self._write(frozen.batch)
+        except EpisodeRefusedError as refusal:
+            self._drop_refused(frozen, refusal)
+            return self._store_frozen()
         self._frozen, self._frozen_bytes = None, 0
         with self._mutex:
             for ending in frozen.endings:
                 self._beginnings.pop((ending.key, ending.task_id), None)
             self._mutex.notify_all()  # the thread, or a writer, waited for this
         return written.conflicting_ids
+
+    def _drop_refused(self, frozen: _Frozen[S, B], refusal: EpisodeRefusedError) -> None:
+        """Pack a batch again without the steps that its episodes refuse: nothing of it is stored.
+
+        The writers of these steps learn of it with their next call.
+        """
+        keys = set(refusal.episodes)
+        steps = [s for s in frozen.steps if (s.episode_key, s.task_id) not in keys]
+        endings = [e for e in frozen.endings if (e.key, e.task_id) not in keys]
+        if len(steps) + len(endings) == len(frozen.steps) + len(frozen.endings):
+            raise refusal
+        logger.warning("%d steps are lost: %s", len(frozen.steps) - len(steps), refusal)
+        with self._mutex:
+            for key in keys:
+                beginning = self._beginnings.pop(key, None)
+                if beginning is not None:
+                    self._refusals[beginning.writer] = self._unsaid[beginning.writer] = refusal
+            beginnings = dict(self._beginnings)
+        self._frozen = None
+        if steps or endings:
+            batch = self._pack(steps, endings, _named(beginnings, steps, endings))
+            self._frozen = _Frozen(batch, steps, endings)
 
     def _ensure_thread(self) -> None:
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
@@ -387,6 +446,15 @@ class WriteQueue(Generic[S, B]):
                     self._thread = None
                     return False
                 self._mutex.wait((idle_until if is_idle else due) - now)
+
+
+def _named(
+    beginnings: Beginnings, steps: Sequence[QueuedStep], endings: Sequence[EpisodeEnd]
+) -> Beginnings:
+    """Return the beginnings of the episodes of steps and of endings."""
+    keys: set[tuple[str | None, str]] = {(step.episode_key, step.task_id) for step in steps}
+    keys.update((ending.key, ending.task_id) for ending in endings)
+    return {key: beginning for key, beginning in beginnings.items() if key in keys}
 
 
 _queues: "WeakSet[WriteQueue[Any, Any]]" = WeakSet()

@@ -2,7 +2,8 @@
 CREATE VIEW v_episodes AS
 SELECT b.name AS buffer, p.key AS episode_id, p.task_id, p.agent_id, s.status, p.length,
     CASE WHEN p.status <> 'open' THEN p."return" END AS episode_return, p.reward,
-    p.first_seq, p.last_seq, p.model_version, p.meta, p.started_at, p.ended_at
+    p.first_seq, p.last_seq, p.model_version, p.meta, p.started_at, p.ended_at,
+    nullif(p.attempt, 0) AS attempt
 FROM episodes p
 JOIN buffers b ON b.id = p.buffer_id
 JOIN episode_states s ON s.id = p.id

@@ -10,6 +10,13 @@ BEGIN
         RAISE EXCEPTION 'sqlbuffer: buffer % has typed fields, which SQL cannot write; store its steps with ReplayBuffer.add or extend', b.name
         USING ERRCODE = 'integrity_constraint_violation';
     END IF;
+    IF NEW.episode_id IS NOT NULL THEN
+        PERFORM 1 FROM episodes p WHERE p.id = NEW.episode_id AND p.attempt > 1 FOR SHARE;
+        IF FOUND THEN
+            RAISE EXCEPTION 'sqlbuffer: a writer has continued the episode, and only it adds steps' USING
+                ERRCODE = 'object_not_in_prerequisite_state';
+        END IF;
+    END IF;
     NEW.seq := sqlbuffer_reserve_v1(NEW.buffer_id, 1);
     IF NEW.initial_priority IS NULL AND b.has_priorities THEN
         -- A separate statement: another transaction may have raised it while this one waited for

@@ -314,6 +314,7 @@ CREATE TABLE episodes (
     was_used BOOLEAN DEFAULT false NOT NULL,
     attempt INTEGER DEFAULT 0 NOT NULL,
     writer UUID,
+    writers JSONB,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
@@ -343,6 +344,7 @@ COMMENT ON COLUMN episodes.is_implied IS 'true: its last step ended it, and no c
 COMMENT ON COLUMN episodes.was_used IS 'true: a lease that held steps of it was acknowledged';
 COMMENT ON COLUMN episodes.attempt IS '0: steps arrive without a writer; else the number of the writer that owns it';
 COMMENT ON COLUMN episodes.writer IS 'random id of that writer';
+COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the seq after which its steps begin';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,

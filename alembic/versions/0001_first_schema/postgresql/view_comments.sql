@@ -27,6 +27,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_experiences."extra" IS 'other values';
     COMMENT ON COLUMN v_experiences."fields" IS 'declared fields that conditions can use, and those that were annotated';
     COMMENT ON COLUMN v_experiences."special_numbers" IS 'NaN, which is null in its own column, and -0.0; by the column names of `experiences`';
+    COMMENT ON COLUMN v_experiences."attempt" IS 'number of the writer of the episode that stored it: 1, and one more with each that continued it; null: it had no writer';
     COMMENT ON VIEW v_tasks IS 'One row per task.';
     COMMENT ON COLUMN v_tasks."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_tasks."task_id" IS 'the task';
@@ -71,6 +72,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_episodes."meta" IS 'values that were stored with the episode';
     COMMENT ON COLUMN v_episodes."started_at" IS 'when its first step was written';
     COMMENT ON COLUMN v_episodes."ended_at" IS 'when its end was written';
+    COMMENT ON COLUMN v_episodes."attempt" IS 'number of the writer that owns it; null: its last step ends it';
     COMMENT ON VIEW v_buffers IS 'One row per buffer.';
     COMMENT ON COLUMN v_buffers."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_buffers."buffer_id" IS 'key of the buffer in the tables';
@@ -212,6 +214,7 @@ DO $$ BEGIN
     COMMENT ON VIEW episode_states IS 'Internal: the status of episodes.';
     COMMENT ON COLUMN new_experiences."buffer_id" IS 'the buffer';
     COMMENT ON COLUMN new_experiences."id" IS 'the user''s id, unique within the buffer';
+    COMMENT ON COLUMN new_experiences."episode_id" IS 'key of the episode in episodes';
     COMMENT ON COLUMN new_experiences."task_id" IS 'the task';
     COMMENT ON COLUMN new_experiences."task_name" IS 'readable name of the task';
     COMMENT ON COLUMN new_experiences."agent_id" IS 'the agent';

@@ -11,6 +11,9 @@ BEGIN
     WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
     SELECT RAISE(ABORT, 'sqlbuffer: the buffer has typed fields, which SQL cannot write; store its steps with ReplayBuffer.add or extend')
     WHERE (SELECT has_chunks FROM buffers WHERE id = NEW.buffer_id);
+    SELECT RAISE(ABORT, 'sqlbuffer: a writer has continued the episode, and only it adds steps')
+    FROM buffers b JOIN episodes p ON p.id = NEW.episode_id AND p.attempt > 1
+    WHERE b.id = NEW.buffer_id AND b.next_seq <= NEW.seq;
     -- The library adds up a batch itself.
     INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
     SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq

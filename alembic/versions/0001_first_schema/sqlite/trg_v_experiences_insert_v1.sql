@@ -1,16 +1,19 @@
--- Inserts rows by the name of the buffer. The refused columns are looked up or made by the
+-- Inserts rows by the name of the buffer; makes the episode that a row names first. The refused columns are looked up or made by the
 -- database.
 CREATE TRIGGER trg_v_experiences_insert_v1 INSTEAD OF INSERT ON v_experiences
 BEGIN
-    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, episode_id, session_id, executed_at, inserted_at, fields and special_numbers')
-    WHERE coalesce(NEW.seq, NEW.first_seq, NEW.episode_id, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers) IS NOT NULL;
+    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers and attempt')
+    WHERE coalesce(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt) IS NOT NULL;
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this name')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE name = NEW.buffer);
+    INSERT OR IGNORE INTO episodes (buffer_id, "key", task_id, agent_id, model_version)
+    SELECT id, NEW.episode_id, NEW.task_id, NEW.agent_id, NEW.model_version
+    FROM buffers WHERE name = NEW.buffer AND NEW.episode_id IS NOT NULL;
     INSERT INTO new_experiences (
-        buffer_id, id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
+        buffer_id, id, episode_id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
         reward_t, adv_t, v_t, terminated, truncated, model_version
     )
-    SELECT id, NEW.id, NEW.task_id, NEW.task_name, NEW.agent_id, NEW.pre_agent, NEW.step, NEW.execute_time, NEW.state, NEW.actions,
+    SELECT id, NEW.id, (SELECT p.id FROM episodes p WHERE p.buffer_id = buffers.id AND p."key" = NEW.episode_id AND p.task_id = NEW.task_id), NEW.task_id, NEW.task_name, NEW.agent_id, NEW.pre_agent, NEW.step, NEW.execute_time, NEW.state, NEW.actions,
         NEW.messages, NEW.extra, NEW.reward, NEW.advantage, NEW.value, NEW.terminated, NEW.truncated, NEW.model_version
     FROM buffers WHERE name = NEW.buffer;
 END
