@@ -437,7 +437,9 @@ class ReplayBuffer:
                 nothing is written.
             OutOfOrderError: A typed step comes before the newest one of its episode; nothing is
                 written.
-            EpisodeExistsError: Typed steps name an episode that has ended; nothing is written.
+            EpisodeEndedError: Steps name an episode that has ended and takes no more; nothing is
+                written.
+            EpisodeTakenError: Another writer has continued the episode; nothing is written.
 
         Example:
             >>> fields = {"obs": ("float32", (2,)), "action": "int64"}
@@ -1766,6 +1768,7 @@ class ReplayBuffer:
             meta: Values that are stored with it; see `store_episode`.
 
         Raises:
+            ArgumentError: `status` is another word, or meta is no dict.
             EpisodeNotFoundError: The buffer has no such episode.
             EpisodeEndedError: It has ended with another status, reward, observation or meta.
             FieldError: Several tasks have such an episode, or a value cannot be stored.
@@ -1835,7 +1838,7 @@ class ReplayBuffer:
             meta: See `store_episode`; None for no change.
 
         Raises:
-            ArgumentError: Neither is given.
+            ArgumentError: Neither is given, or meta is no dict.
             EpisodeNotFoundError: The buffer has no such episode.
             FieldError: Several tasks have such an episode, or a value cannot be stored.
 

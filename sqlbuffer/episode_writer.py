@@ -49,6 +49,8 @@ class EpisodeWriter:
         ...     episode.end(obs=[1.0, 1.0])
         >>> len(buffer), episode.length, episode.episode_return
         (2, 2, 1.5)
+        >>> [row.exp_data.reward_t for row in episode.steps()]
+        [1.0, 0.5]
         >>> episode = buffer.episode(level=1)
         >>> episode.append(obs=[0.0, 0.0], action=1, truncated=True)
         >>> episode.finish({"obs": [0.0, 1.0]})

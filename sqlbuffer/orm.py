@@ -222,7 +222,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     task_name: Mapped[str | None] = mapped_column(default=None)
     agent_id: Mapped[str]
     pre_agent: Mapped[str | None] = mapped_column(default=None)
-    episode_id: Mapped[str | None] = _from_database()
+    episode_id: Mapped[str | None] = mapped_column(default=None)
     step: Mapped[int]
     execute_time: Mapped[float | None] = mapped_column(
         default_factory=time.time, insert_default=time.time

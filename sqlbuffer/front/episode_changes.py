@@ -53,9 +53,11 @@ class EpisodeChanges:
         must_exist: bool = False,
     ) -> int:
         """Give episodes rewards and values; return how many there were."""
-        if rewards is None and metas is None:
-            raise ArgumentError("annotate_episodes() needs rewards=[..] or metas=[..]")
         changes = self._changes(episode_ids, task_ids, rewards, metas)
+        if rewards is None and metas is None:
+            call = "annotate_episode() needs reward=... or meta={...}"
+            many = "annotate_episodes() needs rewards=[...] or metas=[...]"
+            raise ArgumentError(call if must_exist else many)
         self._store.own_writes.store()
         return annotate_stored(self._store, changes, must_exist=must_exist)
 
@@ -86,7 +88,7 @@ class EpisodeChanges:
             EpisodeChange(
                 encode_key(key, "each of episode_ids"),
                 None if task is None else encode_key(task, "each of task_ids"),
-                checked_reward(reward, "reward"),
+                checked_reward(reward, "each of rewards"),
                 None if meta is None else encode_meta(_checked_meta(meta), specs, "same_kind"),
                 pack_final(layout, final, "same_kind"),
             )

@@ -29,7 +29,13 @@ from sqlbuffer.checks import checked_dict, checked_flag, checked_path
 from sqlbuffer.codec.decoder import untag
 from sqlbuffer.codec.plain_values import tag_float
 from sqlbuffer.copying import OnProgress, checked_progress
-from sqlbuffer.errors import EpisodeExistsError, ExportError, FieldError, FileImportError
+from sqlbuffer.errors import (
+    EpisodeExistsError,
+    EpisodeRefusedError,
+    ExportError,
+    FieldError,
+    FileImportError,
+)
 from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
@@ -702,7 +708,7 @@ class _Insertion:
         counts = self._counts
         try:
             stored = self._buffer._writer.store(batch)
-        except EpisodeExistsError as error:
+        except (EpisodeExistsError, EpisodeRefusedError) as error:
             raise FileImportError(_of_lines(lines, error, counts)) from error
         counts.n_steps += n_steps
         counts.n_stored += stored.inserted

@@ -10,7 +10,7 @@ from sqlbuffer import ReplayBuffer
 from tests.docs.pages import text_of
 from tests.support.markdown import ROOT
 
-PAGES = ["overview", "which-call", "columns", "guarantees", "folders"]
+PAGES = ["overview", "which-call", "columns", "episodes", "guarantees", "folders"]
 
 
 def cells_of(document: str) -> list[list[str]]:

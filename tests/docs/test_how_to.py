@@ -62,6 +62,13 @@ def test_whole_episodes_are_stored_as_the_page_shows(read):
     assert run(SQLITE_URL, "SELECT length, episode_return FROM v_episodes") == [(10, 10.0)]
 
 
+def test_rollouts_are_continued_and_judged_as_the_pages_show(read):
+    read("docs/how-to/continue-a-rollout.md")
+    read("docs/how-to/judge-rollouts-later.md")
+    states = "SELECT status, count(*) FROM v_episodes GROUP BY 1 ORDER BY 1"
+    assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 6)]
+
+
 def test_episodes(read):
     page = read("docs/how-to/record-episodes.md")
     assert page.names["episode"].episode_return == 5.0

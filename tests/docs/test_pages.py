@@ -26,6 +26,7 @@ READ = {
     "docs/index.md",
     "docs/performance.md",
     "docs/concepts/columns.md",  # in test_concepts.py
+    "docs/concepts/episodes.md",  # in test_concepts.py
     "docs/concepts/folders.md",  # in test_concepts.py
     "docs/concepts/guarantees.md",  # in test_concepts.py
     "docs/concepts/overview.md",  # in test_concepts.py

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
-from sqlbuffer.errors import EpisodeExistsError, FieldError, SQLBufferError
+from sqlbuffer.errors import EpisodeEndedError, FieldError, SQLBufferError
 from tests.support.sql import run, scalar
 
 FIELDS = {
@@ -158,7 +158,7 @@ def test_columns_are_appended_to_their_episode(buffer, buffer_url):
     assert steps == [*range(9), 20, 21]
     with buffer.episode(episode_id="g", task_id="t") as episode:
         episode.append(**step(1))
-    with pytest.raises(EpisodeExistsError, match="'g' of task 't' is stored already"):
+    with pytest.raises(EpisodeEndedError, match="'g' of task 't' has ended"):
         buffer.extend(columns(range(2)), task_id="t", episode_id="g")
 
 

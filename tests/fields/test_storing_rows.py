@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
-from sqlbuffer.errors import EpisodeExistsError, FieldError
+from sqlbuffer.errors import EpisodeEndedError, FieldError
 from tests.support.sql import run, scalar
 
 FIELDS = {
@@ -177,7 +177,7 @@ def test_rows_are_appended_to_their_episode(buffer, buffer_url):
 def test_an_episode_that_has_ended_takes_no_more(buffer):
     columns = {"obs": np.zeros((2, 2), np.float32), "tokens": [[], []]}
     buffer.store_episode(columns, task_id="t", agent_id="a", episode_id="e")
-    with pytest.raises(EpisodeExistsError, match="'e' of task 't' is stored already"):
+    with pytest.raises(EpisodeEndedError, match="'e' of task 't' has ended"):
         buffer.store_batch(of_episode("e", range(2, 4)))
     assert len(buffer) == 2
 

@@ -214,9 +214,9 @@ def test_what_the_database_makes_is_not_given(schema_url, session):
     values = {
         "seq": "1",
         "first_seq": "1",
-        "episode_id": "'e'",
         "session_id": "'s'",
         "fields": "'{}'",
+        "attempt": "1",
     }
     for name, value in {**values, "inserted_at": "CURRENT_TIMESTAMP"}.items():
         with pytest.raises(TypeError, match=name):

@@ -265,6 +265,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "device": lambda _: "cpu",
     "documents": lambda _: ["k"],
     "env": lambda world: world.env,
+    "episode_id": lambda _: "e",
     "episode_ids": lambda _: ["e"],
     "exp_data": lambda _: Experience(),
     "exp_meta": lambda _: ExpMeta("t"),

@@ -25,6 +25,7 @@ from sqlbuffer.errors import (
     BufferNotFoundError,
     CopyError,
     EpisodeExistsError,
+    EpisodeRefusedError,
     FieldError,
     FileImportError,
     SchemaMissingError,
@@ -212,7 +213,7 @@ def append_files(
     for place, n_steps, batch in _encoded_parts(files, buffer, columns):
         try:
             stored = buffer._writer.store(batch)
-        except EpisodeExistsError as error:
+        except (EpisodeExistsError, EpisodeRefusedError) as error:
             raise FileImportError(
                 f"{place}: {error}; {counts.n_stored:,} steps of earlier rows are stored"
             ) from error

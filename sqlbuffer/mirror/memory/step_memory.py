@@ -518,6 +518,7 @@ class StepMemory:
             self.n_live += int(is_live.sum())
         for before, after in self._staged_links:
             links["next"][before], links["prev"][after] = after, before
+            links["flags"][before] &= np.uint8(255 - LAST)  # the episode was continued
         self.changed.add(np.array([before for before, _ in self._staged_links], np.int64))
         self._staged, self._staged_links = [], []
         return shown
@@ -588,6 +589,8 @@ class StepMemory:
             last = int(episodes.last_slot[number])
             if last != NONE and episodes.length[number] == episodes.last_t[number] + 1:
                 links["flags"][last] |= np.uint8(LAST)
+            elif last != NONE:
+                links["flags"][last] &= np.uint8(255 - LAST)
 
     def _evict(self, low: int, touched: Integers) -> None:
         """Remove the steps up to a number, and free the blocks without a step."""

@@ -116,8 +116,9 @@ _FORMS: tuple[tuple[type[Any], str], ...] = (
     (Double, "real"),
     (LargeBinary, "bytes"),
 )
-# Columns that the target fills itself: its own keys, and its own transactions.
-_LEFT_OUT = ("buffer_id", "xid")
+# Columns that the target fills itself: its own keys and transactions. No writer of the source
+# writes there.
+_LEFT_OUT = ("buffer_id", "xid", "writer")
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,12 @@ class RecoveryConflict(StorageBusyError):
 
 def episode_ended(key: str, task_id: str, status: str) -> EpisodeEndedError:
     """Return the error of steps for an episode that takes no more of them."""
+    way = "delete it first with delete_episodes()"
+    if status == "aborted":
+        way = "continue it with buffer.episode(task_id, episode_id=..., resume=True)"
     return EpisodeEndedError(
         f"episode {key!r} of task {task_id!r} has ended (it is {status}), and takes no more steps; "
-        f"take another episode_id, or continue it with buffer.episode(task_id, episode_id=..., "
-        f"resume=True)",
+        f"take another episode_id, or {way}",
         [(key, task_id)],
     )
 

@@ -32,7 +32,7 @@ from sqlbuffer.storage.buffers.writes import WriteOnce
 from sqlbuffer.storage.chunks import postgresql, sqlite
 from sqlbuffer.storage.chunks.numbered_chunk import NumberedChunk
 from sqlbuffer.storage.chunks.tables import chunk_data, chunks, deleted_steps, step_ids
-from sqlbuffer.storage.database.errors import UniqueViolation
+from sqlbuffer.storage.database.errors import UniqueViolation, episode_ended
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import (
     Beginnings,
@@ -421,9 +421,12 @@ insert_numbered = by_database(sqlite=sqlite.insert_chunks, postgresql=postgresql
 insert_ids = by_database(sqlite=sqlite.insert_ids, postgresql=postgresql.insert_ids)
 
 _EPISODE = select(episodes.c.next_t).where(episodes.c.id == bindparam("of_id"))
+_NAMES = select(episodes.c.key, episodes.c.task_id, episodes.c.status).where(
+    episodes.c.id == bindparam("of_id")
+)
 _NEWEST_CHUNK = _NEWEST.add_columns(chunks.c.t.label("first_t")).subquery()
 _APPENDED_EPISODE = (
-    select(episodes.c.next_t, _NEWEST_CHUNK)
+    select(episodes.c.next_t, episodes.c.status, episodes.c.is_implied, _NEWEST_CHUNK)
     .select_from(episodes.outerjoin(_NEWEST_CHUNK, true()))
     .where(episodes.c.id == bindparam("of_episode"))
     .with_for_update(key_share=True, of=episodes)
@@ -532,6 +535,9 @@ class _Insertion:
             row = self._connection.execute(
                 _APPENDED_EPISODE, {"of_buffer": self._buffer_id, "of_episode": episode_id}
             ).one_or_none()
+            if row is not None and row.status != "open" and not row.is_implied:
+                names = self._connection.execute(_NAMES, {"of_id": episode_id}).one()
+                raise episode_ended(*names)
             if row is not None and row.next_t:
                 next_ts[episode_id] = row.next_t
                 # The lock may have waited for another writer, whose chunk the query does not see.

@@ -107,16 +107,16 @@ def test_plain_sql_counts(buffer_url):
         for i in range(4):
             run(
                 buffer_url,
-                "INSERT INTO episodes (buffer_id, key, task_id, status) "
-                f"VALUES ({number}, 'e{i}', 't', 'complete')",
+                f"INSERT INTO episodes (buffer_id, key, task_id) VALUES ({number}, 'e{i}', 't')",
             )
             id_ = scalar(buffer_url, f"SELECT id FROM episodes WHERE key = 'e{i}'")
             for t in range(2):
                 columns, values = numbered(buffer_url, str(number), str(2 * i + t + 1))
                 run(
                     buffer_url,
-                    f"INSERT INTO experiences ({columns}, task_id, agent_id, step, episode_id) "
-                    f"VALUES ({values}, 't', 'a', {t}, {id_})",
+                    f"INSERT INTO experiences "
+                    f"({columns}, task_id, agent_id, step, episode_id, terminated) "
+                    f"VALUES ({values}, 't', 'a', {t}, {id_}, {'true' if t else 'false'})",
                 )
         assert held(buffer_url) == [("e2", 2), ("e3", 2)]
         run(buffer_url, "DELETE FROM experiences WHERE seq = 8")

@@ -74,7 +74,7 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
-        IF written.n_of_episodes > 0 THEN
+        IF written.n_of_episodes > 0 AND NOT EXISTS (SELECT 1 FROM copies c WHERE c.buffer_id = written.buffer_id AND c.finished_at IS NULL) THEN
             -- After the buffer, and in the order of their ids: all writers lock in this order.
             grown := ARRAY(
                 SELECT p.id FROM episodes p
@@ -111,7 +111,7 @@ BEGIN
             PERFORM sqlbuffer_settle_episodes_v1(
                 written.buffer_id, array_agg(l.episode_id), array_agg(l.step), array_agg(l.seq), array_agg(l.ends))
             FROM (
-                SELECT DISTINCT ON (n.episode_id) n.episode_id, coalesce(n.steps[n.n_steps], n.step + n.n_steps - 1) AS step,
+                SELECT DISTINCT ON (n.episode_id) n.episode_id, coalesce(n.steps[n.n_steps], n.step + (n.n_steps - 1)) AS step,
                     n.first_seq + n.n_steps - 1 AS seq, n.terminated[n.n_steps] IS TRUE OR n.truncated[n.n_steps] IS TRUE AS ends
                 FROM new_chunks n WHERE n.buffer_id = written.buffer_id AND n.episode_id = ANY (grown)
                 ORDER BY n.episode_id, n.first_seq DESC

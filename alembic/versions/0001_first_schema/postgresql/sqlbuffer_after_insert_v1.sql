@@ -83,7 +83,7 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
-        IF written.n_of_episodes > 0 THEN
+        IF written.n_of_episodes > 0 AND NOT EXISTS (SELECT 1 FROM copies c WHERE c.buffer_id = written.buffer_id AND c.finished_at IS NULL) THEN
             -- After the buffer, and in the order of their ids: all writers lock in this order.
             grown := ARRAY(
                 SELECT p.id FROM episodes p

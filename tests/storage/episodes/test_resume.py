@@ -1,0 +1,271 @@
+"""Episodes that another writer continues, and writers that were replaced."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer.errors import ArgumentError, EpisodeEndedError, EpisodeTakenError, FieldError
+from tests.support.sql import run
+
+LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
+STATE = "SELECT status, length, episode_return, attempt FROM v_episodes WHERE episode_id = 'e'"
+STEPS = (
+    "SELECT step, attempt, model_version FROM v_experiences WHERE episode_id = 'e' ORDER BY step"
+)
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture
+def opened(buffer_url, layout):
+    """Open the buffer, as another process does each time."""
+    buffers = []
+
+    def make(**settings):
+        buffers.append(ReplayBuffer(buffer_url, **layout, **settings))
+        return buffers[-1]
+
+    yield make
+    for buffer in buffers:
+        buffer.close()
+
+
+def step(buffer, value=0.0, **more):
+    return {"obs" if buffer.fields else "state": value, "reward": 1.0, **more}
+
+
+def begun(buffer, n=2, version=4, **options):
+    episode = buffer.episode("t", episode_id="e", model_version=version, **options)
+    for i in range(n):
+        episode.append(**step(buffer, float(i)))
+    buffer.flush()
+    return episode
+
+
+def test_another_process_continues_what_one_has_begun(opened, buffer_url):
+    first, second = opened(), opened()
+    begun(first)
+    with begun(second, 0, 5, resume=True) as episode:
+        assert (episode.t, episode.attempt, episode.episode_return) == (2, 2, 2.0)
+        assert [row.exp_meta.step for row in episode.steps()] == [0, 1]
+        episode.append(**step(second, 2.0))
+        episode.append(**step(second, 3.0), model_version=6, terminated=True)
+        assert [row.exp_meta.model_version for row in episode.steps()] == [4, 4, 5, 6]
+    assert run(buffer_url, STATE) == [("complete", 4, 4.0, 2)]
+    assert run(buffer_url, STEPS) == [(0, 1, 4), (1, 1, 4), (2, 2, 5), (3, 2, 6)]
+
+
+def test_a_writer_that_was_replaced_stores_nothing_more(opened, buffer_url):
+    first, second = opened(), opened()
+    old = begun(first)
+    new = begun(second, 0, resume=True)
+    named = rf"continued by {os.uname().nodename}/{os.getpid()} at .* as attempt 2; .* is attempt 1"
+    old.append(**step(first))
+    other = first.episode("t", episode_id="other")
+    other.append(**step(first))
+    with pytest.raises(EpisodeTakenError, match=named):
+        old.end()
+    other.end()  # a neighbour in the same batch is stored
+    with pytest.raises(FieldError, match="has ended"):
+        old.append(**step(first))
+    new.append(**step(second))
+    new.end()
+    assert run(buffer_url, STATE) == [("complete", 3, 3.0, 2)]
+    assert len(second) == 4
+
+
+def test_the_error_reaches_append_flush_or_abort(opened):
+    first, second = opened(), opened()
+    old = begun(first)
+    begun(second, 0, resume=True)
+    old.append(**step(first))
+    with pytest.raises(EpisodeTakenError):
+        first.flush()
+    first.flush()  # it was said
+    for call in (lambda: old.append(**step(first)), old.abort):
+        with pytest.raises(EpisodeTakenError, match="attempt 2"):
+            call()
+
+
+def test_a_replaced_writer_does_not_end_the_episode(opened, buffer_url):
+    first, second = opened(), opened()
+    old = begun(first)
+    begun(second, 0, resume=True)
+    with pytest.raises(EpisodeTakenError):
+        old.end(reward=5.0)
+    assert run(buffer_url, STATE) == [("open", None, None, 2)]
+
+
+def test_in_one_process_the_later_writer_stays(opened, buffer_url):
+    buffer = opened()
+    old = begun(buffer)
+    old.append(**step(buffer))  # pending, and still its own
+    new = buffer.episode("t", episode_id="e", resume=True)
+    assert new.t == 3
+    new.append(**step(buffer))
+    with pytest.raises(EpisodeTakenError, match="in this process as attempt 2; this is attempt 1"):
+        old.append(**step(buffer))
+    new.end()
+    assert run(buffer_url, STATE) == [("complete", 4, 4.0, 2)]
+
+
+def test_writes_without_an_attempt_are_refused_after_a_resume(opened, buffer_url, layout):
+    first, second = opened(), opened()
+    begun(first)
+    first.add(task_id="t", episode_id="e", **step(first), step=2)  # none has continued it yet
+    begun(second, 0, resume=True)
+    n = len(first)
+    for call in (
+        lambda: first.add(task_id="t", episode_id="e", **step(first)),
+        lambda: first.extend(
+            {"obs" if layout else "state": [0.0]}, task_id="t", episode_id="e", step=[9]
+        ),
+        lambda: first.store_batch(_copies(first)),
+    ):
+        with pytest.raises(EpisodeTakenError, match="attempt 2; this write names no attempt"):
+            call()
+    if not layout:
+        with pytest.raises(Exception, match="only it adds steps"):
+            run(
+                buffer_url,
+                "INSERT INTO v_experiences (buffer, task_id, agent_id, step, episode_id) "
+                "VALUES ('default', 't', 'a', 9, 'e')",
+            )
+    assert len(first) == n
+
+
+def _copies(buffer):
+    rows = list(buffer)[:1]
+    for row in rows:
+        row.id, row.seq = "new", None
+        row.exp_meta.step = 9
+    return rows
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("status", ["aborted", "abandoned", "unowned"])
+def test_what_can_be_continued(opened, buffer_url, status):
+    first, second = opened(open_timeout_s=0.01), opened()
+    if status == "unowned":
+        first.add(task_id="t", episode_id="e", **step(first), step=0)
+        first.add(task_id="t", episode_id="e", **step(first), step=1)
+    elif status == "aborted":
+        begun(first).abort()
+    else:
+        begun(first)
+        time.sleep(0.05)
+        assert run(buffer_url, STATE)[0][0] == "abandoned"
+    with begun(second, 0, resume=True) as episode:
+        assert (episode.t, episode.attempt) == (2, 2)
+        episode.append(**step(second))
+    assert run(buffer_url, STATE) == [("complete", 3, 3.0, 2)]
+    with pytest.raises(EpisodeEndedError, match="is complete, and cannot be continued"):
+        begun(first, 0, resume=True)
+
+
+def test_what_cannot_be_continued_and_what_begins(opened, buffer_url):
+    buffer = opened(leases=True, max_use=2)
+    with begun(buffer, 0, resume=True) as episode:
+        assert (episode.t, episode.attempt, episode.steps()) == (0, 1, [])
+        episode.append(**step(buffer))
+        episode.abort()
+    with buffer.lease(1, timeout_s=0) as batch:
+        assert len(batch) == 1
+        with pytest.raises(EpisodeEndedError, match="a lease holds it"):
+            begun(buffer, 0, resume=True)
+    with pytest.raises(EpisodeEndedError, match="a lease has used it"):
+        begun(buffer, 0, resume=True)
+    with pytest.raises(ArgumentError, match="give episode_id"):
+        buffer.episode("t", resume=True)
+    with pytest.raises(ArgumentError, match="resume"):
+        buffer.episode("t", episode_id="x", resume="yes")
+    assert run(buffer_url, STATE) == [("aborted", 1, 1.0, 1)]
+
+
+def test_the_next_number_is_known_where_steps_were_evicted(opened):
+    buffer = opened(max_capacity=3)
+    begun(buffer, 5)
+    with begun(buffer, 0, resume=True) as episode:
+        assert episode.t == 5
+        assert [row.exp_meta.step for row in episode.steps()] == [2, 3, 4]
+        episode.append(**step(buffer))
+    assert [row.exp_meta.step for row in buffer] == [3, 4, 5]
+
+
+def test_a_mirror_draws_a_continued_episode_as_sql_does(buffer_url):
+    with ReplayBuffer(buffer_url, **LAYOUTS["typed"]) as buffer, buffer.mirror() as mirror:
+        begun(buffer, 4).abort()
+        assert len(mirror.sample_arrays(8).obs) == 8
+        with begun(buffer, 0, 5, resume=True) as episode:
+            for i in range(4, 7):
+                episode.append(**step(buffer, float(i)))
+            episode.end(obs=7.0)
+        for source in (buffer, mirror):
+            batch = source.sample_transitions(400, n_step=1)
+            pairs = set(zip(batch.obs.tolist(), batch.next_obs.tolist(), strict=True))
+            assert pairs == {(float(i), float(i + 1)) for i in range(7)}
+        assert buffer.delete(QueryBuilder().eq("model_version", 5).build()) == 3
+
+
+def keep_writing(url, layout, number, acknowledged):
+    """Continue the episode and append steps; note each that a flush has stored."""
+    random.seed(number)
+    with ReplayBuffer(url, flush_s=0.001, **layout) as buffer:
+        episode = buffer.episode("t", episode_id="e", model_version=number, resume=True)
+        while True:
+            t = episode.t
+            episode.append(**step(buffer, float(t)))
+            if random.random() < 0.5:
+                try:
+                    buffer.flush()
+                except EpisodeTakenError:
+                    return
+                acknowledged.put((number, t + 1))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("n_kills", [25])
+def test_a_killed_writer_is_continued_without_loss(buffer_url, layout, n_kills):
+    """Half of the writers are killed, and half are replaced while they write."""
+    context = multiprocessing.get_context("spawn")
+    acknowledged = context.SimpleQueue()
+    said, living = {}, []
+    ReplayBuffer(buffer_url, **layout).close()
+    rng = random.Random(n_kills)
+    for number in range(n_kills):
+        process = context.Process(
+            target=keep_writing, args=(buffer_url, layout, number, acknowledged), daemon=True
+        )
+        process.start()
+        living.append(process)
+        while number not in said:
+            said.update([acknowledged.get()])
+        time.sleep(rng.uniform(0, 0.05))
+        while not acknowledged.empty():
+            said.update([acknowledged.get()])
+        if rng.random() < 0.5:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(30)
+    for process in living:
+        process.kill()
+        process.join(30)
+    while not acknowledged.empty():
+        said.update([acknowledged.get()])
+    with ReplayBuffer(buffer_url, **layout) as buffer:
+        episode = buffer.episode("t", episode_id="e", resume=True)
+        rows = episode.steps()
+        assert [row.exp_meta.step for row in rows] == list(range(episode.t))
+        values = [row.fields["obs"] if layout else row.exp_data.state for row in rows]
+        assert values == [float(t) for t in range(episode.t)]
+        of_writers = [row.exp_meta.model_version for row in rows]
+        assert of_writers == sorted(of_writers)
+        last = {number: t + 1 for t, number in enumerate(of_writers)}
+        assert all(last[number] >= t for number, t in said.items())
