@@ -1854,7 +1854,7 @@ class ReplayBuffer:
     def annotate_episodes(
         self,
         episode_ids: Sequence[str],
-        rewards: Sequence[float | None] | None = None,
+        rewards: Sequence[float | None] | None,
         *,
         metas: Sequence[Mapping[str, Any] | None] | None = None,
         task_ids: Sequence[str | None] | None = None,

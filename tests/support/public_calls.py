@@ -305,6 +305,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "settings": lambda _: {},
     "sources": lambda world: {world.typed: 1},
     "state": lambda world: world.typed.loader("step", 2, seed=1).state_dict(),
+    "rewards": lambda _: [1.0],
     "stored": lambda _: {"dtype": "<f4", "shape": []},
     "task_id": lambda _: "t",
     "task_ids": lambda _: ["t"],

@@ -339,7 +339,7 @@ class EpisodeWriter:
         is_ended = {id(open_) for open_, _ in ended}
         if said := [open_ for open_ in episodes if id(open_) not in is_ended]:
             metas = [self._metas.shown(open_.meta) for open_ in said]
-            change.tx.annotate_episodes([ids[id(open_)] for open_ in said], metas=metas)
+            change.tx.annotate_episodes([ids[id(open_)] for open_ in said], None, metas=metas)
 
     def _extend(self, tx: Transaction, steps: Sequence[tuple[str, NDArray[Any]]]) -> None:
         """Append steps to several episodes in one call."""

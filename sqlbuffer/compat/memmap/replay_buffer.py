@@ -1279,7 +1279,7 @@ class ReplayBuffer:
                 if number >= 0
             }
             if shown:
-                tx.annotate_episodes(list(shown), metas=list(shown.values()))
+                tx.annotate_episodes(list(shown), None, metas=list(shown.values()))
         change.store()
 
 

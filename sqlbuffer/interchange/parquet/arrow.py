@@ -357,6 +357,7 @@ _NAMES = {
     "length": "length", "return": "episode_return", "reward": "reward", "first_seq": "first_seq",
     "last_seq": "last_seq", "model_version": "model_version", "meta": "meta",
     "started_at": "started_at", "ended_at": "ended_at", "next_t": "next_t",
+    "attempt": "attempt", "writers": "writers", "is_implied": "is_implied", "was_used": "was_used",
 }  # fmt: skip
 
 
@@ -371,7 +372,9 @@ def episode_schema(observations: Mapping[str, FieldSpec], metadata: Mapping[str,
     pa = load_pyarrow()
     time = pa.timestamp("us", tz="UTC")
     kinds = {
-        **dict.fromkeys(("length", "first_seq", "last_seq", "model_version", "next_t"), pa.int64()),
+        **dict.fromkeys(("length", "first_seq", "last_seq", "model_version"), pa.int64()),
+        **dict.fromkeys(("next_t", "attempt"), pa.int64()),
+        **dict.fromkeys(("is_implied", "was_used"), pa.bool_()),
         **dict.fromkeys(("episode_return", "reward"), pa.float64()),
         **dict.fromkeys(("started_at", "ended_at"), time),
     }
@@ -408,7 +411,8 @@ def episode_tables(
     values: dict[str, Any] = {
         **{shown: facts[name] for name, shown in _NAMES.items()},
         "episode_return": returns,
-        "meta": [None if text is None else dumps(loads(text)) for text in facts["meta"]],
+        **{name: [t and dumps(loads(t)) for t in facts[name]] for name in ("meta", "writers")},
+        **{name: list(map(bool, facts[name])) for name in ("is_implied", "was_used")},
         "started_at": list(map(utc_time, facts["started_at"])),
         "ended_at": list(map(utc_time, facts["ended_at"])),
     }

@@ -41,7 +41,9 @@ def test_steps_are_appended_until_their_episode_is_ended(buffer_url):
         assert episodes(buffer_url)[1][1] == "open"
         assert buffer.end_episodes(["a"]) == 0
         assert (
-            buffer.annotate_episodes(["b", "a"], metas=[{"level": 1}, {"level": 2, "level_": 3}])
+            buffer.annotate_episodes(
+                ["b", "a"], None, metas=[{"level": 1}, {"level": 2, "level_": 3}]
+            )
             == 2
         )
         assert [episode[4] for episode in episodes(buffer_url)] == [2, 1]
@@ -94,8 +96,8 @@ class _Tx:
         (lambda b: b.end_episodes("a"), ArgumentError),
         (lambda b: b.delete_episodes(None), ArgumentError),
         (lambda b: b.delete_episodes(["a"], task_ids=[]), ArgumentError),
-        (lambda b: b.annotate_episodes(["a"], metas=[]), ArgumentError),
-        (lambda b: b.annotate_episodes(["a"], metas=[{"x": object()}]), FieldError),
+        (lambda b: b.annotate_episodes(["a"], None, metas=[]), ArgumentError),
+        (lambda b: b.annotate_episodes(["a"], None, metas=[{"x": object()}]), FieldError),
         (lambda b: b.delete_episodes([3]), FieldError),
         (lambda b: b.snapshot(3), ArgumentError),
         (lambda b: b.snapshot(len, documents="a"), ArgumentError),

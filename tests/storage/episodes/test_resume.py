@@ -10,8 +10,10 @@ import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import ArgumentError, EpisodeEndedError, EpisodeTakenError, FieldError
+from tests.support.processes import FRESH, wait_until
 from tests.support.sql import run
 
+KILLS = int(os.environ.get("SQLBUFFER_TEST_KILLS", "12"))
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 STATE = "SELECT status, length, episode_return, attempt FROM v_episodes WHERE episode_id = 'e'"
 STEPS = (
@@ -215,50 +217,45 @@ def test_a_mirror_draws_a_continued_episode_as_sql_does(buffer_url):
         assert buffer.delete(QueryBuilder().eq("model_version", 5).build()) == 3
 
 
-def keep_writing(url, layout, number, acknowledged):
-    """Continue the episode and append steps; note each that a flush has stored."""
-    random.seed(number)
-    with ReplayBuffer(url, flush_s=0.001, **layout) as buffer:
-        episode = buffer.episode("t", episode_id="e", model_version=number, resume=True)
-        while True:
-            t = episode.t
-            episode.append(**step(buffer, float(t)))
-            if random.random() < 0.5:
-                try:
+def keep_writing(url, layout, number, path):
+    """Continue the episode and append steps; write down how many a flush has stored."""
+    rng = random.Random(number)
+    with ReplayBuffer(url, flush_s=0.001, **layout) as buffer, open(path, "a") as acknowledged:
+        try:
+            episode = buffer.episode("t", episode_id="e", model_version=number, resume=True)
+            while True:
+                t = episode.t
+                episode.append(**step(buffer, float(t)))
+                if rng.random() < 0.5:
                     buffer.flush()
-                except EpisodeTakenError:
-                    return
-                acknowledged.put((number, t + 1))
+                    print(t + 1, file=acknowledged, flush=True)
+        except EpisodeTakenError:
+            return
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("n_kills", [25])
-def test_a_killed_writer_is_continued_without_loss(buffer_url, layout, n_kills):
+def test_a_killed_writer_is_continued_without_loss(buffer_url, layout, tmp_path):
     """Half of the writers are killed, and half are replaced while they write."""
-    context = multiprocessing.get_context("spawn")
-    acknowledged = context.SimpleQueue()
-    said, living = {}, []
+    context = multiprocessing.get_context(FRESH)
+    paths, living = [], []
     ReplayBuffer(buffer_url, **layout).close()
-    rng = random.Random(n_kills)
-    for number in range(n_kills):
+    rng = random.Random(KILLS)
+    for number in range(KILLS):
+        paths.append(tmp_path / f"{number}.txt")
         process = context.Process(
-            target=keep_writing, args=(buffer_url, layout, number, acknowledged), daemon=True
+            target=keep_writing, args=(buffer_url, layout, number, paths[-1]), daemon=True
         )
         process.start()
         living.append(process)
-        while number not in said:
-            said.update([acknowledged.get()])
+        wait_until(lambda path=paths[-1]: path.exists() and path.stat().st_size, "it has stored")
         time.sleep(rng.uniform(0, 0.05))
-        while not acknowledged.empty():
-            said.update([acknowledged.get()])
         if rng.random() < 0.5:
             os.kill(process.pid, signal.SIGKILL)
             process.join(30)
     for process in living:
         process.kill()
         process.join(30)
-    while not acknowledged.empty():
-        said.update([acknowledged.get()])
+    said = [int(path.read_text().rpartition("\n")[0].split()[-1]) for path in paths]
     with ReplayBuffer(buffer_url, **layout) as buffer:
         episode = buffer.episode("t", episode_id="e", resume=True)
         rows = episode.steps()
@@ -267,5 +264,6 @@ def test_a_killed_writer_is_continued_without_loss(buffer_url, layout, n_kills):
         assert values == [float(t) for t in range(episode.t)]
         of_writers = [row.exp_meta.model_version for row in rows]
         assert of_writers == sorted(of_writers)
-        last = {number: t + 1 for t, number in enumerate(of_writers)}
-        assert all(last[number] >= t for number, t in said.items())
+        n_until = {number: t + 1 for t, number in enumerate(of_writers)}
+        assert all(n_until[number] >= n for number, n in enumerate(said))
+        assert sorted(n_until) == list(range(KILLS))
