@@ -122,6 +122,7 @@ OBJECTS = {
         "sqlbuffer_marks_v1",
         "sqlbuffer_ranges_v1",
         "sqlbuffer_free_episode_v1",
+        "sqlbuffer_end_episodes_v1",
         "sqlbuffer_after_buffer_v1",
         "trg_buffers_change_v1",
         "sqlbuffer_before_delete_v1",

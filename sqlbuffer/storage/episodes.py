@@ -538,7 +538,7 @@ def exists(connection: Connection, buffer_id: int, key: str, task_id: str) -> Ep
     )
 
 
-def end(
+def _sqlite_end(
     connection: Connection,
     buffer_id: int,
     endings: Sequence[EpisodeEnd],
@@ -578,3 +578,39 @@ def end(
         ending = of_endings.get((key, task_id))
         if ending is not None and ending.status != status:
             raise episode_ended(key, task_id, status)
+
+
+_POSTGRESQL_END = (
+    "SELECT taken_id, ended_place, ended_status FROM sqlbuffer_end_episodes_v1(%s::integer, "
+    "%s::text[], %s::text[], %s::text[], %s::double precision[], %s::bytea[], %s::integer[], "
+    "%s::uuid[])"
+)
+
+
+def _postgresql_end(
+    connection: Connection,
+    buffer_id: int,
+    endings: Sequence[EpisodeEnd],
+    beginnings: Beginnings,
+) -> None:
+    """Store ends; see `_sqlite_end`. To plan the statement would take longer than to run it."""
+    owners = [beginnings.get((ending.key, ending.task_id)) for ending in endings]
+    columns = (
+        [ending.key for ending in endings],
+        [ending.task_id for ending in endings],
+        [ending.status for ending in endings],
+        [ending.reward for ending in endings],
+        [ending.final_arrays for ending in endings],
+        [None if owner is None else owner.attempt for owner in owners],
+        [None if owner is None else owner.writer for owner in owners],
+    )
+    rows = driver_of(connection).execute(_POSTGRESQL_END, (buffer_id, *columns))
+    ((taken_id, place, status),) = rows
+    if taken_id is not None:
+        raise _taken(connection, taken_id, owners[place - 1])
+    if status is not None:
+        ending = endings[place - 1]
+        raise episode_ended(ending.key, ending.task_id, status)
+
+
+end = by_database(sqlite=_sqlite_end, postgresql=_postgresql_end)

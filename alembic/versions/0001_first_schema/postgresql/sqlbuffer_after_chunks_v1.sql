@@ -8,10 +8,11 @@ DECLARE
     n_begun bigint;
     n_gone bigint;
     held bigint;
-    grown bigint[] := '{}';
+    grown bigint[];
+    has_ended boolean;
 BEGIN
     FOR written IN
-        SELECT buffer_id, sum(n_steps) AS n, count(*) AS n_chunks, count(episode_id) AS n_of_episodes, max(first_seq + n_steps - 1) AS high FROM new_chunks
+        SELECT buffer_id, sum(n_steps) AS n, count(*) AS n_chunks, count(episode_id) AS n_of_episodes, bool_or(cardinality(terminated) > 0 OR cardinality(truncated) > 0) AS has_ends, max(first_seq + n_steps - 1) AS high FROM new_chunks
         GROUP BY buffer_id ORDER BY buffer_id
     LOOP
         SELECT * INTO b FROM buffers WHERE id = written.buffer_id;
@@ -74,13 +75,15 @@ BEGIN
                 PERFORM pg_stat_force_next_flush();
             END IF;
         END IF;
+        grown := NULL;
         IF written.n_of_episodes > 0 AND NOT EXISTS (SELECT 1 FROM copies c WHERE c.buffer_id = written.buffer_id AND c.finished_at IS NULL) THEN
             -- After the buffer, and in the order of their ids: all writers lock in this order.
-            grown := ARRAY(
-                SELECT p.id FROM episodes p
+            SELECT array_agg(q.id), bool_or(q.status <> 'open') INTO grown, has_ended FROM (
+                SELECT p.id, p.status FROM episodes p
                 WHERE p.id = ANY (ARRAY(SELECT n.episode_id FROM new_chunks n WHERE n.buffer_id = written.buffer_id))
                   AND (p.attempt = 0 OR p.status <> 'open')
-                ORDER BY p.id FOR NO KEY UPDATE);
+                ORDER BY p.id FOR NO KEY UPDATE
+            ) AS q;
         END IF;
         -- Writers never wait for each other here: if several write one task without episodes at the
         -- same time, each has a part. Later transactions add to any part that is free.
@@ -107,7 +110,7 @@ BEGIN
         SET length = r.length + excluded.length,
             "return" = nullif(CASE WHEN excluded."return" IS NULL THEN r."return" ELSE coalesce(r."return", 0) + excluded."return" END, 'NaN'),
             first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
-        IF written.n_of_episodes > 0 AND grown <> '{}' THEN
+        IF grown IS NOT NULL AND (has_ended OR written.has_ends) THEN
             PERFORM sqlbuffer_settle_episodes_v1(
                 written.buffer_id, array_agg(l.episode_id), array_agg(l.step), array_agg(l.seq), array_agg(l.ends))
             FROM (
