@@ -93,7 +93,7 @@ from sqlbuffer.storage.documents import (
     read_at_once,
 )
 from sqlbuffer.storage.inspect.buffer_stats import stats
-from sqlbuffer.storage.leases.choosing import GroupBy, OnPartial, Order
+from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
@@ -1226,10 +1226,13 @@ class ReplayBuffer:
         min_group_size: int | None = None,
         group_timeout_s: float | None = None,
         on_partial: OnPartial = "use",
+        incomplete: Incomplete = "exclude",
         order: Order = "random",
         timeout_s: float = TIMEOUT_S,
         lease_s: float = LEASE_S,
         condition: Condition = None,
+        every: Condition = None,
+        require_reward: bool = False,
     ) -> Lease:
         """Claim rows, or whole groups of them, for the duration of a `with` block.
 
@@ -1242,18 +1245,24 @@ class ReplayBuffer:
             n: Number of rows or groups: all n are leased or none.
             group_by: `task_id` leases whole tasks, such as the rollouts of one GRPO prompt.
                 `episode_id` leases whole episodes that have ended.
-            min_group_size: Number of rollouts that make a task complete; 1 by default. Ended
+            min_group_size: Number of rollouts that make a task complete; 1 by default. Complete
                 episodes count, and so do rows without an episode. A task with an open episode is
                 not complete.
             group_timeout_s: Seconds to wait after the newest row of an incomplete group; unlimited
                 by default.
             on_partial: Treatment of the group after that time: `use` leases it as it is, `drop`
                 deletes it.
+            incomplete: Treatment of aborted and abandoned rollouts in groups. With `exclude` they
+                do not count and are not handed out, so that another rollout can take their place.
+                With `include` they are rollouts like others.
             order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
                 `model_version`, then by age; rows without a version are the oldest).
             timeout_s: Seconds to wait until n rows or groups are there; 0 raises immediately.
             lease_s: Seconds until the lease expires; `batch.renew()` restarts them.
             condition: Condition that rows must match; a group needs one row that matches.
+            every: Condition that one row of each rollout of a group must match.
+            require_reward: Lease groups whose rollouts all have a reward: one of the episode, or
+                of one of its steps.
 
         Returns:
             A context manager that yields a `LeasedBatch`.
@@ -1279,9 +1288,10 @@ class ReplayBuffer:
             ([{'x': 1}], 0)
         """
         return self._leases.lease(
-            n, self._conditions.node(condition), group_by=group_by, min_group_size=min_group_size,
-            group_timeout_s=group_timeout_s, on_partial=on_partial, order=order,
-            timeout_s=timeout_s, lease_s=lease_s,
+            n, self._conditions.node(condition), self._conditions.node(every), group_by=group_by,
+            min_group_size=min_group_size, require_reward=require_reward,
+            group_timeout_s=group_timeout_s, on_partial=on_partial, incomplete=incomplete,
+            order=order, timeout_s=timeout_s, lease_s=lease_s,
         )  # fmt: skip
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:

@@ -10,12 +10,18 @@ from typing import Any, NoReturn, SupportsIndex, get_args, overload
 
 import numpy as np
 
-from sqlbuffer.checks import checked_choice, checked_duration, checked_integer, checked_seconds
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_duration,
+    checked_flag,
+    checked_integer,
+    checked_seconds,
+)
 from sqlbuffer.display import html_code
 from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
-from sqlbuffer.query.tree import Node
+from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import Batch, DataRow, rows_as_html
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.leases import leases
@@ -24,6 +30,7 @@ from sqlbuffer.storage.leases.choosing import (
     ORDERS,
     ClaimRequest,
     GroupBy,
+    Incomplete,
     OnPartial,
     Order,
 )
@@ -244,11 +251,14 @@ class Leasing:
         self,
         n: int,
         node: Node,
+        every: Node,
         *,
         group_by: GroupBy | None,
         min_group_size: int | None,
         group_timeout_s: float | None,
         on_partial: OnPartial,
+        incomplete: Incomplete,
+        require_reward: bool,
         order: Order,
         timeout_s: float,
         lease_s: float,
@@ -261,6 +271,7 @@ class Leasing:
             )
         checked_choice(order, "order", ("random", *ORDERS))
         checked_choice(on_partial, "on_partial", get_args(OnPartial))
+        checked_choice(incomplete, "incomplete", get_args(Incomplete))
         if group_by is not None:
             checked_choice(group_by, "group_by", tuple(GROUPS))
         if min_group_size is not None:
@@ -268,6 +279,12 @@ class Leasing:
         if group_timeout_s is not None:
             group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
         _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
+        for name, is_given in (
+            ("every", every != EVERYTHING), ("require_reward", require_reward),
+            ("incomplete='include'", incomplete == "include"),
+        ):  # fmt: skip
+            if is_given and group_by is None:
+                raise ArgumentError(f"{name} goes with group_by")
         request = ClaimRequest(
             checked_integer(n, "n", 1),
             checked_duration(lease_s, "lease_s"),
@@ -277,6 +294,9 @@ class Leasing:
             min_group_size or 1,
             group_timeout_s,
             on_partial == "drop",
+            incomplete == "include",
+            resolve_labels(every, True),
+            checked_flag(require_reward, "require_reward"),
             layout_of(self._store.info),
         )
         return Lease(self._store, self._decoder, request, checked_seconds(timeout_s, "timeout_s"))

@@ -66,7 +66,7 @@ def test_rollouts_are_continued_and_judged_as_the_pages_show(read):
     read("docs/how-to/continue-a-rollout.md")
     read("docs/how-to/judge-rollouts-later.md")
     states = "SELECT status, count(*) FROM v_episodes GROUP BY 1 ORDER BY 1"
-    assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 6)]
+    assert run(SQLITE_URL, states) == [("aborted", 1), ("complete", 8)]
 
 
 def test_episodes(read):

@@ -1,7 +1,8 @@
 """The tables of leases, and the choice of the rows or groups that a consumer may claim.
 
-The rows of a group that was never claimed have no `group_seq`; its first claim gives them one, and
-rows that arrive later form another group.
+A claim gives the rows of a group a `group_seq`. It names the group while a lease holds it and after
+it was acknowledged: rows that arrive then form another group. A group that was given back, or whose
+lease ran out, is open again: it takes rows that arrive later.
 """
 
 import math
@@ -40,6 +41,7 @@ from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
+from sqlbuffer.storage.rollout_stats import rollout_stats
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
@@ -82,7 +84,7 @@ queue_items = overlay_table(
     Column(
         "group_seq",
         BigInteger,
-        comment="number of the group of its first claim; null if it was never claimed",
+        comment="number of the group of its last claim; null if it was never claimed",
     ),
     Column(
         "inserted_at",
@@ -151,6 +153,7 @@ leases = Table(
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "episode_id"]
 OnPartial = Literal["use", "drop"]
+Incomplete = Literal["exclude", "include"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
     "fifo": (queue_items.c.seq,),
@@ -196,6 +199,16 @@ in_queue_by_key = (
 is_free: Any = or_(queue_items.c.leased_until.is_(None), is_past(queue_items.c.leased_until))
 
 
+# The number of a group that takes no more rows: it is leased, or was used.
+def _closed_group_of(items: Any) -> Any:
+    """Return the number of a group that takes no more rows: it is leased, or was used."""
+    is_closed = (items.c.n_uses > 0) | ~is_past(items.c.leased_until)
+    return case((is_closed, items.c.group_seq))
+
+
+closed_group = _closed_group_of(queue_items)
+
+
 @dataclass(frozen=True)
 class ClaimRequest:
     """The request for a batch.
@@ -209,6 +222,9 @@ class ClaimRequest:
         min_group_size: Smallest number of rollouts in a complete group.
         group_timeout_s: Seconds to wait for a group after its newest row; None for no limit.
         drops: Delete groups that are incomplete by then.
+        includes_incomplete: Aborted and abandoned rollouts belong to their groups.
+        every: Condition that one row of each rollout must match.
+        needs_rewards: Each rollout must have a reward, of its own or of a step.
         steps: How the steps of the buffer are stored.
     """
 
@@ -220,6 +236,9 @@ class ClaimRequest:
     min_group_size: int = 1
     group_timeout_s: float | None = None
     drops: bool = False
+    includes_incomplete: bool = False
+    every: Node = EVERYTHING
+    needs_rewards: bool = False
     steps: StepLayout = ROWS
 
 
@@ -369,6 +388,25 @@ PROBES, GROUP_PROBE_ROUNDS = 512, 6
 _states = table("episode_states", column("id", BigInteger()), column("status", Text()))
 
 
+# 1 for an open episode that is not abandoned.
+_IS_OPEN: Any = (
+    select(case((_states.c.status == "open", 1), else_=0))
+    .where(_states.c.id == episodes.c.id)
+    .correlate(episodes)
+    .scalar_subquery()
+)
+# Of an episode that was aborted or abandoned.
+_IS_INCOMPLETE: Any = (episodes.c.status == "aborted") | (
+    (episodes.c.status == "open") & (_IS_OPEN == 0)
+)
+_is_of_incomplete = (
+    select(1)
+    .where(episodes.c.id == queue_items.c.episode_id, _IS_INCOMPLETE)
+    .correlate(queue_items)
+    .exists()
+)
+
+
 class LeaseGroup(NamedTuple):
     """The rows of a group in the queue."""
 
@@ -416,6 +454,8 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
         "stale": group.n_stale > 0,
         "of another session": group.n_of_other_sessions > 0,
         "open": group.n_open > 0,
+        "unjudged": group.n_unjudged > 0,
+        "partly unmatched": group.every == 0,
         "small": is_small,
     }
     state = case(*((test, name) for name, test in tests.items()), else_="cut")
@@ -433,6 +473,7 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
     if request.group_timeout_s is not None:
         is_old = age_s(group.newest) > request.group_timeout_s
         late = and_(~is_whole, is_old, group.matches == 1, group.n_in_quarantine == 0)
+    is_whole = and_(is_whole, group.every == 1, group.n_unjudged == 0)
     may_go = is_whole if request.drops or request.group_timeout_s is None else is_whole | late
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
@@ -441,13 +482,7 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
     """Select the sums over each group."""
     parts = _parts(limits, request, named=named).subquery("parts")
     part = parts.c
-    is_open = (
-        select(case((_states.c.status == "open", 1), else_=0))
-        .where(_states.c.id == episodes.c.id)
-        .correlate(episodes)
-        .scalar_subquery()
-    )
-    n_open = func.sum(case((episodes.c.status == "open", is_open), else_=0))
+    n_open = func.sum(case((episodes.c.status == "open", _IS_OPEN), else_=0))
     rollouts = func.sum(case((part.episode_id.is_(None), part.n), else_=1))
     has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
     sums = select(
@@ -461,33 +496,58 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
         func.max(part.newest).label("newest"),
         func.sum(case((part.n < episodes.c.length, 1), else_=0)).label("n_clipped"),
         func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
-        func.max(part.matches).label("matches"),
+        func.max(part.matches).label("matches"), func.min(part.every).label("every"),
+        func.sum(_is_unjudged(parts, request)).label("n_unjudged"),
     )  # fmt: skip
     sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
+    if not request.includes_incomplete:
+        sums = sums.where(~func.coalesce(_IS_INCOMPLETE, false()))
     return sums.group_by(part.key, part.group_seq)
 
 
 def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the parts of groups: one for each episode, and one for rows without an episode."""
-    key = _key(request)
-    match: Any = literal(1, BigInteger())
-    if request.node != EVERYTHING:
-        match = case((matches(request.node, request.steps), 1), else_=0)
+    key, group_seq = _key(request), closed_group.label("group_seq")
+    match = _match(request.node, request)
     is_quarantined = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))
     statement = select(
-        key.label("key"), queue_items.c.group_seq, queue_items.c.episode_id,
+        key.label("key"), group_seq, queue_items.c.episode_id,
         func.min(queue_items.c.seq).label("first_seq"), func.count().label("n"),
         func.sum(case((allowed(limits), 0), else_=1)).label("n_ineligible"),
         func.sum(case((is_free, 0), else_=1)).label("n_leased"),
         func.sum(is_quarantined).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
         func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+        func.max(_match(request.every, request)).label("every"),
     )  # fmt: skip
     statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
-    return statement.group_by(key, queue_items.c.group_seq, queue_items.c.episode_id)
+    return statement.group_by(key, closed_group, queue_items.c.episode_id)
+
+
+def _match(node: Node, request: ClaimRequest) -> Any:
+    """Return 1 for a row of the queue that matches a condition, else 0."""
+    if node == EVERYTHING:
+        return literal(1, BigInteger())
+    return case((matches(node, request.steps), 1), else_=0)
+
+
+def _is_unjudged(parts: Any, request: ClaimRequest) -> Any:
+    """Return 1 for a rollout without a reward that the request needs, else 0."""
+    if not request.needs_rewards:
+        return literal(0, BigInteger())
+    part, is_task = parts.c, request.group_by == "task_id"
+    task_id = func.coalesce(episodes.c.task_id, part.key) if is_task else episodes.c.task_id
+    of_steps = select(1).where(
+        rollout_stats.c.buffer_id == bindparam(BUFFER, type_=Integer()),
+        rollout_stats.c.task_id == task_id,
+        rollout_stats.c.episode_id == func.coalesce(part.episode_id, 0),
+        rollout_stats.c["return"].is_not(None),
+    )
+    is_judged = episodes.c.reward.is_not(None) | of_steps.correlate(episodes, parts).exists()
+    return case((is_judged, 0), else_=1)
 
 
 def excluded(limits: Eligibility) -> Any:
@@ -511,9 +571,11 @@ _FIRSTS = select(queue_items.c.seq).where(in_seqs).with_for_update(skip_locked=T
 @remembered
 def _rows_of(request: ClaimRequest) -> Select[Any]:
     """Select the rows of named groups, locked in the order of their numbers."""
-    rows = select(_key(request), queue_items.c.group_seq, queue_items.c.seq).where(
+    rows = select(_key(request), closed_group, queue_items.c.seq).where(
         in_queue_by_key, _is_named(request)
     )
+    if not request.includes_incomplete:
+        rows = rows.where(~_is_of_incomplete)
     return rows.order_by(unindexed(queue_items.c.seq)).with_for_update(skip_locked=True)
 
 
@@ -530,7 +592,7 @@ def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the groups of the first rows in an order, and their number of these rows."""
     key, order = _key(request), ORDERS[request.order]
     place = func.row_number().over(order_by=order).label("place")
-    rows = select(key.label("key"), queue_items.c.group_seq, place)
+    rows = select(key.label("key"), closed_group.label("group_seq"), place)
     within = in_queue if request.order == "fifo" else in_queue_unindexed
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
@@ -550,14 +612,14 @@ def _first_rows_among(limits: Eligibility, request: ClaimRequest) -> Select[Any]
             earlier.c[key.key] == key,
             unindexed(earlier.c.seq) > bindparam(LOW, type_=BigInteger()),
             unindexed(earlier.c.seq) < queue_items.c.seq,
-            earlier.c.group_seq.is_not_distinct_from(queue_items.c.group_seq),
+            _closed_group_of(earlier).is_not_distinct_from(closed_group),
             cast(earlier.c.used_up, Integer) == 0,
         )
         .correlate(queue_items)
         .offset(0)
         .exists()
     )
-    return select(queue_items.c.seq, key, queue_items.c.group_seq).where(
+    return select(queue_items.c.seq, key, closed_group).where(
         in_queue_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
 

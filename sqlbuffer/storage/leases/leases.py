@@ -122,16 +122,17 @@ UNTIL_OF_ROWS = (
 FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
 
 IS_CLAIMED = select(leases.c.acknowledged).where(OF_LEASE)
-_NEW_IN_GROUP = select(func.min(queue_items.c.seq)).where(
-    in_seqs, queue_items.c.group_seq.is_(None)
-)
+_NEW_IN_GROUP = select(func.min(queue_items.c.seq)).where(in_seqs, queue_items.c.n_uses == 0)
 _TAKE_ROWS = (
     update(queue_items)
     .where(in_seqs)
     .values(lease_id=bindparam(LEASE, type_=KEY), leased_until=UNTIL)
 )
 _TAKE_GROUPS = _TAKE_ROWS.values(
-    group_seq=func.coalesce(queue_items.c.group_seq, bindparam(GROUP, type_=BigInteger()))
+    group_seq=case(
+        (queue_items.c.n_uses > 0, queue_items.c.group_seq),
+        else_=bindparam(GROUP, type_=BigInteger()),
+    )
 )
 _ADD_LEASE = insert(leases).values(
     buffer_id=bindparam(BUFFER, type_=Integer()),

@@ -114,6 +114,8 @@ def _described_groups(
         "unmatched": "without a row that matches the condition",
         **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
         "open": "open" if is_episode else "with an open episode",
+        "unjudged": "with a rollout that has no reward",
+        "partly unmatched": "with a rollout that does not match `every`",
         "small": f"of fewer than {request.min_group_size} rollouts",
         "cut": "with steps that were evicted",
     }

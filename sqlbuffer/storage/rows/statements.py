@@ -60,7 +60,7 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
     kept: Any = lru_cache(maxsize=64)(make)
 
     def statement(*args: P.args, **kwargs: P.kwargs) -> T:
-        nodes = [getattr(value, "node", value) for value in args]
+        nodes = [getattr(value, name, value) for value in args for name in ("node", "every")]
         has_condition = any(isinstance(n, (Group, Leaf)) and n != EVERYTHING for n in nodes)
         result: T = (make if has_condition else kept)(*args, **kwargs)
         return result
