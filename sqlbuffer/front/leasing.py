@@ -272,6 +272,7 @@ class Leasing:
         checked_choice(order, "order", ("random", *ORDERS))
         checked_choice(on_partial, "on_partial", get_args(OnPartial))
         checked_choice(incomplete, "incomplete", get_args(Incomplete))
+        require_reward = checked_flag(require_reward, "require_reward")
         if group_by is not None:
             checked_choice(group_by, "group_by", tuple(GROUPS))
         if min_group_size is not None:
@@ -296,7 +297,7 @@ class Leasing:
             on_partial == "drop",
             incomplete == "include",
             resolve_labels(every, True),
-            checked_flag(require_reward, "require_reward"),
+            require_reward,
             layout_of(self._store.info),
         )
         return Lease(self._store, self._decoder, request, checked_seconds(timeout_s, "timeout_s"))

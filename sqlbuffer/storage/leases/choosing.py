@@ -395,11 +395,11 @@ _IS_OPEN: Any = (
     .correlate(episodes)
     .scalar_subquery()
 )
-# Of an episode that was aborted or abandoned.
+# Whether an episode was aborted or abandoned, and whether a row of the queue is of such a one.
 _IS_INCOMPLETE: Any = (episodes.c.status == "aborted") | (
     (episodes.c.status == "open") & (_IS_OPEN == 0)
 )
-_is_of_incomplete = (
+is_of_incomplete = (
     select(1)
     .where(episodes.c.id == queue_items.c.episode_id, _IS_INCOMPLETE)
     .correlate(queue_items)
@@ -575,7 +575,7 @@ def _rows_of(request: ClaimRequest) -> Select[Any]:
         in_queue_by_key, _is_named(request)
     )
     if not request.includes_incomplete:
-        rows = rows.where(~_is_of_incomplete)
+        rows = rows.where(~is_of_incomplete)
     return rows.order_by(unindexed(queue_items.c.seq)).with_for_update(skip_locked=True)
 
 

@@ -17,8 +17,10 @@ from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.leases.choosing import (
     ClaimRequest,
     Scope,
+    in_queue,
     in_window,
     is_free,
+    is_of_incomplete,
     matches,
     queue_items,
     states_of_groups,
@@ -124,6 +126,12 @@ def _described_groups(
         if groups_of_state := groups_by_state[state]:
             sizes = _described_sizes(connection, groups_of_state, is_episode)
             parts.append(f"{len(groups_of_state)} {text}{sizes}")
+    if not request.includes_incomplete:
+        failed = select(func.count(queue_items.c.episode_id.distinct())).where(
+            in_queue, is_of_incomplete
+        )
+        if n_failed := connection.execute(failed, scope.parameters()).scalar_one():
+            parts.append(f"{n_failed} rollouts were aborted or abandoned (incomplete='include')")
     if len(parts) == 1:
         of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
         parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]

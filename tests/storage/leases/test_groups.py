@@ -124,8 +124,11 @@ def test_an_open_episode_without_a_write_for_long_is_none(buffer_url):
         for table in ("experiences", "chunks"):
             run(buffer_url, f"UPDATE {table} SET inserted_at = {ago}")
         run(buffer_url, f"UPDATE episodes SET started_at = {ago}")
-        assert tasks_leased(buffer, 1) == ["g"]
-        assert len(steps_leased(buffer, 1, group_by="episode_id")) == 1
+        told = none_left(buffer, 1, group_by="task_id")
+        assert "1 rollouts were aborted or abandoned (incomplete='include');" in told
+        every = {"incomplete": "include"}
+        assert tasks_leased(buffer, 1, **every) == ["g"]
+        assert len(steps_leased(buffer, 1, group_by="episode_id", **every)) == 1
         episode.end()
 
 
