@@ -381,6 +381,7 @@ def unknown_setting(name: str, known: Iterable[str]) -> ArgumentError:
 
 
 RETRY_S = 30.0
+MAX_PENDING = 1_024  # steps that a process may lose when it is killed
 Durability = Literal["relaxed", "full"]
 
 
@@ -409,8 +410,7 @@ class Connection(StrictModel):
         flush_s: Longest time in seconds until a pending step of `episode()` is stored, unless the
             rate limiter or the database holds it up.
         max_pending: Largest number of pending steps of `episode()`, `record()` and `add`; a call
-            that would exceed it waits. A process that is killed loses them. None: 1,024 if the
-            buffer has a rate limiter, else 10,000.
+            that would exceed it waits. A process that is killed loses them.
         read_url: URL of a standby of the database. Reads, draws that are not counted, mirrors,
             copies and exports use it; they see what this process has written. Writes, leases, and
             the draws of a buffer with `max_use`, `track_samples` or a rate limiter use the primary.
@@ -434,7 +434,7 @@ class Connection(StrictModel):
     retry_s: Annotated[float, setting(checked_seconds)] = RETRY_S
     wait_s: Annotated[float, setting(checked_seconds)] = 300.0
     flush_s: Annotated[float, setting(checked_duration)] = 1.0
-    max_pending: Annotated[int | None, setting(checked_integer, 1, or_none=True)] = None
+    max_pending: Annotated[int, setting(checked_integer, 1)] = MAX_PENDING
     read_url: Annotated[str | None, BeforeValidator(_read_url), Field(repr=False)] = None
     max_lag_s: Annotated[float | None, setting(checked_seconds, or_none=True)] = None
     alpha: Annotated[float | None, setting(checked_number, 0, 1, or_none=True)] = None
@@ -450,7 +450,7 @@ class ConnectionSettings(TypedDict, total=False):
     retry_s: float
     wait_s: float
     flush_s: float
-    max_pending: int | None
+    max_pending: int
     read_url: str | None
     max_lag_s: float | None
 

@@ -52,7 +52,7 @@ class StepWriter:
         self._queue: WriteQueue[Any, Any] = WriteQueue(
             self._encoding.waiting, partial(self._encoding.store, admitted=True),
             store.options.flush_s, pacer.admit, partial(pacer.admit, wait_s=0.0),
-            lambda: pacer.is_limited, store.options.max_pending,
+            store.options.max_pending,
         )  # fmt: skip
         store.own_writes.add(self._queue)
         fields = store.info.config.fields

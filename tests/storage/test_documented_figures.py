@@ -2,7 +2,7 @@
 
 import re
 
-from sqlbuffer.config import DEFAULT_CONNECTION, Connection
+from sqlbuffer.config import DEFAULT_CONNECTION, MAX_PENDING
 from sqlbuffer.front.leasing import LEASE_S
 from sqlbuffer.interchange.parquet.files import ROWS_AT_ONCE
 from sqlbuffer.mirror.buffer_mirror import MAX_BYTES
@@ -19,13 +19,8 @@ from tests.docs.pages import SERVER_URL, text_of
 def test_pacing_gives_the_figures_that_the_code_has():
     text = " ".join(text_of("docs/how-to/pace-collectors.md").split())
     assert f"{DEFAULT_CONNECTION.wait_s:.0f} seconds unless it is given" in text
-    assert f"When {write_queue.MAX_LIMITED_ROWS:,} steps wait (`max_pending=`)" in text
-    limits = (write_queue.MAX_LIMITED_ROWS, write_queue.MAX_ROWS)
-    row = "| `max_pending` | {:,} with a rate limiter, else {:,} |".format(*limits)
-    assert row in text_of("docs/reference/settings.md")
-    assert "None: {:,} if the buffer has a rate limiter, else {:,}.".format(*limits) in " ".join(
-        str(Connection.__doc__).split()
-    )
+    assert f"When {MAX_PENDING:,} steps wait (`max_pending=`)" in text
+    assert f"| `max_pending` | {MAX_PENDING:,} |" in text_of("docs/reference/settings.md")
     assert (flow.HEARTBEAT_S, flow.ALIVE_S, flow.PUBLISH_S) == (1.0, 5.0, 5.0)
 
 
@@ -68,9 +63,10 @@ def test_the_how_to_pages_give_the_figures_that_the_code_has():
 
     episodes = text("how-to/record-episodes")
     flush, most = write_queue.FLUSH_BYTES >> 20, write_queue.MAX_BYTES >> 20
-    assert f"when {write_queue.FLUSH_ROWS:,} steps or {flush} MiB" in episodes
-    assert f"waits if {write_queue.MAX_ROWS:,} steps or {most} MiB wait" in episodes
-    assert f"or {write_queue.MAX_LIMITED_ROWS:,} steps with a rate limiter" in episodes
+    assert (
+        f"when {min(write_queue.FLUSH_ROWS, MAX_PENDING // 2):,} steps or {flush} MiB" in episodes
+    )
+    assert f"waits if {MAX_PENDING:,} steps or {most} MiB wait" in episodes
     assert f"({MAX_BYTES >> 30} GiB by default)" in text("how-to/draw-from-memory")
     assert f"up to {MOST_AHEAD} batches" in text("concepts/mirror")
     assert f"up to {ROWS_AT_ONCE:,} rows" in text("how-to/append-parquet-files")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
+from sqlbuffer.config import MAX_PENDING
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import (
     EpisodeExistsError,
@@ -31,13 +32,10 @@ IDLE_S = 1.0
 _LOOK_S = 0.01
 # Interval at which a writer that waits for room checks if another one still stores.
 _STALL_S = 0.1
-# A batch is stored when it has this many steps or bytes.
+# A batch is stored when it has half of the steps that may wait, or this many of either.
 FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
-# This many rows or bytes may wait for a slow database; then `add` waits as well. Fewer rows would
-# have a fast writer wait while the database stores.
-MAX_ROWS, MAX_BYTES = 10_000, 64 * 2**20
-# This many rows may wait for a rate limiter: they are lost if the process is killed.
-MAX_LIMITED_ROWS = 1_024
+# This many bytes may wait for a slow database or a rate limiter; then `add` waits as well.
+MAX_BYTES = 64 * 2**20
 
 
 class QueuedStep(Protocol):
@@ -95,9 +93,7 @@ class WriteQueue(Generic[S, B]):
         flush_s: Maximum wait of a step in seconds, unless a rate limiter blocks it.
         admit: The buffer's rate limiter.
         admit_now: The same limiter without a wait.
-        is_limited: Returns True if there is a limiter now.
-        max_pending: Largest number of waiting steps; None: `MAX_ROWS`, or `MAX_LIMITED_ROWS` with a
-            limiter.
+        max_pending: Largest number of waiting steps: they are lost if the process is killed.
     """
 
     def __init__(
@@ -107,12 +103,11 @@ class WriteQueue(Generic[S, B]):
         flush_s: float,
         admit: Admit = admit_all,
         admit_now: Admit = admit_all,
-        is_limited: Callable[[], bool] = lambda: False,
-        max_pending: int | None = None,
+        max_pending: int = MAX_PENDING,
     ) -> None:
         self._pack, self._write, self._flush_s = pack, write, flush_s
         self._admit, self._admit_now = admit, admit_now
-        self._is_limited, self._max_pending = is_limited, max_pending
+        self._most, self._batch_rows = max_pending, min(FLUSH_ROWS, max(1, max_pending // 2))
         self.forget()
         _queues.add(self)
 
@@ -134,13 +129,6 @@ class WriteQueue(Generic[S, B]):
         self._thread: threading.Thread | None = None
         self._error: SQLBufferError | None = None
         self._is_held_back = False  # the rate limiter allows no rows now
-        self._set_most()
-
-    def _set_most(self) -> None:
-        """Find out how many steps may wait: a limiter may have been set or removed."""
-        default = MAX_LIMITED_ROWS if self._is_limited() else MAX_ROWS
-        self._most = default if self._max_pending is None else self._max_pending
-        self._batch_rows = min(FLUSH_ROWS, self._most)
 
     @property
     def n_waiting(self) -> int:
@@ -310,7 +298,6 @@ class WriteQueue(Generic[S, B]):
 
     def _flush(self, admit: Admit, room: int | None = None) -> None:
         """Store waiting steps, until `room` more may wait. (The caller holds the writing lock.)"""
-        self._set_most()
         with self._mutex:
             endings, self._taken = self._endings, self._steps
             self._steps, self._endings, self._due = [], [], float("inf")
