@@ -232,14 +232,6 @@ def fill_episodes(url):
     of_chunks = numbered(url, str(number), "1000001 + 10 * s")
     of_chunks = (of_chunks[0].replace("seq", "first_seq"), of_chunks[1])
     with connected(url) as connection:
-        connection.execute(
-            text(
-                "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, "
-                f"last_seq) {numbers} SELECT 1000000 + s, {number}, 'e' || s, 't', 'complete', 10, "
-                "s * 10 + 1, s * 10 + 10 FROM g"
-            ),
-            {"n": 104_999},
-        )
         if scalar(url, f"SELECT has_chunks FROM buffers WHERE id = {number}"):
             names, own = of_chunks
             for statement in (
@@ -260,6 +252,15 @@ def fill_episodes(url):
                 ),
                 {"n": 49_999},
             )
+        # Last: an episode that has ended takes no step.
+        connection.execute(
+            text(
+                "INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, "
+                f"last_seq) {numbers} SELECT 1000000 + s, {number}, 'e' || s, 't', 'complete', 10, "
+                "s * 10 + 1, s * 10 + 10 FROM g"
+            ),
+            {"n": 104_999},
+        )
         connection.execute(text(f"UPDATE buffers SET low_seq = 1000000 WHERE id = {number}"))
     return buffer
 

@@ -84,15 +84,16 @@ def fill_slots(url, name, n_slots):
     ]
     with connected(url) as connection:
         for statement in (
-            f"INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, "
-            f"last_seq, meta) {numbers} SELECT {episode}, p.buffer_id, {key}, {key}, 'complete', "
-            f"p.length, p.first_seq, p.last_seq, p.meta FROM g CROSS JOIN episodes p "
-            f"WHERE p.buffer_id = {number}",
             f"INSERT INTO experiences ({columns}, id, task_id, agent_id, step, episode_id, t, "
             f"fields, reward_t, arrays) {numbers} SELECT {values}, {key} || '/' || e.t, "
             f"{key}, e.agent_id, e.step, {episode}, e.t, e.fields, e.reward_t, e.arrays "
             f"FROM g CROSS JOIN experiences e WHERE e.buffer_id = {number}",
             *copies,
+            # Last: an episode that has ended takes no step.
+            f"INSERT INTO episodes (id, buffer_id, key, task_id, status, length, first_seq, "
+            f"last_seq, meta) {numbers} SELECT {episode}, p.buffer_id, {key}, {key}, 'complete', "
+            f"p.length, p.first_seq, p.last_seq, p.meta FROM g CROSS JOIN episodes p "
+            f"WHERE p.buffer_id = {number}",
         ):
             connection.execute(text(statement), given)
         last = n_slots * N_STEPS
