@@ -220,8 +220,11 @@ class EpisodeWriter:
             version = step.pop("model_version")
             version = None if version is None else encode_step(version, "model_version")
             if version != self._beginning.model_version:
-                self._beginning = replace(self._beginning, model_version=version)
-                self._encode = self._encoding(self._beginning)
+                beginning = replace(self._beginning, model_version=version)
+                encode = self._encoding(beginning)
+                encoded = encode(self.length, step)  # which may raise
+                self._beginning, self._encode = beginning, encode
+                return encoded
         return self._encode(self.length, step)
 
     def _count(self, reward: float | None) -> None:

@@ -25,10 +25,12 @@ from sqlalchemy import (
 
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.encoding.episode_records import EpisodeStart
-from sqlbuffer.errors import EpisodeEndedError, EpisodeNotFoundError, FieldError
+from sqlbuffer.errors import EpisodeEndedError, EpisodeNotFoundError, FieldError, OutOfOrderError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.changes import log_change
+from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.episodes import ENDED, LENGTH, begin, episodes, of_rollout
 from sqlbuffer.storage.leases.choosing import queue_items
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
@@ -234,7 +236,7 @@ _CONTINUED = (
         episodes.c.id, episodes.c.status, episodes.c.is_implied, episodes.c.was_used,
         episodes.c.attempt, episodes.c.writer, cast(episodes.c.writers, Text()).label("writers"),
         LENGTH.label("length"), of_rollout("last_seq").label("last_seq"),
-        of_rollout("return").label("total"),
+        of_rollout("return").label("total"), of_rollout("length").label("n_stored"),
         exists(
             select(1).where(
                 queue_items.c.buffer_id == episodes.c.buffer_id,
@@ -293,9 +295,12 @@ def _taken(
     connection: Connection, buffer: OpenBuffer, beginning: EpisodeStart, stored: Any
 ) -> Continued:
     """Raise the attempt of an episode; it was raised if the commit was lost."""
-    attempt = stored.attempt
+    attempt, n_steps = stored.attempt, stored.length
+    if not buffer.info.has_chunks:  # rows of others have no place in it
+        n_steps = max(n_steps, stored.n_stored or 0)
     if stored.writer != beginning.writer:
         _check_continues(beginning, stored)
+        _check_order(beginning, n_steps, _newest_step(connection, buffer, stored.id))
         attempt = max(attempt, 1) + 1
         writers = [] if stored.writers is None else orjson.loads(stored.writers)
         writers.append(
@@ -315,7 +320,41 @@ def _taken(
         connection.execute(_TAKE, values)
         seqs = [] if stored.last_seq is None else [stored.last_seq]
         log_change(connection, buffer.info.id, "labelled", seqs, buffer.origin)
-    return Continued(replace(beginning, attempt=attempt), stored.length, stored.total)
+    return Continued(replace(beginning, attempt=attempt), n_steps, stored.total)
+
+
+_GREATEST_STEP = select(func.max(experiences.c.step)).where(
+    experiences.c.buffer_id == bindparam("buffer_id"),
+    experiences.c.episode_id == bindparam("of_id"),
+)
+_NEWEST_CHUNK = (
+    select(chunks.c.step, chunks.c.n_steps, chunks.c.steps)
+    .where(chunks.c.buffer_id == bindparam("buffer_id"), chunks.c.episode_id == bindparam("of_id"))
+    .order_by(chunks.c.t.desc())
+    .limit(1)
+)
+
+
+def _newest_step(connection: Connection, buffer: OpenBuffer, id_: int) -> int | None:
+    """Return the greatest step number of an episode; None if no step is held."""
+    parameters = {"buffer_id": buffer.info.id, "of_id": id_}
+    if not buffer.info.has_chunks:
+        step: int | None = connection.execute(_GREATEST_STEP, parameters).scalar_one()
+        return step
+    chunk = connection.execute(_NEWEST_CHUNK, parameters).one_or_none()
+    if chunk is None:
+        return None
+    steps = orjson.loads(chunk.steps) if isinstance(chunk.steps, str) else chunk.steps
+    return int(chunk.step + chunk.n_steps - 1 if steps is None else steps[-1])
+
+
+def _check_order(beginning: EpisodeStart, n_steps: int, newest_step: int | None) -> None:
+    if newest_step is not None and newest_step >= n_steps:
+        raise OutOfOrderError(
+            f"episode {beginning.key!r} of task {beginning.task_id!r} cannot be continued: its "
+            f"newest step is {newest_step}, and a writer would go on with {n_steps}; add further "
+            f"steps with add(step=...), or take another episode_id"
+        )
 
 
 def _check_continues(beginning: EpisodeStart, stored: Any) -> None:

@@ -243,7 +243,7 @@ _KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=Key
 _EPISODES = (
     select(
         episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
-        episodes.c.attempt, episodes.c.writer,
+        episodes.c.attempt, episodes.c.writer, episodes.c.reward,
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -383,7 +383,7 @@ def locked_episodes(
         "tasks": list({task_id for _, task_id in wanted}),
     }
     known: dict[EpisodeKey, int] = {}
-    for key, task_id, id_, _, attempt, writer in connection.execute(_EPISODES, parameters):
+    for key, task_id, id_, _, attempt, writer, _ in connection.execute(_EPISODES, parameters):
         beginning = beginnings.get((key, task_id))
         is_other = attempt > 1 if beginning is None else _is_other(beginning, attempt, writer)
         if is_other and (key, task_id) in wanted:
@@ -472,8 +472,10 @@ _END = (
     .values(
         {
             "status": bindparam("status_"),
-            "reward": bindparam("reward_"),
-            "final_arrays": bindparam("final_"),
+            "reward": func.coalesce(bindparam("reward_", type_=Double()), episodes.c.reward),
+            "final_arrays": func.coalesce(
+                bindparam("final_", type_=BYTES), episodes.c.final_arrays
+            ),
             **ENDED,
         }
     )
@@ -574,9 +576,9 @@ def _sqlite_end(
         return
     keys, tasks = (list(set(names)) for names in zip(*of_endings, strict=True))
     parameters = {"buffer_id": buffer_id, "keys": keys, "tasks": tasks}
-    for key, task_id, _, status, *_ in connection.execute(_EPISODES, parameters):
+    for key, task_id, _, status, *_, reward in connection.execute(_EPISODES, parameters):
         ending = of_endings.get((key, task_id))
-        if ending is not None and ending.status != status:
+        if ending is not None and (ending.status != status or ending.reward not in (None, reward)):
             raise episode_ended(key, task_id, status)
 
 

@@ -290,7 +290,7 @@ _HIGHEST = select(func.max(_noted.version)).where(
 # While an episode is open, this is the change of its return by annotations; its end adds the rest.
 _RETURN = (
     update(episodes)
-    .where(episodes.c.id == bindparam("of_episode"))
+    .where(episodes.c.id == bindparam("of_episode"), episodes.c.status != "open")
     .values({"return": func.coalesce(episodes.c["return"], 0.0) + bindparam("change")})
 )
 
@@ -493,8 +493,8 @@ class Labelling:
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
         of_episodes = {episode: rewards for (_, episode), rewards in changes.items() if episode}
-        # In the order in which writers lock episodes.
-        ordered = select(episodes.c.id).where(episodes.c.status != "open").order_by(episodes.c.id)
+        # In the order in which writers lock episodes. Open ones too: an end adds up their rewards.
+        ordered = select(episodes.c.id).order_by(episodes.c.id)
         rows = []
         for portion in _portions(sorted(of_episodes)):
             numbers = bindparam(None, portion, SeqList())

@@ -37,7 +37,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
-from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
@@ -469,12 +469,16 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
         # A group that was claimed once is closed: later steps of an episode form another group.
         is_closed = (group.n_open == 0) | group.group_seq.is_not(None)
         is_whole = is_closed & (group.size >= request.min_group_size) & (group.n_evicted == 0)
+    is_good = (group.every == 1) & (group.n_unjudged == 0)
     late: Any = literal(False)
     if request.group_timeout_s is not None:
         is_old = age_s(group.newest) > request.group_timeout_s
-        late = and_(~is_whole, is_old, group.matches == 1, group.n_in_quarantine == 0)
-    is_whole = and_(is_whole, group.every == 1, group.n_unjudged == 0)
-    may_go = is_whole if request.drops or request.group_timeout_s is None else is_whole | late
+        # Verdicts that never come make a group late too; it is not handed out without them.
+        is_late = ~(is_whole & is_good) if request.drops else ~is_whole & is_good
+        late = and_(is_late, is_old, group.matches == 1, group.n_in_quarantine == 0)
+    may_go = is_whole & is_good
+    if not request.drops and request.group_timeout_s is not None:
+        may_go |= late
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
@@ -509,6 +513,7 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     """Select the parts of groups: one for each episode, and one for rows without an episode."""
     key, group_seq = _key(request), closed_group.label("group_seq")
     match = _match(request.node, request)
+    rewarded = _REWARDED if request.needs_rewards else EVERYTHING
     is_quarantined = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
     is_foreign = excluded(Eligibility(session=limits.session))
@@ -520,11 +525,20 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
         func.sum(is_quarantined).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
         func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
-        func.max(_match(request.every, request)).label("every"),
+        # Each row without an episode is a rollout.
+        case(
+            (queue_items.c.episode_id.is_(None), func.min(_match(request.every, request))),
+            else_=func.max(_match(request.every, request)),
+        ).label("every"),
+        func.min(_match(rewarded, request)).label("rewarded"),
     )  # fmt: skip
     statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
     return statement.group_by(key, closed_group, queue_items.c.episode_id)
+
+
+# A row with a reward, also a late one.
+_REWARDED = resolve_labels(check({"field": "reward", "op": "ne", "value": None}), has_labels=True)
 
 
 def _match(node: Node, request: ClaimRequest) -> Any:
@@ -538,16 +552,15 @@ def _is_unjudged(parts: Any, request: ClaimRequest) -> Any:
     """Return 1 for a rollout without a reward that the request needs, else 0."""
     if not request.needs_rewards:
         return literal(0, BigInteger())
-    part, is_task = parts.c, request.group_by == "task_id"
-    task_id = func.coalesce(episodes.c.task_id, part.key) if is_task else episodes.c.task_id
+    part = parts.c
     of_steps = select(1).where(
         rollout_stats.c.buffer_id == bindparam(BUFFER, type_=Integer()),
-        rollout_stats.c.task_id == task_id,
-        rollout_stats.c.episode_id == func.coalesce(part.episode_id, 0),
+        rollout_stats.c.task_id == episodes.c.task_id,
+        rollout_stats.c.episode_id == part.episode_id,
         rollout_stats.c["return"].is_not(None),
     )
     is_judged = episodes.c.reward.is_not(None) | of_steps.correlate(episodes, parts).exists()
-    return case((is_judged, 0), else_=1)
+    return case((part.episode_id.is_(None), 1 - part.rewarded), (is_judged, 0), else_=1)
 
 
 def excluded(limits: Eligibility) -> Any:

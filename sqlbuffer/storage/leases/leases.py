@@ -122,7 +122,9 @@ UNTIL_OF_ROWS = (
 FREE_AGAIN = {"lease_id": null(), "leased_until": null()}
 
 IS_CLAIMED = select(leases.c.acknowledged).where(OF_LEASE)
-_NEW_IN_GROUP = select(func.min(queue_items.c.seq)).where(in_seqs, queue_items.c.n_uses == 0)
+_NEW_IN_GROUP = select(func.min(queue_items.c.seq)).where(
+    in_seqs, (queue_items.c.n_uses == 0) | queue_items.c.group_seq.is_(None)
+)
 _TAKE_ROWS = (
     update(queue_items)
     .where(in_seqs)
@@ -130,7 +132,10 @@ _TAKE_ROWS = (
 )
 _TAKE_GROUPS = _TAKE_ROWS.values(
     group_seq=case(
-        (queue_items.c.n_uses > 0, queue_items.c.group_seq),
+        (
+            queue_items.c.n_uses > 0,
+            func.coalesce(queue_items.c.group_seq, bindparam(GROUP, type_=BigInteger())),
+        ),
         else_=bindparam(GROUP, type_=BigInteger()),
     )
 )

@@ -91,7 +91,7 @@ def insert_batch(
         EpisodeExistsError: `whole` is open, or was aborted.
     """
     of_ids, buffer_id = _by_id(batch.records), buffer.info.id
-    if batch.beginnings and buffer.info.config.retention.evict_by == "episode":
+    if buffer.info.config.retention.evict_by == "episode":
         # Before rows of episodes, as in evictions and annotations.
         lock_as_writer(connection, buffer_id)
     if batch.whole is not None:

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
@@ -36,6 +37,8 @@ _STALL_S = 0.1
 FLUSH_ROWS, FLUSH_BYTES = 1_024, 8 * 2**20
 # This many bytes may wait for a slow database or a rate limiter; then `add` waits as well.
 MAX_BYTES = 64 * 2**20
+# Writers whose refusal is kept, for their next call.
+MOST_REFUSALS = 10_000
 
 
 class QueuedStep(Protocol):
@@ -72,11 +75,12 @@ def admit_all(n: int) -> int:
 
 @dataclass(frozen=True)
 class _Frozen(Generic[S, B]):
-    """A batch that was packed, and the steps and endings in it."""
+    """A batch that was packed, the steps and endings in it, and the beginnings of its episodes."""
 
     batch: B
     steps: Sequence[S]
     endings: Sequence[EpisodeEnd]
+    beginnings: Beginnings
 
 
 class WriteQueue(Generic[S, B]):
@@ -119,6 +123,7 @@ class WriteQueue(Generic[S, B]):
         # The steps of a flush that are not packed yet: they may wait for the limiter.
         self._taken: Sequence[S] = ()
         self._endings: list[EpisodeEnd] = []
+        # Of each episode the newest writer of this process. No earlier one adds to it.
         self._beginnings: dict[EpisodeKey, EpisodeStart] = {}
         # Of writers whose steps were dropped, and those errors that no call has raised yet.
         self._refusals: dict[str | None, EpisodeRefusedError] = {}
@@ -178,10 +183,14 @@ class WriteQueue(Generic[S, B]):
             raise type(refusal)(str(refusal.args[0]), refusal.episodes)
 
     def check_all(self) -> None:
-        """Raise an error of a writer that no call has raised yet."""
-        while self._unsaid:
-            _, refusal = self._unsaid.popitem()
-            raise type(refusal)(str(refusal.args[0]), refusal.episodes)
+        """Raise the errors of writers that no call has raised yet, as one."""
+        with self._mutex:
+            refusals = list(self._unsaid.values())
+            self._unsaid.clear()
+        if refusals:
+            others = f" (and {len(refusals) - 1} more episodes)" if len(refusals) > 1 else ""
+            named = [episode for refusal in refusals for episode in refusal.episodes]
+            raise type(refusals[0])(f"{refusals[0].args[0]}{others}", named)
 
     def wait_for_room(self, n: int = 1) -> None:
         """Wait until n more steps may wait, or all that wait are stored.
@@ -242,25 +251,47 @@ class WriteQueue(Generic[S, B]):
         """Add the end of an episode, with its last step unless that was added.
 
         Errors of the database do not prevent this.
+
+        Raises:
+            EpisodeRefusedError: The episode takes no end of this writer.
         """
+        self.check(beginning)
         with self._mutex:
+            self._own(beginning)
             if last is not None:
                 self._take(last, beginning)
             self._endings.append(ending)
             self._ensure_thread()
 
+    def take_over(self, beginning: EpisodeStart) -> None:
+        """Note that a writer has continued an episode: what others still have of it is lost."""
+        key = beginning.key, beginning.task_id
+        with holding_lock(self._writing), self._mutex:
+            earlier = self._beginnings.get(key)
+            self._beginnings[key] = beginning
+            kept = [step for step in self._steps if (step.episode_key, step.task_id) != key]
+            if earlier is not None and len(kept) < len(self._steps):
+                self._refuse(earlier, _taken_here(earlier, beginning))
+                self._size_bytes -= sum(s.n_bytes for s in self._steps if s not in kept)
+                self._steps = kept
+
+    def _own(self, beginning: EpisodeStart) -> None:
+        """Note the writer of an episode. (The caller holds the mutex.)"""
+        key = beginning.key, beginning.task_id
+        newest = self._beginnings.get(key, beginning)
+        if newest.attempt > beginning.attempt:
+            raise _taken_here(beginning, newest)
+        self._beginnings[key] = beginning
+
+    def _refuse(self, beginning: EpisodeStart, refusal: EpisodeRefusedError) -> None:
+        """Keep the error of a writer whose steps were dropped. (The caller holds the mutex.)"""
+        self._refusals[beginning.writer] = self._unsaid[beginning.writer] = refusal
+        while len(self._refusals) > MOST_REFUSALS:  # the database refuses the others again
+            self._refusals.pop(next(iter(self._refusals)))
+
     def _take(self, step: S, beginning: EpisodeStart | None) -> None:
         if beginning is not None:
-            key = beginning.key, beginning.task_id
-            other = self._beginnings.get(key, beginning)
-            if other.attempt > beginning.attempt:
-                raise EpisodeTakenError(
-                    f"episode {key[0]!r} of task {key[1]!r} was continued in this process as "
-                    f"attempt {other.attempt}; this is attempt {beginning.attempt}, and takes no "
-                    f"more steps",
-                    [key],
-                )
-            self._beginnings[key] = beginning
+            self._own(beginning)
         self._steps.append(step)
         self._size_bytes += step.n_bytes
 
@@ -338,9 +369,9 @@ class WriteQueue(Generic[S, B]):
         steps = self._taken[:n]
         with self._mutex:
             beginnings = dict(self._beginnings)
-        batch = self._pack(steps, endings, _named(beginnings, steps, endings))
+        named = _named(beginnings, steps, endings)
         n_bytes = sum(step.n_bytes for step in steps)
-        self._frozen = _Frozen(batch, steps, endings)
+        self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named)
         with self._mutex:
             self._taken = self._taken[n:]
             self._size_bytes -= n_bytes
@@ -348,20 +379,24 @@ class WriteQueue(Generic[S, B]):
 
     def _store_frozen(self) -> Sequence[str]:
         """Store the packed batch; return the ids of steps that will never be stored."""
-        frozen = self._frozen
-        if frozen is None:
-            return ()
-        try:
-            written = self._write(frozen.batch)
-        except EpisodeRefusedError as refusal:
-            self._drop_refused(frozen, refusal)
-            return self._store_frozen()
-        self._frozen, self._frozen_bytes = None, 0
-        with self._mutex:
-            for ending in frozen.endings:
-                self._beginnings.pop((ending.key, ending.task_id), None)
-            self._mutex.notify_all()  # the thread, or a writer, waited for this
-        return written.conflicting_ids
+        while (frozen := self._frozen) is not None:
+            try:
+                written = self._write(frozen.batch)
+            except EpisodeRefusedError as refusal:
+                self._drop_refused(frozen, refusal)
+                continue
+            self._frozen, self._frozen_bytes = None, 0
+            with self._mutex:
+                self._forget_writers(frozen, {(e.key, e.task_id) for e in frozen.endings})
+                self._mutex.notify_all()  # the thread, or a writer, waited for this
+            return written.conflicting_ids
+        return ()
+
+    def _forget_writers(self, frozen: _Frozen[S, B], keys: AbstractSet[EpisodeKey]) -> None:
+        """Forget the writers of a batch that have ended. (The caller holds the mutex.)"""
+        for key in keys:
+            if self._beginnings.get(key) == frozen.beginnings.get(key):
+                self._beginnings.pop(key, None)
 
     def _drop_refused(self, frozen: _Frozen[S, B], refusal: EpisodeRefusedError) -> None:
         """Pack a batch again without the steps that its episodes refuse: nothing of it is stored.
@@ -375,15 +410,15 @@ class WriteQueue(Generic[S, B]):
             raise refusal
         logger.warning("%d steps are lost: %s", len(frozen.steps) - len(steps), refusal)
         with self._mutex:
-            for key in keys:
-                beginning = self._beginnings.pop(key, None)
-                if beginning is not None:
-                    self._refusals[beginning.writer] = self._unsaid[beginning.writer] = refusal
-            beginnings = dict(self._beginnings)
+            self._forget_writers(frozen, keys)
+            for key in keys & frozen.beginnings.keys():
+                self._refuse(frozen.beginnings[key], refusal)
         self._frozen = None
         if steps or endings:
-            batch = self._pack(steps, endings, _named(beginnings, steps, endings))
-            self._frozen = _Frozen(batch, steps, endings)
+            named = _named(frozen.beginnings, steps, endings)
+            self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named)
+        else:
+            self._frozen_bytes = 0
 
     def _ensure_thread(self) -> None:
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
@@ -433,6 +468,15 @@ class WriteQueue(Generic[S, B]):
                     self._thread = None
                     return False
                 self._mutex.wait((idle_until if is_idle else due) - now)
+
+
+def _taken_here(earlier: EpisodeStart, newest: EpisodeStart) -> EpisodeTakenError:
+    """Return the error of a writer that another one of this process has replaced."""
+    return EpisodeTakenError(
+        f"episode {earlier.key!r} of task {earlier.task_id!r} was continued in this process as "
+        f"attempt {newest.attempt}; this is attempt {earlier.attempt}, and takes no more steps",
+        [(earlier.key, earlier.task_id)],
+    )
 
 
 def _named(

@@ -163,7 +163,7 @@ def use(buffer, key, model):
     """Lease an episode and acknowledge it; one that is open, or was used, is not handed out."""
     condition = QueryBuilder().eq("episode_id", key).build()
     ask = {"group_by": "episode_id", "timeout_s": 0}
-    is_whole = model.steps and model.status != "open" and not model.is_used
+    is_whole = model.steps and model.status == "complete" and not model.is_used
     try:
         with buffer.lease(1, condition=condition, **ask) as batch:
             assert is_whole

@@ -5,11 +5,18 @@ import os
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
-from sqlbuffer.errors import ArgumentError, EpisodeEndedError, EpisodeTakenError, FieldError
+from sqlbuffer.errors import (
+    ArgumentError,
+    EpisodeEndedError,
+    EpisodeTakenError,
+    FieldError,
+    OutOfOrderError,
+)
 from tests.support.processes import FRESH, wait_until
 from tests.support.sql import run
 
@@ -200,6 +207,79 @@ def test_the_next_number_is_known_where_steps_were_evicted(opened):
         assert [row.exp_meta.step for row in episode.steps()] == [2, 3, 4]
         episode.append(**step(buffer))
     assert [row.exp_meta.step for row in buffer] == [3, 4, 5]
+
+
+def write_in_block(episode, buffer):
+    with episode:
+        episode.append(**step(buffer))
+
+
+def test_a_replaced_writer_does_not_touch_its_successor(opened, buffer_url):
+    first, second = opened(), opened()
+    for how in ("abort", "end", "block"):
+        old = first.episode("t", episode_id=how)
+        if how != "abort":  # one without a step
+            old.append(**step(first))
+            first.flush()
+        new = second.episode("t", episode_id=how, resume=True)
+        new.append(**step(second))
+        second.flush()
+        old.append(**step(first))
+        with pytest.raises(EpisodeTakenError):
+            first.flush()
+        call = {"abort": old.abort, "end": old.end, "block": partial(write_in_block, old, first)}
+        with pytest.raises(EpisodeTakenError):
+            call[how]()
+        new.append(**step(second))
+        new.end(reward=0.5)
+    states = "SELECT status, length, reward FROM v_episodes ORDER BY episode_id"
+    assert run(buffer_url, states) == [
+        ("complete", 2, 0.5), ("complete", 3, 0.5), ("complete", 3, 0.5),
+    ]  # fmt: skip
+
+
+def test_two_writers_of_one_process_are_told_apart(opened, buffer_url):
+    buffer = opened()
+    old = begun(buffer)
+    new = buffer.episode("t", episode_id="e", resume=True)
+    for call in (lambda: old.append(**step(buffer, 9.0)), old.end, old.abort):
+        with pytest.raises(EpisodeTakenError, match="in this process"):
+            call()
+    new.end(reward=1.0)
+    assert run(buffer_url, STATE) == [("complete", 2, 2.0, 2)]
+
+
+def test_an_end_keeps_the_verdict_that_came_before_it(opened, buffer_url):
+    buffer, other = opened(), opened()
+    episode = begun(buffer)
+    other.annotate_episode("e", reward=0.7)
+    episode.end()
+    assert run(buffer_url, "SELECT reward FROM v_episodes") == [(0.7,)]
+    second = buffer.episode("t", episode_id="f")
+    second.append(**step(buffer))
+    buffer.flush()
+    other.end_episode("f")
+    with pytest.raises(EpisodeEndedError):
+        second.end(reward=1.0)
+
+
+def test_steps_with_numbers_of_their_own_are_not_continued(opened):
+    buffer = opened()
+    names = {"obs" if buffer.fields else "state": [0.0, 1.0]}
+    buffer.extend(names, task_id="t", episode_id="e", step=[10, 11])
+    with pytest.raises(OutOfOrderError, match="newest step is 11, and a writer would go on with 2"):
+        begun(buffer, 0, resume=True)
+
+
+def test_a_thousand_refused_writers_are_no_problem(opened):
+    first, second = opened(max_pending=5_000), opened()
+    episodes = [first.episode("t", episode_id=f"e{i}") for i in range(1_100)]
+    second.end_episodes([episode.episode_id for episode in episodes[:20]], status="aborted")
+    for episode in episodes:
+        episode.append(**step(first))
+    with pytest.raises(EpisodeEndedError):
+        first.flush()
+    assert len(second) == 1_080
 
 
 def test_a_mirror_draws_a_continued_episode_as_sql_does(buffer_url):

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from sqlbuffer import QueryBuilder, ReplayBuffer
+from sqlbuffer import DataRow, Experience, ExpMeta, QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import ArgumentError, InsufficientDataError, LeaseLostError
 
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
@@ -131,3 +131,48 @@ def test_a_group_waits_for_the_verdict_on_each_of_its_rollouts(opened):
     for name, value in (("every", judged), ("require_reward", True), ("incomplete", "include")):
         with pytest.raises(ArgumentError, match=f"{name}.* goes with group_by"):
             buffer.lease(1, **{name: value})
+
+
+def add_alone(buffer):
+    """Store three rows without an episode."""
+    fields = {"obs": 0.0} if buffer.fields else {}
+    rows = [DataRow(ExpMeta("p", step=i), Experience(), fields=fields) for i in range(3)]
+    assert buffer.store_batch(rows).inserted == 3
+
+
+def test_each_row_without_an_episode_is_a_rollout_with_its_own_verdict(opened):
+    buffer = opened()
+    add_alone(buffer)
+    every = QueryBuilder().gt("reward", 0).build()
+    for n in (1, 2):
+        for asked in ({"require_reward": True}, {"every": every}):
+            with pytest.raises(InsufficientDataError):
+                leased(buffer, **asked)
+        seqs = [row.seq for row in buffer][:n]
+        buffer.annotate(seqs, reward=1.0)
+    buffer.annotate([row.seq for row in buffer], reward=1.0)
+    for asked in ({"require_reward": True}, {"every": every}):
+        assert leased(buffer, fails=True, **asked) == [[None]]
+
+
+def test_a_late_group_is_not_handed_out_without_its_verdicts(opened):
+    buffer = opened()
+    roll(buffer, "a")
+    with buffer.episode("p", episode_id="b") as episode:
+        episode.append(**{"obs" if buffer.fields else "state": 0.0})
+    late = {"min_group_size": 4, "group_timeout_s": 0.01, "require_reward": True}
+    time.sleep(0.1)
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **late)
+    buffer.annotate_episode("b", reward=1.0)
+    assert leased(buffer, **late) == [["a", "b"]]
+
+
+def test_a_row_that_was_used_alone_stays_in_its_group(opened):
+    buffer = opened(max_use=5)
+    add_alone(buffer)
+    with buffer.lease(1, order="fifo", timeout_s=0):
+        pass
+    for _ in range(2):
+        with buffer.lease(1, **GROUP) as batch:
+            assert len(batch) == 3

@@ -4,6 +4,7 @@ CREATE FUNCTION sqlbuffer_number_row_v1() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
+    v_attempt integer;
 BEGIN
     SELECT * INTO b FROM buffers WHERE id = NEW.buffer_id;
     IF b.has_chunks THEN
@@ -11,8 +12,9 @@ BEGIN
         USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     IF NEW.episode_id IS NOT NULL THEN
-        PERFORM 1 FROM episodes p WHERE p.id = NEW.episode_id AND p.attempt > 1 FOR SHARE;
-        IF FOUND THEN
+        -- The lock first: a writer may continue the episode at this moment.
+        SELECT p.attempt INTO v_attempt FROM episodes p WHERE p.id = NEW.episode_id FOR NO KEY UPDATE;
+        IF v_attempt > 1 THEN
             RAISE EXCEPTION 'sqlbuffer: a writer has continued the episode, and only it adds steps' USING
                 ERRCODE = 'object_not_in_prerequisite_state';
         END IF;
