@@ -533,7 +533,7 @@ COMMENT ON COLUMN queue_items.n_uses IS 'acknowledged uses';
 COMMENT ON COLUMN queue_items.used_up IS 'reached max_use: the row leaves';
 COMMENT ON COLUMN queue_items.lease_id IS 'the lease that holds it';
 COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null if it is free';
-COMMENT ON COLUMN queue_items.group_seq IS 'number of the group of its first claim; null if it was never claimed';
+COMMENT ON COLUMN queue_items.group_seq IS 'number of the group of its last claim; null if it was never claimed';
 COMMENT ON COLUMN queue_items.inserted_at IS 'when the row was written';
 
 CREATE TABLE leases (
