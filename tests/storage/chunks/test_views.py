@@ -138,4 +138,6 @@ def test_views_show_both_layouts_alike(both_layouts):
                 step["fields"] = row["fields"]
             if view in ("v_tasks", "v_agents", "v_groups"):
                 row = pytest.approx(row)  # sums are added up in another order
+            if view == "v_episodes":
+                row["episode_return"] = pytest.approx(row["episode_return"])
             assert step == row, view
