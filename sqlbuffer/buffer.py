@@ -1778,7 +1778,7 @@ class ReplayBuffer:
             meta: Values that are stored with it; see `store_episode`.
 
         Raises:
-            ArgumentError: `status` is another word, or meta is no dict.
+            ArgumentError: `status` is another word, or `final` or `meta` is no dict.
             EpisodeNotFoundError: The buffer has no such episode.
             EpisodeEndedError: It has ended with another status, reward, observation or meta.
             FieldError: Several tasks have such an episode, or a value cannot be stored.

@@ -89,15 +89,20 @@ class EpisodeChanges:
                 encode_key(key, "each of episode_ids"),
                 None if task is None else encode_key(task, "each of task_ids"),
                 checked_reward(reward, "each of rewards"),
-                None if meta is None else encode_meta(_checked_meta(meta), specs, "same_kind"),
-                pack_final(layout, final, "same_kind"),
+                None
+                if meta is None
+                else encode_meta(_checked_dict(meta, "each of metas") or {}, specs, "same_kind"),
+                pack_final(layout, _checked_dict(final, "each of finals"), "same_kind"),
             )
             for key, task, reward, meta, final in columns
         ]
 
 
-def _checked_meta(meta: Any) -> Mapping[str, Any]:
-    checked: Mapping[str, Any] = checked_instance(meta, "each of metas", Mapping, "a dict")
+def _checked_dict(value: Any, name: str) -> Mapping[str, Any] | None:
+    """Return a dict, or None if there is none."""
+    if value is None:
+        return None
+    checked: Mapping[str, Any] = checked_instance(value, name, Mapping, "a dict")
     return checked
 
 
