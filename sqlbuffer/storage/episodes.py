@@ -289,7 +289,7 @@ def episode_ids(
     connection: Connection,
     buffer_id: int,
     records: Sequence[Keyed],
-    beginnings: Beginnings,
+    beginnings: Beginnings | None,
     made: set[int] | None = None,
 ) -> list[int | None]:
     """Return the number of each record's episode, or None without one.
@@ -300,7 +300,7 @@ def episode_ids(
         connection: The transaction.
         buffer_id: The buffer.
         records: The records.
-        beginnings: Those that a writer owns.
+        beginnings: Those that a writer owns; None: steps are restored, whichever writer had them.
         made: Gets the numbers of the episodes that this transaction has made.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
@@ -318,7 +318,7 @@ def episode_ids(
             "task_id": key[1],
             "agent_id": first_of[key].agent_id,
             "model_version": first_of[key].model_version,
-            **_owner(beginnings.get(key)),
+            **_owner((beginnings or {}).get(key)),
         }
         for key in unknown
     ]
@@ -362,7 +362,10 @@ def session_ids(
 
 
 def locked_episodes(
-    connection: Connection, buffer_id: int, keys: Iterable[EpisodeKey], beginnings: Beginnings
+    connection: Connection,
+    buffer_id: int,
+    keys: Iterable[EpisodeKey],
+    beginnings: Beginnings | None,
 ) -> dict[EpisodeKey, int]:
     """Return the numbers of the episodes that exist; until the transaction ends nobody else changes
     them.
@@ -371,7 +374,7 @@ def locked_episodes(
         connection: The transaction.
         buffer_id: The buffer.
         keys: The episodes.
-        beginnings: Those that a writer owns.
+        beginnings: See `episode_ids`.
 
     Raises:
         EpisodeTakenError: Another writer has continued one of them.
@@ -384,16 +387,18 @@ def locked_episodes(
     }
     known: dict[EpisodeKey, int] = {}
     for key, task_id, id_, _, attempt, writer, _ in connection.execute(_EPISODES, parameters):
-        beginning = beginnings.get((key, task_id))
-        is_other = attempt > 1 if beginning is None else _is_other(beginning, attempt, writer)
-        if is_other and (key, task_id) in wanted:
-            raise _taken(connection, id_, beginning)
         known[key, task_id] = id_
+        if beginnings is not None and (key, task_id) in wanted:
+            beginning = beginnings.get((key, task_id))
+            if _is_other(beginning, attempt, writer):
+                raise _taken(connection, id_, beginning)
     return known
 
 
-def _is_other(beginning: EpisodeStart, attempt: int, writer: str | None) -> bool:
-    """Return True if an episode is no longer that of the writer which began so."""
+def _is_other(beginning: EpisodeStart | None, attempt: int, writer: str | None) -> bool:
+    """Return True if an episode belongs to another writer than the one that began so."""
+    if beginning is None:
+        return attempt > 1
     is_whole = beginning.writer is None  # stored in one transaction
     return not is_whole and (attempt, writer) != (beginning.attempt, beginning.writer)
 

@@ -669,7 +669,7 @@ class ImportTarget:
         self, connection: Connection, placed: Sequence[tuple[int, datetime | None, PackedChunk]]
     ) -> None:
         inserted = [chunk for _, _, chunk in placed]
-        episode_numbers = episode_ids(connection, self._id, inserted, {})
+        episode_numbers = episode_ids(connection, self._id, inserted, None)
         session_numbers = session_ids(connection, self._id, inserted)
         numbered = [
             NumberedChunk(chunk, first_seq, episode, session, None, self._time(time))
@@ -692,7 +692,7 @@ class ImportTarget:
             _Keyed(agent, episode, version, session, task)
             for task, episode, session, agent, version in zip(*names, strict=True)
         ]
-        columns["episode_id"] = episode_ids(connection, self._id, keyed, {})
+        columns["episode_id"] = episode_ids(connection, self._id, keyed, None)
         columns["session_id"] = session_ids(connection, self._id, keyed)
         return TableRows(step_tables(ROWS)[0], columns)
 

@@ -17,6 +17,7 @@ from sqlbuffer.errors import (
     FieldError,
     OutOfOrderError,
 )
+from sqlbuffer.interchange import export_parquet, import_parquet
 from tests.support.processes import FRESH, wait_until
 from tests.support.sql import run
 
@@ -295,6 +296,39 @@ def test_a_mirror_draws_a_continued_episode_as_sql_does(buffer_url):
             pairs = set(zip(batch.obs.tolist(), batch.next_obs.tolist(), strict=True))
             assert pairs == {(float(i), float(i + 1)) for i in range(7)}
         assert buffer.delete(QueryBuilder().eq("model_version", 5).build()) == 3
+
+
+def shown(url, name):
+    """Return what the views show of the steps and of the episodes of a buffer."""
+    steps = "SELECT episode_id, step, attempt, reward FROM v_experiences WHERE buffer = :name"
+    whole = "SELECT episode_id, status, length, attempt FROM v_episodes WHERE buffer = :name"
+    return [sorted(run(url, statement, name=name)) for statement in (steps, whole)]
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"])
+def test_copies_and_exports_keep_attempts_and_go_on(
+    opened, buffer_url, make_database_url, layout, tmp_path, target
+):
+    buffer, url = opened(), make_database_url(target, schema=True)
+    begun(buffer)
+    with begun(buffer, 0, 5, resume=True) as episode:
+        episode.append(**step(buffer, 2.0), terminated=True)
+    for i in range(2):
+        buffer.add(task_id="t", episode_id="f", **step(buffer), step=i, terminated=i == 1)
+    buffer.annotate([1], reward=5.0)
+    with ReplayBuffer(url, "copy", create=True, config=buffer.config) as copy:
+        buffer.copy_to(copy)
+    export_parquet(buffer, tmp_path / "out")
+    import_parquet(tmp_path / "out", url, "restored")
+    for name in ("copy", "restored"):
+        assert shown(url, name) == shown(buffer_url, "default")
+        with ReplayBuffer(url, name, create=False) as other:
+            other.add(task_id="t", episode_id="f", **step(other), step=2)
+            other.end_episode("f", status="aborted")
+            with other.episode("t", episode_id="f", resume=True) as episode:
+                assert episode.t == 3
+                episode.append(**step(other))
+        assert ("f", "complete", 4, 2) in shown(url, name)[1]
 
 
 def keep_writing(url, layout, number, path):
