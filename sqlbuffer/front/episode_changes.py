@@ -1,7 +1,7 @@
 """End episodes, and give them rewards and values, from any process."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sqlbuffer.checks import checked_choice, checked_instance, checked_items
 from sqlbuffer.encoding.episode_records import encode_meta, pack_final
@@ -12,7 +12,6 @@ from sqlbuffer.storage.labels.values import checked_reward
 from sqlbuffer.storage.store import BufferStore
 
 EndStatus = Literal["complete", "aborted"]
-STATUSES = ("complete", "aborted")
 MAX_EPISODES = 100_000
 
 
@@ -38,7 +37,7 @@ class EpisodeChanges:
         must_exist: bool = False,
     ) -> int:
         """End episodes; return how many were not ended so before."""
-        checked_choice(status, "status", STATUSES)
+        checked_choice(status, "status", get_args(EndStatus))
         changes = self._changes(episode_ids, task_ids, rewards, metas, finals)
         self._store.own_writes.store()
         return end_stored(self._store, status, changes, must_exist=must_exist)

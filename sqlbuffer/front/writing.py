@@ -243,9 +243,10 @@ class StepWriter:
         if resume:
             self._queue.flush()  # the steps of a writer that this one replaces here
             continued = continue_episode(store, beginning)
-            self._queue.take_over(continued.beginning)
         elif has_own_id:
             store.writer.begin_episode(beginning)
+        if has_own_id:
+            self._queue.take_over(continued.beginning)
         encoding = partial(self._encoding.step_encoder, casting=casting)
         return EpisodeWriter(
             encoding, store.observation_layout, self._queue, continued, casting, read

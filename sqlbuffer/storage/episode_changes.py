@@ -1,4 +1,4 @@
-"""Ends, rewards and values that stored episodes get later, from any process."""
+"""What stored episodes get from any process: ends, rewards, values, and further writers."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -264,16 +264,18 @@ class WriteQueue(Generic[S, B]):
             self._ensure_thread()
 
     def take_over(self, beginning: EpisodeStart) -> None:
-        """Note that a writer has continued an episode: what others still have of it is lost."""
+        """Note the newest writer of an episode: what an earlier one still has pending is lost."""
         key = beginning.key, beginning.task_id
         with holding_lock(self._writing), self._mutex:
             earlier = self._beginnings.get(key)
             self._beginnings[key] = beginning
-            kept = [step for step in self._steps if (step.episode_key, step.task_id) != key]
-            if earlier is not None and len(kept) < len(self._steps):
+            lost = [step for step in self._steps if (step.episode_key, step.task_id) == key]
+            endings = [ending for ending in self._endings if (ending.key, ending.task_id) != key]
+            if earlier is not None and (lost or len(endings) < len(self._endings)):
                 self._refuse(earlier, _taken_here(earlier, beginning))
-                self._size_bytes -= sum(s.n_bytes for s in self._steps if s not in kept)
-                self._steps = kept
+                self._steps = [s for s in self._steps if (s.episode_key, s.task_id) != key]
+                self._endings = endings
+                self._size_bytes -= sum(step.n_bytes for step in lost)
 
     def _own(self, beginning: EpisodeStart) -> None:
         """Note the writer of an episode. (The caller holds the mutex.)"""

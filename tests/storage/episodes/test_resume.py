@@ -250,6 +250,16 @@ def test_two_writers_of_one_process_are_told_apart(opened, buffer_url):
     assert run(buffer_url, STATE) == [("complete", 2, 2.0, 2)]
 
 
+def test_an_id_begins_again_after_its_episode_was_deleted(opened, buffer_url):
+    buffer = opened()
+    begun(buffer, 2)
+    begun(buffer, 0, resume=True)
+    assert buffer.delete_episodes(["e"], task_ids=["t"]) == 1
+    with begun(buffer, 1) as episode:
+        episode.append(**step(buffer))
+    assert run(buffer_url, STATE) == [("complete", 2, 2.0, 1)]
+
+
 def test_an_end_keeps_the_verdict_that_came_before_it(opened, buffer_url):
     buffer, other = opened(), opened()
     episode = begun(buffer)
