@@ -103,6 +103,7 @@ OBJECTS = {
         "trg_rollout_stats_insert_v1",
         "trg_rollout_stats_update_v1",
         "trg_rollout_stats_delete_v1",
+        "sqlbuffer_lock_episodes_v1",
         "sqlbuffer_settle_episodes_v1",
         "sqlbuffer_after_insert_v1",
         "trg_experiences_insert_v1",

@@ -76,14 +76,9 @@ BEGIN
             END IF;
         END IF;
         grown := NULL;
-        IF written.n_of_episodes > 0 AND NOT EXISTS (SELECT 1 FROM copies c WHERE c.buffer_id = written.buffer_id AND c.finished_at IS NULL) THEN
-            -- After the buffer, and in the order of their ids: all writers lock in this order.
-            SELECT array_agg(q.id), bool_or(q.status <> 'open') INTO grown, has_ended FROM (
-                SELECT p.id, p.status FROM episodes p
-                WHERE p.id = ANY (ARRAY(SELECT n.episode_id FROM new_chunks n WHERE n.buffer_id = written.buffer_id))
-                  AND (p.attempt = 0 OR p.status <> 'open')
-                ORDER BY p.id FOR NO KEY UPDATE
-            ) AS q;
+        IF written.n_of_episodes > 0 THEN
+            SELECT l.ids, l.has_ended INTO grown, has_ended FROM sqlbuffer_lock_episodes_v1(
+                written.buffer_id, ARRAY(SELECT n.episode_id FROM new_chunks n WHERE n.buffer_id = written.buffer_id)) AS l;
         END IF;
         -- Writers never wait for each other here: if several write one task without episodes at the
         -- same time, each has a part. Later transactions add to any part that is free.
