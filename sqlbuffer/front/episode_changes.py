@@ -85,13 +85,13 @@ class EpisodeChanges:
         )
         return [
             EpisodeChange(
-                encode_key(key, "each of episode_ids"),
-                None if task is None else encode_key(task, "each of task_ids"),
-                checked_reward(reward, "each of rewards"),
+                encode_key(key, "episode_id"),
+                None if task is None else encode_key(task, "task_id"),
+                checked_reward(reward, "reward"),
                 None
                 if meta is None
-                else encode_meta(_checked_dict(meta, "each of metas") or {}, specs, "same_kind"),
-                pack_final(layout, _checked_dict(final, "each of finals"), "same_kind"),
+                else encode_meta(_checked_dict(meta, "meta") or {}, specs, "same_kind"),
+                pack_final(layout, _checked_dict(final, "final"), "same_kind"),
             )
             for key, task, reward, meta, final in columns
         ]

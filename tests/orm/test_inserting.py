@@ -45,6 +45,21 @@ def test_a_row_has_its_number_once_it_is_flushed(schema_url, session):
     assert stored.exp_meta.execute_time == row.execute_time
 
 
+def test_a_row_with_an_episode_makes_or_extends_it(schema_url, session):
+    buffer = ReplayBuffer(schema_url)
+    session.add(step(0, reward=1.0, episode_id="e"))
+    session.flush()
+    session.add(step(1, reward=2.0, episode_id="e", terminated=True))
+    session.commit()
+    (episode,) = session.scalars(select(orm.Episode)).all()
+    assert (episode.episode_id, episode.status, [row.step for row in episode.steps]) == (
+        "e",
+        "complete",
+        [0, 1],
+    )
+    assert steps_of(buffer) == [0, 1]
+
+
 def test_rows_beyond_the_capacity_are_evicted(schema_url, session):
     buffer = ReplayBuffer(schema_url, max_capacity=4)
     other = ReplayBuffer(schema_url, name="other", max_capacity=2)
