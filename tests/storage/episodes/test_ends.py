@@ -242,6 +242,8 @@ def test_an_end_says_what_differs_from_the_stored_one(buffer):
         buffer.annotate_episode("e", reward=1.0)
     with pytest.raises(ArgumentError, match="status is one of complete, aborted"):
         buffer.end_episode("e", "t", status="open")
+    with pytest.raises(FieldError, match=r"^reward: expected finite numbers, got 'high'"):
+        buffer.end_episode("e", "t", reward="high")
 
 
 def test_many_episodes_end_together_or_not_at_all(buffer):
