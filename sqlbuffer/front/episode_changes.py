@@ -38,7 +38,7 @@ class EpisodeChanges:
     ) -> int:
         """End episodes; return how many were not ended so before."""
         checked_choice(status, "status", get_args(EndStatus))
-        changes = self._changes(episode_ids, task_ids, rewards, metas, finals)
+        changes = self._changes(episode_ids, task_ids, rewards, metas, finals, single=must_exist)
         self._store.own_writes.store()
         return end_stored(self._store, status, changes, must_exist=must_exist)
 
@@ -52,7 +52,7 @@ class EpisodeChanges:
         must_exist: bool = False,
     ) -> int:
         """Give episodes rewards and values; return how many there were."""
-        changes = self._changes(episode_ids, task_ids, rewards, metas)
+        changes = self._changes(episode_ids, task_ids, rewards, metas, single=must_exist)
         if rewards is None and metas is None:
             call = "annotate_episode() needs reward=... or meta={...}"
             many = "annotate_episodes() needs rewards=[...] or metas=[...]"
@@ -67,7 +67,14 @@ class EpisodeChanges:
         rewards: Any,
         metas: Any,
         finals: Any = None,
+        *,
+        single: bool,
     ) -> list[EpisodeChange]:
+        prefix, ending = ("", "") if single else ("each of ", "s")
+
+        def name(argument: str) -> str:
+            return f"{prefix}{argument}{ending}"
+
         ids = checked_items(
             episode_ids, "episode_ids", "a list of ids such as ['e1']", MAX_EPISODES
         )
@@ -85,13 +92,13 @@ class EpisodeChanges:
         )
         return [
             EpisodeChange(
-                encode_key(key, "episode_id"),
-                None if task is None else encode_key(task, "task_id"),
-                checked_reward(reward, "reward"),
+                encode_key(key, name("episode_id")),
+                None if task is None else encode_key(task, name("task_id")),
+                checked_reward(reward, name("reward")),
                 None
                 if meta is None
-                else encode_meta(_checked_dict(meta, "meta") or {}, specs, "same_kind"),
-                pack_final(layout, _checked_dict(final, "final"), "same_kind"),
+                else encode_meta(_checked_dict(meta, name("meta")) or {}, specs, "same_kind"),
+                pack_final(layout, _checked_dict(final, name("final")), "same_kind"),
             )
             for key, task, reward, meta, final in columns
         ]
