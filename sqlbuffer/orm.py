@@ -266,10 +266,12 @@ class Episode(_View):
     task_id: Mapped[str] = mapped_column(primary_key=True)
     episode_id: Mapped[str] = mapped_column(primary_key=True)
     agent_id: Mapped[str | None]
+    group_id: Mapped[str | None]
     status: Mapped[str]
     length: Mapped[int | None]
     episode_return: Mapped[float | None]
     reward: Mapped[float | None]
+    episode_reward: Mapped[float | None]
     first_seq: Mapped[int | None]
     last_seq: Mapped[int | None]
     model_version: Mapped[int | None]

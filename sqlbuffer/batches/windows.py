@@ -317,9 +317,10 @@ class TrajectoryMaker:
                 "status": nothing.astype(object), "length": nothing.astype(np.int64),
                 "return": nothing, "episode_reward": nothing,
             }  # fmt: skip
+        returns, rewards = episodes.returns[of], episodes.rewards[of]
         return {
             "status": STATUS_NAMES[episodes.status[of]],
             "length": episodes.length[of],
-            "return": episodes.returns[of],
-            "episode_reward": episodes.rewards[of],
+            "return": returns,
+            "episode_reward": np.where(np.isnan(rewards), returns, rewards),
         }

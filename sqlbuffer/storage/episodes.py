@@ -60,6 +60,11 @@ episodes = Table(
     Column("task_id", KEY, nullable=False, comment="the task"),
     Column("agent_id", KEY, comment="the agent"),
     Column(
+        "group_id",
+        KEY,
+        comment="rollouts with the same one belong together; null: those of the task",
+    ),
+    Column(
         "status",
         Text,
         nullable=False,

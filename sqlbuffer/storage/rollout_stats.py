@@ -1,4 +1,4 @@
-"""Sums over the steps of each rollout, and the spread of the rollouts of a task.
+"""Sums over the steps of each rollout, and the spread of the rollouts of a group.
 
 Triggers keep the groups. On PostgreSQL one transaction at a time does so for a buffer. Transactions
 that find it busy leave their changes in `group_changes`, for the next one.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Double,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    false,
     func,
     literal_column,
     text,
@@ -37,17 +39,26 @@ group_stats = Table(
     "group_stats",
     metadata,
     buffer_key(),
-    Column("task_id", KEY, primary_key=True, comment="the task"),
-    Column("n_rollouts", BigInteger, nullable=False, comment="episodes of the task"),
-    Column("n_returns", BigInteger, nullable=False, comment="episodes with a finite return"),
-    Column("mean", Double, comment="mean of these returns"),
+    Column("group_id", KEY, primary_key=True, comment="group_id of its episodes, or their task"),
+    Column("n_rollouts", BigInteger, nullable=False, comment="its episodes, without aborted ones"),
+    Column(
+        "n_returns",
+        BigInteger,
+        nullable=False,
+        comment=("those with a finite reward: of the episode itself, or else the sum of its steps"),
+    ),
+    Column("mean", Double, comment="mean of these rewards"),
     Column("m2", Double, nullable=False, comment="sum of their squared differences from the mean"),
     Column("min", Double, comment="smallest of them"),
     Column("max", Double, comment="largest of them"),
-    Column("spread", Double, comment="largest minus smallest"),
+    Column(
+        "spread",
+        Double,
+        comment="largest minus smallest; null if an episode has no such reward",
+    ),
     info={"is_vacuumed": True, "learner_may": "DELETE"},
 )
-Index(None, group_stats.c.buffer_id, group_stats.c.spread, group_stats.c.task_id)
+Index(None, group_stats.c.buffer_id, group_stats.c.spread, group_stats.c.group_id)
 
 # Here no writer waits for another one.
 group_changes = Table(
@@ -55,18 +66,18 @@ group_changes = Table(
     metadata,
     Column("id", SERIAL, primary_key=True, comment="key of the change"),
     Column("buffer_id", Integer, nullable=False, comment="the buffer"),
-    Column("task_id", KEY, nullable=False, comment="the task"),
+    Column("group_id", KEY, nullable=False, comment="the group"),
     Column(
         "n_rollouts",
         Integer,
         nullable=False,
         comment="1: an episode is new; -1: an episode has left",
     ),
-    Column("was", Double, comment="its return before; null if it had none"),
-    Column("now", Double, comment="its return now; null if it has none"),
+    Column("was", Double, comment="its reward before; null if it had none"),
+    Column("now", Double, comment="its reward now; null if it has none"),
     info={"is_vacuumed": True, "learner_may": "DELETE"},
 )
-Index(None, group_changes.c.buffer_id, group_changes.c.task_id)
+Index(None, group_changes.c.buffer_id, group_changes.c.group_id)
 
 rollout_stats = Table(
     "rollout_stats",
@@ -101,17 +112,33 @@ rollout_stats = Table(
     ),
     Column("first_seq", BigInteger, nullable=False, comment="seq of the first step"),
     Column("last_seq", BigInteger, nullable=False, comment="seq of the last step"),
+    Column(
+        "group_id",
+        KEY,
+        nullable=False,
+        comment="its group: group_id of the episode, or else the task",
+    ),
+    Column("reward", Double, comment="reward of the episode itself"),
+    Column(
+        "is_aborted",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true: the episode was aborted, and does not count in its group",
+    ),
     info={
         "is_vacuumed": True,
         "learner_may": 'UPDATE (length, "return"), DELETE',
     },
 )
 _own = rollout_stats.c
+# The reward of a rollout: that of the episode itself, or else the sum of its steps' rewards.
+rollout_reward = func.coalesce(_own.reward, _own["return"])
 # Pages continue by these indexes: each ends with a column that is unique to a rollout.
 Index(None, _own.buffer_id, _own.first_seq)
 Index(None, _own.buffer_id, _own.length, _own.first_seq)
-Index(None, _own.buffer_id, _own["return"], _own.first_seq)
-Index(None, _own.buffer_id, _own.task_id, _own["return"], _own.first_seq)
+Index("ix_rollout_stats_reward", _own.buffer_id, rollout_reward, _own.first_seq)
+Index("ix_rollout_stats_group", _own.buffer_id, _own.group_id, rollout_reward, _own.first_seq)
 
 
 # The sum of such numbers never overflows, which would be an error on PostgreSQL. Larger ones count
@@ -210,6 +237,7 @@ _SQLITE_COLUMNS = (
     '"return"',
     "first_seq",
     "last_seq",
+    "group_id",
 )
 # The same as in the triggers for plain SQL; SQLite stores null for NaN.
 _SQLITE_ADD = """
@@ -221,12 +249,24 @@ SET length = length + excluded.length,
 """
 
 
+_SQLITE_ADD_EPISODE = f"""
+INSERT INTO rollout_stats ({", ".join(_SQLITE_COLUMNS)}, reward, is_aborted)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, coalesce(group_id, task_id), reward, status = 'aborted'
+FROM episodes WHERE id = ?3
+{_SQLITE_ADD}
+"""
+
+
 def sqlite_add_steps(connection: Connection, buffer_id: int, added: AddedSteps) -> None:
     """Add steps to their rollouts; triggers keep the groups."""
     rows = [(buffer_id, *key, *sums) for key, sums in added.rollouts.items()]
-    if rows:
-        columns = dict(zip(_SQLITE_COLUMNS, zip(*rows, strict=True), strict=True))
+    of_tasks = [(*row, row[1]) for row in rows if not row[2]]
+    if of_tasks:
+        columns = dict(zip(_SQLITE_COLUMNS, zip(*of_tasks, strict=True), strict=True))
         insert_columns(connection, "rollout_stats", columns, 0, _SQLITE_ADD)
+    if len(of_tasks) < len(rows):
+        of_episodes = [row for row in rows if row[2]]
+        driver_of(connection).executemany(_SQLITE_ADD_EPISODE, of_episodes)
 
 
 Rollout = tuple[str, int]  # the task, and the number of the episode or 0
@@ -251,8 +291,11 @@ _LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
 _FORGET = delete(rollout_stats).where(_IS_ONE)
 # Sums over the held steps; steps of earlier rollouts that have left are unknown here.
 _ADD_UP = text("""
-INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
-SELECT :id, s.task_id, s.episode_id, s.length, s.total, n.first_seq, n.last_seq
+INSERT INTO rollout_stats
+    (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq, group_id, reward,
+     is_aborted)
+SELECT :id, s.task_id, s.episode_id, s.length, s.total, n.first_seq, n.last_seq,
+    coalesce(p.group_id, s.task_id), p.reward, coalesce(p.status = 'aborted', false)
 FROM (
     SELECT task_id, coalesce(episode_id, 0) AS episode_id, sum(n_steps) AS length,
         sum(total_reward) AS total
@@ -264,6 +307,7 @@ JOIN (
         max(seq) AS last_seq
     FROM step_numbers WHERE buffer_id = :id GROUP BY task_id, coalesce(episode_id, 0)
 ) AS n ON n.task_id = s.task_id AND n.episode_id = s.episode_id
+LEFT JOIN episodes p ON p.id = s.episode_id
 """)
 
 

@@ -117,7 +117,11 @@ def _report_of(connection: Any, name: str) -> BufferReport:
 def _ends(
     connection: Any, info: BufferInfo, sort: str, after: Sequence[float]
 ) -> list[ListedRollout]:
-    """Return the rollouts at one end of all returns that are numbers, behind the infinite ones."""
+    """Return the rollouts at one end of all rewards that are numbers, behind the infinite ones."""
     query = RolloutQuery(sort=sort, after=after)
     rollouts = rollout_page(connection, info, query, N_BEST).rollouts
-    return [row for row in rollouts if row.return_ is not None and math.isfinite(row.return_)]
+    return [
+        row
+        for row in rollouts
+        if row.rollout_reward is not None and math.isfinite(row.rollout_reward)
+    ]

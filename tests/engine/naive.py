@@ -299,7 +299,7 @@ class NaiveBuffer:
         place = {
             "episode": episode.key, "t": step.t, "status": episode.status, "length": end,
             "return": episode.total,
-            "episode_reward": np.nan if episode.reward is None else episode.reward,
+            "episode_reward": episode.total if episode.reward is None else episode.reward,
         }  # fmt: skip
         return {**item, **keys_of(step), **{f"info.{name}": v for name, v in place.items()}}
 

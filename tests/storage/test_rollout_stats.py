@@ -19,8 +19,8 @@ ROLLOUTS = (
     "ORDER BY r.task_id, p.key IS NULL DESC, p.key"
 )
 GROUPS = (
-    "SELECT task_id, n_rollouts, n_returns, mean, m2, min, max, spread FROM group_stats "
-    "WHERE buffer_id = :id ORDER BY task_id"
+    "SELECT group_id, n_rollouts, n_returns, mean, m2, min, max, spread FROM group_stats "
+    "WHERE buffer_id = :id ORDER BY group_id"
 )
 STEPS = (
     "SELECT e.task_id, e.episode_id, e.reward, e.seq FROM v_experiences e WHERE buffer = :name "
@@ -79,7 +79,8 @@ def expected(url, name="default"):
             continue
         mean, low, high = statistics.fmean(finite), min(finite), max(finite)
         m2 = sum((total - mean) ** 2 for total in finite)
-        made.append((task, len(totals), len(finite), mean, m2, low, high, high - low))
+        spread = high - low if len(finite) == len(totals) else None
+        made.append((task, len(totals), len(finite), mean, m2, low, high, spread))
     by_task = sorted(rollouts, key=lambda row: (row[0], row[1] is not None, row[1] or ""))
     return by_task, made
 
@@ -132,7 +133,7 @@ def test_returns_without_an_end_are_not_counted_in_their_group(buffer_url, buffe
     write(buffer, "t", "e4", [math.nan, 2.0])
     id_ = buffer_id(buffer_url)
     assert [row[3] for row in run(buffer_url, ROLLOUTS, id=id_)] == [math.inf, None, math.inf, 2.0]
-    assert run(buffer_url, GROUPS, id=id_) == [("t", 4, 1, 2.0, 0.0, 2.0, 2.0, 0.0)]
+    assert run(buffer_url, GROUPS, id=id_) == [("t", 4, 1, 2.0, 0.0, 2.0, 2.0, None)]
 
 
 def test_annotations_change_returns_and_groups(buffer_url, buffer):
@@ -144,6 +145,44 @@ def test_annotations_change_returns_and_groups(buffer_url, buffer):
     buffer.annotate(QueryBuilder().eq("task_id", "u").build(), reward=-7.0)
     buffer.annotate(QueryBuilder().eq("episode_id", "e2").build(), reward=1.0)
     assert_kept(buffer_url)
+
+
+def test_rewards_of_episodes_count_in_place_of_their_steps(buffer_url, buffer):
+    write(buffer, "t", "e1", [1.0, 2.0])
+    write(buffer, "t", "e2", [None])
+    write(buffer, "t", "e3", [7.0])
+    groups = "SELECT rollouts, return_mean, return_min, return_max, return_spread FROM v_groups"
+
+    def shown():
+        kept = run(buffer_url, GROUPS, id=buffer_id(buffer_url))
+        ((_, n, _, mean, _, low, high, spread),) = kept
+        assert run(buffer_url, groups) == [(n, pytest.approx(mean), low, high, spread)]
+        return n, pytest.approx(mean), low, high, spread
+
+    assert shown() == (3, 5.0, 3.0, 7.0, None)  # one is not judged yet
+    buffer.annotate_episode("e2", reward=0.5)
+    assert shown() == (3, 3.5, 0.5, 7.0, 6.5)
+    buffer.annotate_episodes(["e1", "e3"], rewards=[0.0, 1.0])
+    assert shown() == (3, 0.5, 0.0, 1.0, 1.0)
+    buffer.annotate(QueryBuilder().eq("episode_id", "e1").build(), reward=9.0)
+    assert shown() == (3, 0.5, 0.0, 1.0, 1.0)
+    buffer.end_episode("e3", status="aborted")
+    assert shown() == (2, 0.25, 0.0, 0.5, 0.5)
+    with buffer.episode("t", episode_id="e3", resume=True) as writer:
+        writer.append(**({"obs": 1} if buffer.fields else {"state": 1}), reward=2.0)
+        writer.end(reward=-1.0)
+    assert shown() == (3, -1 / 6, -1.0, 0.5, 1.5)
+    buffer.delete_episodes(["e1", "e2"], ["t", "t"])
+    assert shown() == (1, -1.0, -1.0, -1.0, 0.0)
+
+
+def test_a_reward_that_is_given_before_the_first_step_counts(buffer_url, buffer):
+    with buffer.episode("t", episode_id="e1", resume=True) as writer:
+        buffer.annotate_episode("e1", reward=3.0)
+        writer.append(**({"obs": 1} if buffer.fields else {"state": 1}), reward=1.0)
+    ((*_, spread),) = run(buffer_url, GROUPS, id=buffer_id(buffer_url))
+    assert run(buffer_url, "SELECT reward FROM rollout_stats") == [(3.0,)]
+    assert spread == 0.0
 
 
 def test_deletes_take_steps_out_of_their_rollouts(buffer_url, buffer):

@@ -27,6 +27,18 @@ def objects_of(connection):
     return [tuple(row) for row in connection.execute(text(statement))]
 
 
+def indexes_of_expressions(connection, table):
+    """Return the SQL of a table's indexes of expressions on SQLite, which are not reflected."""
+    if connection.dialect.name != "sqlite":
+        return []
+    texts = connection.exec_driver_sql(
+        "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? "
+        "AND sql LIKE '%(%(%' ORDER BY name",
+        (table,),
+    )
+    return list(texts.scalars())
+
+
 def schema_of(connection):
     """Return what the tables are: columns, types, collations, defaults, keys, indexes, checks."""
     inspector = inspect(connection)
@@ -49,11 +61,12 @@ def schema_of(connection):
                 for c in inspector.get_check_constraints(table)
             ),
             "indexes": sorted(
-                (i["name"], i["column_names"], bool(i["unique"]),
+                (i["name"], i.get("expressions", i["column_names"]), bool(i["unique"]),
                  str(next((v for k, v in i.get("dialect_options", {}).items()
                            if k.endswith("_where")), None)))
                 for i in inspector.get_indexes(table)
             ),
+            "indexes of expressions": indexes_of_expressions(connection, table),
             "foreign keys": inspector.get_foreign_keys(table),
         }  # fmt: skip
     return found

@@ -182,13 +182,13 @@ def test_groups_are_those_of_sql(episodes_url, client_of):
     assert [float(line[i]) for i in (2, 4, 5)] == pytest.approx(wanted, rel=1e-3)
     alike = all_rows(client, address("/groups", buffer="default", sort="alike"))
     assert alike[0][0] == "task 3"
-    by_task = all_rows(client, address("/groups", buffer="default", sort="task"))
-    assert [line[0] for line in by_task] == sorted(f"task {i}" for i in range(13))
+    by_name = all_rows(client, address("/groups", buffer="default", sort="group"))
+    assert [line[0] for line in by_name] == sorted(f"task {i}" for i in range(13))
 
 
 def test_a_group_shows_its_rollouts_and_their_differences(episodes_url, client_of):
     client = client_of(episodes_url)
-    text = client.get(address("/group", buffer="default", task="task 5")).text
+    text = client.get(address("/group", buffer="default", group="task 5")).text
     shown = rows_of(text)
     assert len(shown) == 10
     links = re.findall(r'href="([^"]+/difference\?[^"]+)"', text)
@@ -196,7 +196,7 @@ def test_a_group_shows_its_rollouts_and_their_differences(episodes_url, client_o
     assert client.get(html.unescape(links[0])).status_code == 200
     (first,) = re.findall(r'<a href="([^"]+)">e57</a>', text)
     assert client.get(html.unescape(first)).status_code == 200
-    assert client.get(address("/group", buffer="default", task="none")).status_code == 404
+    assert client.get(address("/group", buffer="default", group="none")).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/episodes", "/groups"])
@@ -209,16 +209,16 @@ def test_an_empty_buffer_says_what_fills_the_page(schema_url, client_of, path):
 
 @pytest.mark.parametrize("path", ["/episodes", "/groups", "/group"])
 def test_hostile_names_are_only_shown(hostile_url, client_of, path):
-    page = client_of(hostile_url).get(address(path, buffer=HOSTILE, task=HOSTILE))
+    page = client_of(hostile_url).get(address(path, buffer=HOSTILE, task=HOSTILE, group=HOSTILE))
     assert page.status_code == 200
     assert SCRIPT not in page.text
 
 
-@pytest.mark.parametrize("sort", ["spread", "alike", "task"])
+@pytest.mark.parametrize("sort", ["spread", "alike", "group"])
 def test_the_line_of_groups_finds_the_same(episodes_url, client_of, sort):
     text = client_of(episodes_url).get(address("/groups", buffer="default", sort=sort)).text
     (line,) = lines_of(text)
-    found = [each["task_id"] for each in json.loads(found_by(line, "--json"))]
+    found = [each["group_id"] for each in json.loads(found_by(line, "--json"))]
     assert found == [line[0] for line in rows_of(text)]
     assert len(found) == 13
 
@@ -322,17 +322,17 @@ def test_conditions_look_at_the_values_that_hold_now(schema_url, client_of, fiel
         assert [line[0] for line in rows_of(client.get(path).text)] == wanted, condition
 
 
-def test_a_group_with_an_infinite_return_has_no_zero_spread(schema_url, client_of):
+def test_a_group_with_an_infinite_reward_has_no_spread(schema_url, client_of):
     with ReplayBuffer(schema_url, fields={"obs": "int64"}) as buffer:
         for key, reward in enumerate((3.0, 3.0, float("inf"))):
             columns = {"obs": [1], "reward": [reward]}
             buffer.store_episode(columns, task_id="t", episode_id=str(key))
     client = client_of(schema_url)
-    page = client.get(address("/group", buffer="default", task="t")).text
-    assert "zero spread among 2</span>" in page
-    assert "2 with a finite return" in page
+    page = client.get(address("/group", buffer="default", group="t")).text
+    assert "zero spread" not in page
+    assert "2 with a finite reward" in page
     (line,) = rows_of(client.get(address("/groups", buffer="default")).text)
-    assert line[-1] == "zero spread among 2"
+    assert line[6:] == ["\u2013", ""]
 
 
 # Every order and status of the pages of episodes and of groups, as SQL has it.
@@ -428,11 +428,11 @@ def test_groups_without_returns_are_listed_last(schema_url, client_of):
         for key in ("e1", "e2", "e3"):
             buffer.store_episode({"obs": [1]}, task_id="none", episode_id=key)
     client = client_of(schema_url)
-    page = client.get(address("/group", buffer="default", task="none"))
+    page = client.get(address("/group", buffer="default", group="none"))
     assert page.status_code == 200
     assert [line[0] for line in rows_of(page.text)] == ["e3", "e2", "e1"]
     for line in rows_of(client.get(address("/groups", buffer="default")).text):
-        assert (line[0], line[1], line[6], line[7]) == ("none", "3", "\u2013", "no finite return")
+        assert (line[0], line[1], line[6], line[7]) == ("none", "3", "\u2013", "no finite reward")
     with ReplayBuffer(schema_url, create=False) as buffer:
         for number in range(60):
             for reward in (0.0, float(number)):
@@ -443,12 +443,12 @@ def test_groups_without_returns_are_listed_last(schema_url, client_of):
     for sort, wanted in (
         ("spread", [*reversed(numbers), "none"]),
         ("alike", [*numbers, "none"]),
-        ("task", ["none", *numbers]),
+        ("group", ["none", *numbers]),
     ):
         path = address("/groups", buffer="default", sort=sort)
         assert [line[0] for line in all_rows(client, path)] == wanted
     # Also the best of a task ends with those that have none.
-    page = client.get(address("/group", buffer="default", task="none", sort="best")).text
+    page = client.get(address("/group", buffer="default", group="none", sort="best")).text
     assert [line[0] for line in rows_of(page)] == ["e4", "e3", "e2", "e1"]
 
 
@@ -481,7 +481,7 @@ def test_the_line_of_a_group_finds_the_same(schema_url, client_of, sort):
             columns = {"obs": [i], "reward": [float(i * 37 % 71)]} if i != 7 else {"obs": [i]}
             buffer.store_episode(columns, task_id="t", episode_id=f"e{i}")
     client = client_of(schema_url)
-    path = address("/group", buffer="default", task="t", sort=sort)
+    path = address("/group", buffer="default", group="t", sort=sort)
     pages = [client.get(path).text]
     pages.append(client.get(next_of(pages[0])).text)
     first, second = ([line[0] for line in rows_of(text)] for text in pages)

@@ -80,9 +80,9 @@ def test_has_the_best_and_the_worst_episodes_and_the_groups(schema_url):
 def test_a_group_without_spread_is_flagged_and_returns_that_are_no_numbers_are_left_out(schema_url):
     store_returns(schema_url, "train", [1.0, 1.0, 1.0, 1.0, float("nan"), float("inf"), None])
     text = report(schema_url).decode()
-    assert [row[-1] for row in table_of(text, "Groups")] == ["0 zero spread among 2"] * 2
+    assert [row[-1] for row in table_of(text, "Groups")] == ["\u2013"] * 2
     assert len(table_of(text, "Best episodes")) == 4
-    assert "All 4 with a finite return." in text
+    assert "All 4 with a finite reward." in text
     assert "Worst episodes" not in text
 
 
@@ -96,8 +96,8 @@ def test_infinite_returns_hide_no_other_episode(schema_url, typed):
     best, worst = (table_of(text, f"{which} episodes") for which in ("Best", "Worst"))
     assert [row[0] for row in best] == [str(n) for n in range(24, 4, -1)]
     assert [row[0] for row in worst] == [str(n) for n in range(5)]
-    assert "The first 20 by return, of those with a finite return." in text
-    assert "The 5 others with a finite return: no episode is listed twice." in text
+    assert "The first 20 by reward, of those with a finite reward." in text
+    assert "The 5 others with a finite reward: no episode is listed twice." in text
 
 
 def test_nothing_of_a_user_runs_and_no_other_file_is_named(schema_url):

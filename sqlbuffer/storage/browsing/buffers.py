@@ -24,7 +24,12 @@ from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow
 from sqlbuffer.storage.inspect import buffer_stats, listings
-from sqlbuffer.storage.rollout_stats import group_changes, group_stats, rollout_stats
+from sqlbuffer.storage.rollout_stats import (
+    group_changes,
+    group_stats,
+    rollout_reward,
+    rollout_stats,
+)
 from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of
 from sqlbuffer.storage.schema.metadata import metadata
 
@@ -235,25 +240,25 @@ def _known(least_or_most: Callable[[list[int]], int], versions: Sequence[int | N
 GROUP_SORTS = {
     "spread": ("spread", True),
     "alike": ("spread", False),
-    "task": ("task_id", False),
+    "group": ("group_id", False),
 }
 
 
 @dataclass(frozen=True)
 class ListedGroup:
-    """The episodes of a task.
+    """The episodes that belong together.
 
     Attributes:
-        task_id: The task.
-        n_rollouts: Number of episodes.
-        n_returns: Number of episodes with a finite return.
-        mean: Mean of these returns; None if there is none.
+        group_id: Their `group_id`, or their task.
+        n_rollouts: Number of episodes, without aborted ones.
+        n_returns: Number of those with a finite reward.
+        mean: Mean of these rewards; None if there is none.
         std: Their standard deviation (of the population).
         least: Smallest of them.
         greatest: Largest of them.
     """
 
-    task_id: str
+    group_id: str
     n_rollouts: int
     n_returns: int
     mean: float | None
@@ -263,20 +268,15 @@ class ListedGroup:
 
     @property
     def spread(self) -> float | None:
-        """The greatest return less the least."""
-        if self.least is None or self.greatest is None:
+        """The greatest reward less the least; None while a rollout has no finite reward."""
+        if self.least is None or self.greatest is None or self.n_returns < self.n_rollouts:
             return None
         return self.greatest - self.least
 
     @property
     def is_alike(self) -> bool:
-        """Several finite returns are equal, so a policy gradient learns nothing from them."""
+        """All of several rewards are equal, so a policy gradient learns nothing from them."""
         return self.n_returns > 1 and self.spread == 0
-
-    @property
-    def among(self) -> str:
-        """Text with the number of episodes with a finite return, if others have none."""
-        return "" if self.n_returns == self.n_rollouts else f" among {self.n_returns:,}"
 
 
 @dataclass(frozen=True)
@@ -307,26 +307,26 @@ def group_page(
     Args:
         connection: The transaction.
         buffer_id: The buffer.
-        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `task`, by
-            task. Groups without a finite return have no spread and come last.
+        sort: Order: `spread`, largest spread first; `alike`, smallest spread first; `group`, by
+            name. Groups with an episode without a finite reward have no spread and come last.
         after: `GroupPage.after` of the page before; None for the first page.
         limit: Maximum number of groups.
     """
     keys = select(group_stats).where(_own.buffer_id == buffer_id)
     name, descends = GROUP_SORTS[sort]
-    columns = (_own[name], _own.task_id)
+    columns = (_own[name], _own.group_id)
     with in_order(connection):
         rows = rows_in_order(connection, keys, columns, after, descends, limit + 1)
     last = rows[limit - 1] if rows[limit:] else None
     return GroupPage(
         _listed_groups(connection, buffer_id, rows[:limit]),
-        None if last is None else [last._mapping[name], last.task_id],
+        None if last is None else [last._mapping[name], last.group_id],
     )
 
 
-def group_of(connection: Connection, buffer_id: int, task_id: str) -> ListedGroup | None:
-    """Return the group of a task; None if it has no episodes."""
-    keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.task_id == task_id)
+def group_of(connection: Connection, buffer_id: int, group_id: str) -> ListedGroup | None:
+    """Return a group; None if it has no episodes."""
+    keys = select(group_stats).where(_own.buffer_id == buffer_id, _own.group_id == group_id)
     groups = _listed_groups(connection, buffer_id, connection.execute(keys).all())
     return groups[0] if groups else None
 
@@ -335,12 +335,12 @@ def _listed_groups(
     connection: Connection, buffer_id: int, rows: Sequence[Any]
 ) -> list[ListedGroup]:
     """Return groups, with the changes that concurrent writers have not applied yet."""
-    now = _recomputed_groups(connection, buffer_id, [row.task_id for row in rows])
-    return [now.get(row.task_id) or _group(*row[1:-1]) for row in rows]
+    now = _recomputed_groups(connection, buffer_id, [row.group_id for row in rows])
+    return [now.get(row.group_id) or _group(*row[1:-1]) for row in rows]
 
 
 def _group(
-    task_id: str,
+    group_id: str,
     n_rollouts: int,
     n_returns: int,
     mean: float | None,
@@ -349,49 +349,50 @@ def _group(
     greatest: float | None,
 ) -> ListedGroup:
     std = math.sqrt(m2 / n_returns) if n_returns else None
-    return ListedGroup(task_id, n_rollouts, n_returns, mean, std, least, greatest)
+    return ListedGroup(group_id, n_rollouts, n_returns, mean, std, least, greatest)
 
 
 def _recomputed_groups(
-    connection: Connection, buffer_id: int, tasks: Sequence[str]
+    connection: Connection, buffer_id: int, group_ids: Sequence[str]
 ) -> dict[str, ListedGroup]:
     """Return the groups that have unapplied changes, computed from their rollouts."""
     change = group_changes.c
-    pending = select(change.task_id).where(
-        change.buffer_id == buffer_id, one_of(change.task_id, tasks)
+    pending = select(change.group_id).where(
+        change.buffer_id == buffer_id, one_of(change.group_id, group_ids)
     )
-    changed = list(connection.execute(pending.distinct()).scalars()) if tasks else []
+    changed = list(connection.execute(pending.distinct()).scalars()) if group_ids else []
     if not changed:
         return {}
     rollout = rollout_stats.c
     is_one = (
         (rollout.buffer_id == buffer_id)
-        & one_of(rollout.task_id, changed)
+        & one_of(rollout.group_id, changed)
         & (rollout.episode_id != 0)
+        & ~rollout.is_aborted
     )
-    is_finite = func.abs(rollout["return"]) < 1e100
-    value = func.coalesce(rollout["return"], 0.0)
-    counts = select(rollout.task_id, func.count()).where(is_one).group_by(rollout.task_id)
+    is_finite = func.abs(rollout_reward) < 1e100
+    value = func.coalesce(rollout_reward, 0.0)
+    counts = select(rollout.group_id, func.count()).where(is_one).group_by(rollout.group_id)
     n_rollouts: dict[str, int] = dict(connection.execute(counts).all())
     means = (
-        select(rollout.task_id, func.avg(value).label("mean"))
+        select(rollout.group_id, func.avg(value).label("mean"))
         .where(is_one, is_finite)
-        .group_by(rollout.task_id)
+        .group_by(rollout.group_id)
         .subquery("means")
     )
     sums = (
         select(
-            rollout.task_id,
+            rollout.group_id,
             func.count(),
             means.c.mean,
             func.sum((value - means.c.mean) * (value - means.c.mean)),
             func.min(value),
             func.max(value),
         )
-        .join(means, means.c.task_id == rollout.task_id)
+        .join(means, means.c.group_id == rollout.group_id)
         .where(is_one, is_finite)
-        .group_by(rollout.task_id, means.c.mean)
+        .group_by(rollout.group_id, means.c.mean)
     )
-    finite = {task: rest for task, *rest in connection.execute(sums)}
+    finite = {group: rest for group, *rest in connection.execute(sums)}
     nothing = [0, None, 0.0, None, None]
-    return {task: _group(task, n, *finite.get(task, nothing)) for task, n in n_rollouts.items()}
+    return {group: _group(group, n, *finite.get(group, nothing)) for group, n in n_rollouts.items()}

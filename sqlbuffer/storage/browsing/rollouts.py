@@ -34,7 +34,7 @@ from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.dialects import by_database
 from sqlbuffer.storage.episodes import episodes, one_of
 from sqlbuffer.storage.labels.reading import resolve_labels
-from sqlbuffer.storage.rollout_stats import group_stats, rollout_stats
+from sqlbuffer.storage.rollout_stats import group_stats, rollout_reward, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import episode_states, matching
 from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, numbers_in, unindexed
@@ -71,7 +71,7 @@ def rows_in_order(
     """
     value, rows = columns[0], list[Any]()
     parts = [value.is_not(None) if after is None else is_behind(columns, after, descends)]
-    if value.nullable and (after is None or after[0] is not None):
+    if getattr(value, "nullable", True) and (after is None or after[0] is not None):
         parts.append(value.is_(None))
     for part in parts:
         if n_more := limit - len(rows):
@@ -160,8 +160,8 @@ LOOKED_AT_BY_CONDITION = 1_000
 INDEXED_SORTS = {
     "newest": ("first_seq", True),
     "oldest": ("first_seq", False),
-    "best": ("return", True),
-    "worst": ("return", False),
+    "best": ("rollout_reward", True),
+    "worst": ("rollout_reward", False),
     "longest": ("length", True),
     "shortest": ("length", False),
     "spread": ("spread", True),
@@ -190,12 +190,13 @@ class RolloutQuery:
     Attributes:
         sort: One of `SORTS`.
         task_id: Task of the rollouts.
+        group_id: Their group: `group_id` of the episodes, or else their task.
         episode_id: The user's id of the episode.
         agent_id: Agent of the rollouts.
         status: `open`, `complete`, `aborted` or `abandoned`.
         model_version: Version of the model.
-        least_return: Smallest return.
-        most_return: Largest return.
+        least_reward: Smallest reward of a rollout.
+        most_reward: Largest reward of a rollout.
         condition: Condition that at least one step must match.
         after: `RolloutPage.after` of the page before, for the same query: numbers and texts, in the
             order of the columns that sort the page.
@@ -203,12 +204,13 @@ class RolloutQuery:
 
     sort: str = "newest"
     task_id: str | None = None
+    group_id: str | None = None
     episode_id: str | None = None
     agent_id: str | None = None
     status: str | None = None
     model_version: int | None = None
-    least_return: float | None = None
-    most_return: float | None = None
+    least_reward: float | None = None
+    most_reward: float | None = None
     condition: Node | None = None
     after: Sequence[Any] | None = None
 
@@ -216,15 +218,23 @@ class RolloutQuery:
     def is_filtered(self) -> bool:
         """The query leaves out some rollouts."""
         wanted = (
-            self.task_id, self.episode_id, self.agent_id, self.status, self.model_version,
-            self.least_return, self.most_return, self.condition,
+            self.task_id, self.group_id, self.episode_id, self.agent_id, self.status,
+            self.model_version, self.least_reward, self.most_reward, self.condition,
         )  # fmt: skip
         return any(value is not None for value in wanted)
 
     @property
     def is_indexed(self) -> bool:
         """Indexes alone find the rollouts in their order."""
-        return not self.is_filtered and self.sort in INDEXED_SORTS
+        return self.sort in INDEXED_SORTS and not self.is_filtered
+
+    @property
+    def is_of_group(self) -> bool:
+        """The query wants the rollouts of a group in the order of their rewards."""
+        is_ordered = INDEXED_SORTS.get(self.sort, ("",))[0] == "rollout_reward"
+        return is_ordered and self == RolloutQuery(
+            self.sort, group_id=self.group_id, after=self.after
+        )
 
 
 @dataclass(frozen=True)
@@ -238,8 +248,10 @@ class ListedRollout:
         return_: Sum of their rewards; None if no step has one.
         first_seq: Number of the first step.
         last_seq: Number of the last step.
+        group_id: Its group.
+        rollout_reward: Reward of the episode itself, or else `return_`.
         is_held: The last step is still held.
-        spread: Spread of the returns of the task's episodes; None if there are no returns.
+        spread: Spread of the rewards in the group; None while one has no reward.
         episode_id: The user's id of the episode.
         agent_id: The acting agent.
         status: `open`, `complete`, `aborted` or `abandoned`; None without an episode.
@@ -255,6 +267,8 @@ class ListedRollout:
     return_: float | None
     first_seq: int
     last_seq: int
+    group_id: str
+    rollout_reward: float | None
     is_held: bool
     spread: float | None
     episode_id: str | None
@@ -343,7 +357,7 @@ def rollout_page(
         limit: Maximum number of rollouts.
     """
     with in_order(connection):
-        if not query.is_indexed:
+        if not (query.is_indexed or query.is_of_group):
             return _among_newest(connection, info, query, limit)
         if query.sort == "spread":
             return _by_spread(connection, info.id, query, limit)
@@ -355,8 +369,10 @@ def _by_column(
 ) -> RolloutPage:
     """Return rollouts in the order of one of their own columns."""
     name, descends = SORTS[query.sort]
-    columns = (_own[name], _own.first_seq)
+    columns = (_COLUMNS[name], _own.first_seq)
     keys = _rollouts(buffer_id).where(_IS_FIRST_PART)
+    if query.group_id is not None:
+        keys = keys.where(_own.group_id == query.group_id)
     rows = rows_in_order(connection, keys, columns, query.after, descends, limit + 1)
     after = [rows[limit - 1]._mapping[name], rows[limit - 1].first_seq] if rows[limit:] else None
     return RolloutPage(_listed_rollouts(connection, buffer_id, rows[:limit]), after, None)
@@ -365,18 +381,18 @@ def _by_column(
 def _by_spread(
     connection: Connection, buffer_id: int, query: RolloutQuery, limit: int
 ) -> RolloutPage:
-    """Return the episodes of the tasks whose returns differ most, the best of each task first."""
+    """Return the episodes of the groups whose rewards differ most, the best of each group first."""
     group, rollouts = group_stats.c, list[Any]()
     spread: dict[str, float] = {}
     place = None if query.after is None else list(query.after)
     if place is not None:
         spread[place[1]] = place[0]
-        rollouts += _best_of_task(connection, buffer_id, place[1], place[2:], limit + 1)
+        rollouts += _best_of_group(connection, buffer_id, place[1], place[2:], limit + 1)
     while len(rollouts) <= limit:
-        groups = select(group.spread, group.task_id).where(
+        groups = select(group.spread, group.group_id).where(
             group.buffer_id == buffer_id, group.spread.is_not(None)
         )
-        columns = (group.spread, group.task_id)
+        columns = (group.spread, group.group_id)
         if place is not None:
             groups = groups.where(is_behind(columns, place[:2], True))
         listed = connection.execute(ordered(groups, columns, True).limit(limit)).all()
@@ -386,21 +402,21 @@ def _by_spread(
             spread[place[1]] = place[0]
             n_more = limit + 1 - len(rollouts)
             rollouts += (
-                _best_of_task(connection, buffer_id, place[1], None, n_more) if n_more else []
+                _best_of_group(connection, buffer_id, place[1], None, n_more) if n_more else []
             )
     after = None
     if rollouts[limit:]:
         last = rollouts[limit - 1]
-        after = [spread[last.task_id], last.task_id, last._mapping["return"], last.first_seq]
+        after = [spread[last.group_id], last.group_id, last.rollout_reward, last.first_seq]
     return RolloutPage(_listed_rollouts(connection, buffer_id, rollouts[:limit]), after, None)
 
 
-def _best_of_task(
-    connection: Connection, buffer_id: int, task_id: str, after: Sequence[Any] | None, limit: int
+def _best_of_group(
+    connection: Connection, buffer_id: int, group_id: str, after: Sequence[Any] | None, limit: int
 ) -> Sequence[Any]:
-    columns = (_own["return"], _own.first_seq)
+    columns = (rollout_reward, _own.first_seq)
     keys = _rollouts(buffer_id).where(
-        _own.task_id == task_id, _own.episode_id != 0, _own["return"].is_not(None)
+        _own.group_id == group_id, _own.episode_id != 0, rollout_reward.is_not(None)
     )
     if after is not None:
         keys = keys.where(is_behind(columns, after, True))
@@ -416,13 +432,15 @@ def _among_newest(
     """
     n_most = LOOKED_AT if query.condition is None else LOOKED_AT_BY_CONDITION
     newest = _rollouts(info.id).where(_IS_FIRST_PART)
-    if query.task_id is None:
-        newest = newest.order_by(_own.first_seq.desc())
-    else:
+    if query.task_id is not None:
         newest = newest.where(_own.task_id == query.task_id).order_by(_own.episode_id.desc())
+    else:
+        newest = newest.order_by(_own.first_seq.desc())
+    if query.group_id is not None:
+        newest = newest.where(_own.group_id == query.group_id)
     rows = connection.execute(newest.limit(n_most + 1)).all()
     looked_at = n_most if len(rows) > n_most else None
-    matches = [row for row in rows[:n_most] if _has_return(row, query)]
+    matches = [row for row in rows[:n_most] if _has_reward(row, query)]
     for check in (_with_names, _with_steps):
         matches = check(connection, info, query, matches)
     name, descends = SORTS[query.sort]
@@ -442,9 +460,9 @@ def _among_newest(
 def _keys_of(connection: Connection, buffer_id: int, name: str, rows: list[Any]) -> list[list[Any]]:
     """Return the value of a column and the first number of each rollout."""
     if name == "spread":
-        spread = _spreads(connection, buffer_id, {row.task_id for row in rows})
-        values: Any = [spread.get(row.task_id) for row in rows]
-    elif name in _own:
+        spread = _spreads(connection, buffer_id, {row.group_id for row in rows})
+        values: Any = [spread.get(row.group_id) for row in rows]
+    elif name in _COLUMNS:
         values = [row._mapping[name] for row in rows]
     else:
         of_episodes = _select_episodes(rows).add_columns(_NAMES[name])
@@ -467,8 +485,8 @@ def _rank(key: Sequence[Any], descends: bool) -> tuple[Any, ...]:
     return is_last != descends, isinstance(value, str), 0 if is_last else value, first_seq
 
 
-def _has_return(row: Any, query: RolloutQuery) -> bool:
-    least, most, value = query.least_return, query.most_return, row._mapping["return"]
+def _has_reward(row: Any, query: RolloutQuery) -> bool:
+    least, most, value = query.least_reward, query.most_reward, row.rollout_reward
     if least is None and most is None:
         return True
     return (
@@ -520,10 +538,12 @@ def _with_steps(
     ]
 
 
-def _spreads(connection: Connection, buffer_id: int, tasks: set[str]) -> dict[str, float | None]:
+def _spreads(
+    connection: Connection, buffer_id: int, group_ids: set[str]
+) -> dict[str, float | None]:
     group = group_stats.c
-    statement = select(group.task_id, group.spread).where(
-        group.buffer_id == buffer_id, one_of(group.task_id, tasks)
+    statement = select(group.group_id, group.spread).where(
+        group.buffer_id == buffer_id, one_of(group.group_id, group_ids)
     )
     return dict(connection.execute(statement).all())
 
@@ -534,22 +554,23 @@ def _listed_rollouts(
     """Return rollouts with their values from other tables."""
     if not rows:
         return []
-    spread = _spreads(connection, buffer_id, {row.task_id for row in rows})
+    spread = _spreads(connection, buffer_id, {row.group_id for row in rows})
     names = _select_episodes(rows).add_columns(*_NAMES.values())
     names_of = {number: rest for number, *rest in connection.execute(names)}
     whole = _without_episode(connection, buffer_id, {r.task_id for r in rows if not r.episode_id})
     low = connection.execute(select(_low_of(buffer_id))).scalar_one() or 0
     listed = []
     for row in rows:
-        task_id, number, length, return_, first_seq, last_seq = row
+        task_id, number, length, return_, first_seq, last_seq, group_id, reward = row
         if not number:
             length, return_, last_seq = whole.get(task_id, (length, return_, last_seq))
+            reward = return_
         is_held = last_seq > low
         rest = names_of.get(number, [None] * len(_NAMES))
         listed.append(
             ListedRollout(
-                task_id, number, length, return_, first_seq, last_seq, is_held,
-                spread.get(task_id), *rest,
+                task_id, number, length, return_, first_seq, last_seq, group_id, reward, is_held,
+                spread.get(group_id), *rest,
             )
         )  # fmt: skip
     return listed
@@ -577,10 +598,20 @@ def _without_episode(
     return {task: (int(n), total, last) for task, n, total, last in connection.execute(sums)}
 
 
+_COLUMNS: dict[str, Any] = {
+    **{
+        name: _own[name]
+        for name in (
+            "task_id", "episode_id", "length", "return", "first_seq", "last_seq", "group_id",
+        )
+    },
+    "rollout_reward": rollout_reward,
+}  # fmt: skip
+
+
 def _rollouts(buffer_id: int) -> Select[Any]:
-    return select(
-        _own.task_id, _own.episode_id, _own.length, _own["return"], _own.first_seq, _own.last_seq
-    ).where(_own.buffer_id == buffer_id)
+    columns = (column.label(name) for name, column in _COLUMNS.items())
+    return select(*columns).where(_own.buffer_id == buffer_id)
 
 
 def _low_of(buffer_id: int) -> Any:

@@ -110,18 +110,24 @@ VIEWS = {
         },
     ),
     "v_groups": View(
-        "One row per task: how the returns of its rollouts differ. A rollout is an episode of the "
-        "task, or the whole task if its rows name no episode. Its return is its sum of rewards.",
+        "One row per group: how the rewards of its rollouts differ. A rollout is an episode, or "
+        "the whole task if its rows name no episode. Its reward is that of the episode itself, or "
+        "else the sum of its steps' rewards.",
         {
             "buffer": _BUFFER,
             "task_id": ("text", "the task"),
-            "rollouts": ("integer", "rollouts held"),
-            "steps": ("integer", "rows of all of them"),
-            "return_mean": ("real", "mean return"),
-            "return_min": ("real", "least return"),
-            "return_max": ("real", "greatest return"),
-            "return_spread": ("real", "greatest less least return"),
-            "return_variance": ("real", "variance of the returns (of the population)"),
+            "group_id": ("text", "the group; the task where its episodes name none"),
+            "rollouts": ("integer", "rollouts held, without aborted and abandoned ones"),
+            "steps": ("integer", "rows held, also of aborted and abandoned rollouts"),
+            "return_mean": ("real", "mean reward of these rollouts"),
+            "return_min": ("real", "least reward"),
+            "return_max": ("real", "greatest reward"),
+            "return_spread": (
+                "real",
+                "greatest less least reward; null while a rollout has no reward",
+            ),
+            "return_variance": ("real", "variance of the rewards (of the population)"),
+            "incomplete": ("integer", "aborted and abandoned rollouts held"),
         },
     ),
     "v_episodes": View(
@@ -131,6 +137,7 @@ VIEWS = {
             "episode_id": ("text", "id of the episode, unique within buffer and task"),
             "task_id": ("text", "the task"),
             "agent_id": ("text", "the agent"),
+            "group_id": ("text", "the group of rollouts that it belongs to; null: its task"),
             "status": (
                 "text",
                 "`open`, `complete`, `aborted` (an error in the middle), or `abandoned`: open, and "
@@ -141,7 +148,8 @@ VIEWS = {
                 "real",
                 "sum of the rewards; null while it is open or without rewards",
             ),
-            "reward": ("real", "reward of the whole episode, if its end was given one"),
+            "reward": ("real", "reward of the episode itself, if it was given one"),
+            "episode_reward": ("real", "`reward`, or else `episode_return`"),
             "first_seq": ("integer", "`seq` of the first step"),
             "last_seq": ("integer", "`seq` of the last step"),
             "model_version": ("integer", "version of the model at the start"),

@@ -40,7 +40,7 @@ STATUSES = ("open", "complete", "aborted", "abandoned")
 # The names of the fields of the form that leave rollouts out.
 _TEXTS = ("task", "episode", "agent", "status", "version", "least", "most", "condition")
 # Names in the view of the columns that pages are sorted by.
-_IN_VIEW = {"first_seq": "started_at", "return": "episode_return", "key": "episode_id"}
+_IN_VIEW = {"first_seq": "started_at", "rollout_reward": "episode_reward", "key": "episode_id"}
 _MOST_CHARACTERS = 20_000
 _INT64 = 2**63
 
@@ -118,8 +118,8 @@ def _query(
         agent_id=_key(form["agent"]),
         status=form["status"] if form["status"] in STATUSES else None,
         model_version=_whole(form["version"], "version"),
-        least_return=_real(form["least"], "least return"),
-        most_return=_real(form["most"], "most return"),
+        least_reward=_real(form["least"], "least reward"),
+        most_reward=_real(form["most"], "most reward"),
         condition=None if tree is None else check(tree, info.config.fields.comparable),
     )
     forms = ["nn", "0n"] if query.is_indexed else ["nn", "0n", "sn"]
@@ -228,23 +228,26 @@ def episodes_statement(buffer: str, query: RolloutQuery, looked_at: int | None) 
         of = " AND ".join(parts[: 1 if query.task_id is None else 2])
         newest = f"WHERE {of} ORDER BY e.started_at DESC LIMIT {looked_at}"
         source = f"(SELECT e.* FROM v_episodes e {newest})"
+    if query.group_id is not None:
+        parts.append(f"coalesce(e.group_id, e.task_id) = {quoted(query.group_id)}")
     if query.model_version is not None:
         parts.append(f"e.model_version = {query.model_version}")
-    if query.least_return is not None:
-        parts.append(f"e.episode_return >= {query.least_return!r}")
-    if query.most_return is not None:
-        parts.append(f"e.episode_return <= {query.most_return!r}")
+    if query.least_reward is not None:
+        parts.append(f"e.episode_reward >= {query.least_reward!r}")
+    if query.most_reward is not None:
+        parts.append(f"e.episode_reward <= {query.most_reward!r}")
     column, descends = SORTS[query.sort]
     order = f"e.{_IN_VIEW.get(column, column)}{' DESC' if descends else ''} NULLS LAST"
     groups = ""
     if column == "spread":
-        order = "g.spread DESC NULLS LAST, e.task_id DESC, e.episode_return DESC NULLS LAST"
+        order = "g.spread DESC NULLS LAST, g.group_id DESC, e.episode_reward DESC NULLS LAST"
         groups = (
             " JOIN buffers b ON b.name = e.buffer"
-            " LEFT JOIN group_stats g ON g.buffer_id = b.id AND g.task_id = e.task_id"
+            " LEFT JOIN group_stats g"
+            " ON g.buffer_id = b.id AND g.group_id = coalesce(e.group_id, e.task_id)"
         )
         if query.is_indexed:
-            parts += ["g.spread IS NOT NULL", "e.episode_return IS NOT NULL"]
+            parts += ["g.spread IS NOT NULL", "e.episode_reward IS NOT NULL"]
     return f"SELECT e.* FROM {source} e{groups} WHERE {' AND '.join(parts)} ORDER BY {order}"
 
 

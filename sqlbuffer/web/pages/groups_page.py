@@ -1,4 +1,4 @@
-"""Page 5: the rollouts of a task next to each other."""
+"""Page 5: the rollouts of a group next to each other."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from sqlbuffer.web.site import site_of
 TAB = ("/groups", "Groups")
 GROUPS_A_PAGE = 50
 ROLLOUTS_A_PAGE = 64
-_SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "task"), strict=True))
+_SORTS = dict(zip(GROUP_SORTS, ("most spread", "least spread", "group"), strict=True))
 
 
 def show(request: Request) -> Response:
@@ -29,7 +29,7 @@ def show(request: Request) -> Response:
     site, name = site_of(request), buffer_of(request)
     asked = request.query_params.get("sort", "spread")
     sort = asked if asked in _SORTS else "spread"
-    forms = ("ss",) if sort == "task" else ("ns", "0s")
+    forms = ("ss",) if sort == "group" else ("ns", "0s")
     after = page_place(request.query_params.get("after"), *forms)
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
@@ -44,7 +44,7 @@ def show(request: Request) -> Response:
     statement = (
         "SELECT g.* FROM group_stats g JOIN buffers b ON b.id = g.buffer_id "
         f"WHERE b.name = {quoted(name)} "
-        f"ORDER BY g.{column}{ending} NULLS LAST, g.task_id{ending}"
+        f"ORDER BY g.{column}{ending} NULLS LAST, g.group_id{ending}"
     )
     if after is None:
         statement += f" LIMIT {GROUPS_A_PAGE}"
@@ -60,29 +60,29 @@ def show(request: Request) -> Response:
         first=to(),
         later=None if listing.after is None else to(after=place_text(listing.after)),
         to=to,
-        group_to=lambda group: link(request, "/group", buffer=name, task=group.task_id),
+        group_to=lambda group: link(request, "/group", buffer=name, group=group.group_id),
         commands=[command_line("sql", site.shown_url, statement)],
     )
 
 
 def show_group(request: Request) -> Response:
-    """Return the rollouts of one task."""
+    """Return the rollouts of one group."""
     site, name = site_of(request), buffer_of(request)
-    task_id = request.query_params.get("task", "")
+    group_id = request.query_params.get("group", "")
     sort = request.query_params.get("sort", "best")
     with site.pool.connection() as connection:
         buffer = browsed_buffer(connection, site.url, name)
-        known = "\0" not in task_id
-        group = group_of(connection, buffer.info.id, task_id) if known else None
+        known = "\0" not in group_id
+        group = group_of(connection, buffer.info.id, group_id) if known else None
         query = RolloutQuery(
             sort=sort if sort in ("best", "worst", "newest") else "best",
-            task_id=task_id if known else "",
+            group_id=group_id if known else "",
             after=page_place(request.query_params.get("after"), "nn", "0n"),
         )
         listing = rollout_page(connection, buffer.info, query, ROLLOUTS_A_PAGE)
 
     def to(**changed: Any) -> str:
-        state = {"buffer": name, "task": task_id, "sort": query.sort}
+        state = {"buffer": name, "group": group_id, "sort": query.sort}
         return link(request, "/group", **{**state, **changed})
 
     episodes = [row for row in listing.rollouts if row.number]
@@ -96,7 +96,7 @@ def show_group(request: Request) -> Response:
         status_code=200 if listing.rollouts else 404,
         place="/groups",
         buffer=name,
-        task_id=task_id,
+        group_id=group_id,
         group=group,
         listing=listing,
         sort=query.sort,

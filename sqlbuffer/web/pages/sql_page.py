@@ -53,8 +53,8 @@ EXAMPLES = (
         "WHERE buffer = 'default' GROUP BY model_version ORDER BY model_version;",
     ),
     SqlExample(
-        "On which tasks do the rollouts differ? A task with equal returns teaches nothing.",
-        "SELECT task_id, rollouts, return_mean, return_spread FROM v_groups\n"
+        "In which groups do the rollouts differ? A group with equal rewards teaches nothing.",
+        "SELECT group_id, rollouts, return_mean, return_spread FROM v_groups\n"
         "WHERE buffer = 'default' AND rollouts > 1 ORDER BY return_spread DESC;",
     ),
     SqlExample(
@@ -63,8 +63,8 @@ EXAMPLES = (
         "WHERE buffer = 'default' ORDER BY seq LIMIT 10;",
     ),
     SqlExample(
-        "The ten tasks whose episodes differ most, through an index.",
-        "SELECT g.task_id, g.n_rollouts, g.mean, g.spread FROM group_stats g\n"
+        "The ten groups whose episodes differ most, through an index.",
+        "SELECT g.group_id, g.n_rollouts, g.mean, g.spread FROM group_stats g\n"
         "JOIN buffers b ON b.id = g.buffer_id\n"
         "WHERE b.name = 'default' AND g.spread IS NOT NULL ORDER BY g.spread DESC LIMIT 10;",
     ),

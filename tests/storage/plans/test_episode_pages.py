@@ -63,7 +63,8 @@ def fill_large(url):
     run(
         url,
         'INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, '
-        "last_seq) SELECT buffer_id, task_id, id, length, 0.0, first_seq, last_seq FROM episodes "
+        "last_seq, group_id) SELECT buffer_id, task_id, id, length, 0.0, first_seq, last_seq, "
+        "task_id FROM episodes "
         f"WHERE buffer_id = {number}",
     )
     # Every fifth task has no episode.

@@ -41,8 +41,8 @@ def add_episodes(url, id_, n, returns):
             f'"return", first_seq, last_seq) {{numbers}} SELECT {id_} * 1000000 + i, {id_}, '
             f"'e' || i, {_TASK}, 'a', 'complete', 1, i % 977, i, i FROM n",
             "INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "
-            f'"return", first_seq, last_seq) {{numbers}} SELECT {id_}, {_TASK}, '
-            f"{id_} * 1000000 + i, i % 91, {returns}, i, i FROM n",
+            f'"return", first_seq, last_seq, group_id) {{numbers}} SELECT {id_}, {_TASK}, '
+            f"{id_} * 1000000 + i, i % 91, {returns}, i, i, {_TASK} FROM n",
         ):
             before, select = statement.split("{numbers}")
             driver.execute(f"{numbers} {before} {select}")

@@ -259,9 +259,12 @@ class Looks:
         assert found == expected, "loader('trajectory', epochs=1)"
 
     def end_of(self, key: str):
-        """Return the return of an episode, its own reward, and its final observation."""
+        """Return the return of an episode, its reward, and its final observation."""
         episode = self.model.episodes[key]
-        end = (episode.returned, "nan" if episode.reward is None else episode.reward)
+        end = (
+            episode.returned,
+            episode.returned if episode.reward is None else episode.reward,
+        )
         if not self.is_typed:
             return end
         obs = [0, 0] if episode.final is None else [episode.final, 1]

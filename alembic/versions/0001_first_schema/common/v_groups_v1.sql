@@ -1,15 +1,27 @@
--- A rollout is an episode of the task, or the whole task if its rows have no episode. Its mean is
--- computed in the same pass: PostgreSQL expects so few groups that it would compare each rollout
--- with all means of a second pass.
+-- A rollout is an episode, or the whole task if its rows have no episode. Its reward is that of the
+-- episode itself, or else the sum of its steps' rewards. A group with a rollout without a reward has no
+-- spread. Means are computed in the same pass: PostgreSQL expects so few groups that it would compare
+-- each rollout with all means of a second pass.
 CREATE VIEW v_groups AS
-SELECT buffer, task_id, count(*) AS rollouts, sum(steps) AS steps, avg(return_) AS return_mean,
-    min(return_) AS return_min, max(return_) AS return_max, max(return_) - min(return_) AS return_spread,
-    avg((return_ - mean_) * (return_ - mean_)) AS return_variance
+SELECT buffer, task_id, group_id, count(*) - sum(incomplete) AS rollouts, sum(steps) AS steps,
+    avg(reward) AS return_mean, min(reward) AS return_min, max(reward) AS return_max,
+    CASE WHEN count(reward) = count(*) - sum(incomplete) THEN max(reward) - min(reward) END AS return_spread,
+    avg((reward - mean) * (reward - mean)) AS return_variance, sum(incomplete) AS incomplete
 FROM (
-    SELECT buffer, task_id, sum(n_steps) AS steps, sum(total_reward) AS return_,
-        avg(sum(total_reward)) OVER (PARTITION BY buffer, task_id) AS mean_
-    FROM step_sums
-    WHERE n_steps > 0
-    GROUP BY buffer, task_id, episode_id
+    SELECT r.buffer, r.task_id, r.steps, r.group_id, r.incomplete, r.reward,
+        avg(r.reward) OVER (PARTITION BY r.buffer, r.task_id, r.group_id) AS mean
+    FROM (
+        SELECT s.buffer, s.task_id, s.steps, coalesce(p.group_id, s.task_id) AS group_id,
+            CASE WHEN e.status IN ('aborted', 'abandoned') THEN 1 ELSE 0 END AS incomplete,
+            CASE WHEN e.status IN ('aborted', 'abandoned') THEN NULL ELSE coalesce(p.reward, s.total) END AS reward
+        FROM (
+            SELECT buffer, task_id, episode_id, sum(n_steps) AS steps, sum(total_reward) AS total
+            FROM step_sums
+            WHERE n_steps > 0
+            GROUP BY buffer, task_id, episode_id
+        ) s
+        LEFT JOIN episodes p ON p.id = s.episode_id
+        LEFT JOIN episode_states e ON e.id = p.id
+    ) r
 ) rollouts
-GROUP BY buffer, task_id
+GROUP BY buffer, task_id, group_id

@@ -91,9 +91,9 @@ BEGIN
         END IF;
         -- Writers never wait for each other here: if several write one task without episodes at the
         -- same time, each has a part. Later transactions add to any part that is free.
-        INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq)
+        INSERT INTO rollout_stats AS r (buffer_id, task_id, episode_id, part, length, "return", first_seq, last_seq, group_id, reward, is_aborted)
         SELECT written.buffer_id, g.task_id, g.episode_id, CASE WHEN g.episode_id = 0 THEN coalesce(f.part, g.first_seq) ELSE 0 END,
-            g.n, nullif(g.total, 'NaN'), g.first_seq, g.last_seq
+            g.n, nullif(g.total, 'NaN'), g.first_seq, g.last_seq, coalesce(p.group_id, g.task_id), p.reward, coalesce(p.status = 'aborted', false)
         FROM (
             SELECT n.task_id, coalesce(n.episode_id, 0) AS episode_id, count(*) AS n, min(n.seq) AS first_seq, max(n.seq) AS last_seq,
                 sum(CASE WHEN n.reward_t > 1e290 THEN 'Infinity' WHEN n.reward_t < -1e290 THEN '-Infinity' ELSE n.reward_t END) AS total
@@ -105,6 +105,9 @@ BEGIN
               AND current_setting('transaction_isolation') = 'read committed'
             ORDER BY r.part LIMIT 1 FOR UPDATE SKIP LOCKED
         ) f ON true
+        LEFT JOIN LATERAL (
+            SELECT e.group_id, e.reward, e.status FROM episodes e WHERE e.id = nullif(g.episode_id, 0) OFFSET 0
+        ) p ON true
         ORDER BY g.task_id, g.episode_id
         ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
         SET length = r.length + excluded.length,

@@ -1,9 +1,10 @@
 -- Adds returns to groups and subtracts others: Chan's formula for count, mean and sum of squares of
--- two sets. Returns that are infinite, or that would overflow when squared, are not counted. The
--- caller is the only transaction that changes groups of the buffer. Group by group: in one
--- statement, planners without statistics compare each with each.
+-- two sets. Rewards that are infinite, or that would overflow when squared, are not counted. A group
+-- with a rollout without such a reward has no spread. The caller is the only transaction that changes
+-- groups of the buffer. Group by group: in one statement, planners without statistics compare each
+-- with each.
 CREATE FUNCTION sqlbuffer_change_groups_v1(
-    p_buffer_id integer, p_tasks text[], p_rollouts integer[], p_was double precision[], p_now double precision[]
+    p_buffer_id integer, p_groups text[], p_rollouts integer[], p_was double precision[], p_now double precision[]
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -12,22 +13,22 @@ DECLARE
     n bigint;
 BEGIN
     FOR c IN
-        SELECT f.task_id, sum(f.n) AS n_rollouts, min(f.now) AS low, max(f.now) AS high,
+        SELECT f.group_id, sum(f.n) AS n_rollouts, min(f.now) AS low, max(f.now) AS high,
             count(f.was) AS n_out, avg(f.was) AS mean_out, coalesce(var_pop(f.was) * count(f.was), 0) AS m2_out,
             count(f.now) AS n_in, avg(f.now) AS mean_in, coalesce(var_pop(f.now) * count(f.now), 0) AS m2_in
         FROM (
-            SELECT v.task_id, v.n, CASE WHEN abs(v.was) < 1e100 THEN v.was END AS was, CASE WHEN abs(v.now) < 1e100 THEN v.now END AS now
-            FROM unnest(p_tasks, p_rollouts, p_was, p_now) AS v(task_id, n, was, now)
+            SELECT v.group_id, v.n, CASE WHEN abs(v.was) < 1e100 THEN v.was END AS was, CASE WHEN abs(v.now) < 1e100 THEN v.now END AS now
+            FROM unnest(p_groups, p_rollouts, p_was, p_now) AS v(group_id, n, was, now)
         ) f
-        GROUP BY f.task_id
+        GROUP BY f.group_id
     LOOP
-        SELECT * INTO g FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.task_id = c.task_id;
+        SELECT * INTO g FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.group_id = c.group_id;
         IF NOT FOUND AND c.n_rollouts < 1 THEN
             CONTINUE;  -- the buffer is being cleared
         END IF;
         g.n_rollouts := coalesce(g.n_rollouts, 0) + c.n_rollouts;
         IF g.n_rollouts <= 0 THEN
-            DELETE FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.task_id = c.task_id;
+            DELETE FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.group_id = c.group_id;
             CONTINUE;
         END IF;
         g.n_returns := coalesce(g.n_returns, 0);
@@ -45,22 +46,22 @@ BEGIN
             g.n_returns := n;
             -- Compared as rows, so that no other index gives the required order.
             g.min := (
-                SELECT r."return" FROM rollout_stats r
-                WHERE (r.buffer_id, r.task_id, r."return") > (p_buffer_id, c.task_id, -1e100)
-                  AND (r.buffer_id, r.task_id, r."return") < (p_buffer_id, c.task_id, 1e100) AND r.episode_id > 0
-                ORDER BY r.buffer_id, r.task_id, r."return" LIMIT 1);
+                SELECT coalesce(r.reward, r."return") FROM rollout_stats r
+                WHERE (r.buffer_id, r.group_id, coalesce(r.reward, r."return")) > (p_buffer_id, c.group_id, -1e100)
+                  AND (r.buffer_id, r.group_id, coalesce(r.reward, r."return")) < (p_buffer_id, c.group_id, 1e100) AND r.episode_id > 0 AND NOT r.is_aborted
+                ORDER BY r.buffer_id, r.group_id, coalesce(r.reward, r."return") LIMIT 1);
             g.max := (
-                SELECT r."return" FROM rollout_stats r
-                WHERE (r.buffer_id, r.task_id, r."return") > (p_buffer_id, c.task_id, -1e100)
-                  AND (r.buffer_id, r.task_id, r."return") < (p_buffer_id, c.task_id, 1e100) AND r.episode_id > 0
-                ORDER BY r.buffer_id DESC, r.task_id DESC, r."return" DESC LIMIT 1);
+                SELECT coalesce(r.reward, r."return") FROM rollout_stats r
+                WHERE (r.buffer_id, r.group_id, coalesce(r.reward, r."return")) > (p_buffer_id, c.group_id, -1e100)
+                  AND (r.buffer_id, r.group_id, coalesce(r.reward, r."return")) < (p_buffer_id, c.group_id, 1e100) AND r.episode_id > 0 AND NOT r.is_aborted
+                ORDER BY r.buffer_id DESC, r.group_id DESC, coalesce(r.reward, r."return") DESC LIMIT 1);
         ELSE
             g.min := least(g.min, c.low);
             g.max := greatest(g.max, c.high);
         END IF;
-        INSERT INTO group_stats AS s (buffer_id, task_id, n_rollouts, n_returns, mean, m2, min, max, spread)
-        VALUES (p_buffer_id, c.task_id, g.n_rollouts, g.n_returns, g.mean, g.m2, g.min, g.max, g.max - g.min)
-        ON CONFLICT (buffer_id, task_id) DO UPDATE
+        INSERT INTO group_stats AS s (buffer_id, group_id, n_rollouts, n_returns, mean, m2, min, max, spread)
+        VALUES (p_buffer_id, c.group_id, g.n_rollouts, g.n_returns, g.mean, g.m2, g.min, g.max, CASE WHEN g.n_returns = g.n_rollouts THEN g.max - g.min END)
+        ON CONFLICT (buffer_id, group_id) DO UPDATE
         SET n_rollouts = excluded.n_rollouts, n_returns = excluded.n_returns, mean = excluded.mean, m2 = excluded.m2,
             min = excluded.min, max = excluded.max, spread = excluded.spread;
     END LOOP;

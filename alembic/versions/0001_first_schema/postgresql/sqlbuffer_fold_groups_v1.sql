@@ -4,7 +4,7 @@
 CREATE FUNCTION sqlbuffer_fold_groups_v1(p_buffer_id integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
-    tasks text[];
+    groups text[];
     rollouts integer[];
     returns_was double precision[];
     returns_now double precision[];
@@ -17,10 +17,10 @@ BEGIN
         WITH left_over AS (
             DELETE FROM group_changes g WHERE g.buffer_id = p_buffer_id RETURNING g.*
         )
-        SELECT array_agg(l.task_id), array_agg(l.n_rollouts), array_agg(l.was), array_agg(l.now)
-        INTO tasks, rollouts, returns_was, returns_now FROM left_over l;
-        IF tasks IS NOT NULL THEN
-            PERFORM sqlbuffer_change_groups_v1(p_buffer_id, tasks, rollouts, returns_was, returns_now);
+        SELECT array_agg(l.group_id), array_agg(l.n_rollouts), array_agg(l.was), array_agg(l.now)
+        INTO groups, rollouts, returns_was, returns_now FROM left_over l;
+        IF groups IS NOT NULL THEN
+            PERFORM sqlbuffer_change_groups_v1(p_buffer_id, groups, rollouts, returns_was, returns_now);
         END IF;
     END IF;
     RETURN true;

@@ -297,6 +297,7 @@ CREATE TABLE episodes (
     key TEXT COLLATE "C" NOT NULL,
     task_id TEXT COLLATE "C" NOT NULL,
     agent_id TEXT COLLATE "C",
+    group_id TEXT COLLATE "C",
     status TEXT DEFAULT 'open' NOT NULL,
     length INTEGER,
     return DOUBLE PRECISION,
@@ -327,6 +328,7 @@ COMMENT ON COLUMN episodes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN episodes.key IS 'the user''s episode_id, unique within buffer and task';
 COMMENT ON COLUMN episodes.task_id IS 'the task';
 COMMENT ON COLUMN episodes.agent_id IS 'the agent';
+COMMENT ON COLUMN episodes.group_id IS 'rollouts with the same one belong together; null: those of the task';
 COMMENT ON COLUMN episodes.status IS 'open, complete or aborted; v_episodes also shows abandoned ones';
 COMMENT ON COLUMN episodes.length IS 'steps';
 COMMENT ON COLUMN episodes."return" IS 'sum of rewards; while the episode is open, the sum of changes by annotations';
@@ -722,7 +724,7 @@ COMMENT ON COLUMN copies.finished_at IS 'time when it was complete; null while i
 
 CREATE TABLE group_stats (
     buffer_id INTEGER NOT NULL,
-    task_id TEXT COLLATE "C" NOT NULL,
+    group_id TEXT COLLATE "C" NOT NULL,
     n_rollouts BIGINT NOT NULL,
     n_returns BIGINT NOT NULL,
     mean DOUBLE PRECISION,
@@ -730,35 +732,35 @@ CREATE TABLE group_stats (
     min DOUBLE PRECISION,
     max DOUBLE PRECISION,
     spread DOUBLE PRECISION,
-    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, task_id)
+    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, group_id)
 );
-CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
+CREATE INDEX ix_group_stats_buffer_id_spread_group_id ON group_stats (buffer_id, spread, group_id);
 COMMENT ON COLUMN group_stats.buffer_id IS 'the buffer';
-COMMENT ON COLUMN group_stats.task_id IS 'the task';
-COMMENT ON COLUMN group_stats.n_rollouts IS 'episodes of the task';
-COMMENT ON COLUMN group_stats.n_returns IS 'episodes with a finite return';
-COMMENT ON COLUMN group_stats.mean IS 'mean of these returns';
+COMMENT ON COLUMN group_stats.group_id IS 'group_id of its episodes, or their task';
+COMMENT ON COLUMN group_stats.n_rollouts IS 'its episodes, without aborted ones';
+COMMENT ON COLUMN group_stats.n_returns IS 'those with a finite reward: of the episode itself, or else the sum of its steps';
+COMMENT ON COLUMN group_stats.mean IS 'mean of these rewards';
 COMMENT ON COLUMN group_stats.m2 IS 'sum of their squared differences from the mean';
 COMMENT ON COLUMN group_stats.min IS 'smallest of them';
 COMMENT ON COLUMN group_stats.max IS 'largest of them';
-COMMENT ON COLUMN group_stats.spread IS 'largest minus smallest';
+COMMENT ON COLUMN group_stats.spread IS 'largest minus smallest; null if an episode has no such reward';
 
 CREATE TABLE group_changes (
     id BIGSERIAL NOT NULL,
     buffer_id INTEGER NOT NULL,
-    task_id TEXT COLLATE "C" NOT NULL,
+    group_id TEXT COLLATE "C" NOT NULL,
     n_rollouts INTEGER NOT NULL,
     was DOUBLE PRECISION,
     now DOUBLE PRECISION,
     CONSTRAINT pk_group_changes PRIMARY KEY (id)
 );
-CREATE INDEX ix_group_changes_buffer_id_task_id ON group_changes (buffer_id, task_id);
+CREATE INDEX ix_group_changes_buffer_id_group_id ON group_changes (buffer_id, group_id);
 COMMENT ON COLUMN group_changes.id IS 'key of the change';
 COMMENT ON COLUMN group_changes.buffer_id IS 'the buffer';
-COMMENT ON COLUMN group_changes.task_id IS 'the task';
+COMMENT ON COLUMN group_changes.group_id IS 'the group';
 COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode is new; -1: an episode has left';
-COMMENT ON COLUMN group_changes.was IS 'its return before; null if it had none';
-COMMENT ON COLUMN group_changes.now IS 'its return now; null if it has none';
+COMMENT ON COLUMN group_changes.was IS 'its reward before; null if it had none';
+COMMENT ON COLUMN group_changes.now IS 'its reward now; null if it has none';
 
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
@@ -769,12 +771,15 @@ CREATE TABLE rollout_stats (
     return DOUBLE PRECISION,
     first_seq BIGINT NOT NULL,
     last_seq BIGINT NOT NULL,
+    group_id TEXT COLLATE "C" NOT NULL,
+    reward DOUBLE PRECISION,
+    is_aborted BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id, part)
 );
 CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
-CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffer_id, return, first_seq);
-CREATE INDEX ix_rollout_stats_buffer_id_task_id_return_first_seq ON rollout_stats (buffer_id, task_id, return, first_seq);
+CREATE INDEX ix_rollout_stats_group ON rollout_stats (buffer_id, group_id, coalesce(reward, return), first_seq);
+CREATE INDEX ix_rollout_stats_reward ON rollout_stats (buffer_id, coalesce(reward, return), first_seq);
 COMMENT ON COLUMN rollout_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN rollout_stats.task_id IS 'the task';
 COMMENT ON COLUMN rollout_stats.episode_id IS 'number of the episode; 0: the steps of the task without an episode';
@@ -783,6 +788,9 @@ COMMENT ON COLUMN rollout_stats.length IS 'steps written, also those that were e
 COMMENT ON COLUMN rollout_stats."return" IS 'sum of their rewards, annotations applied; null if none has a reward';
 COMMENT ON COLUMN rollout_stats.first_seq IS 'seq of the first step';
 COMMENT ON COLUMN rollout_stats.last_seq IS 'seq of the last step';
+COMMENT ON COLUMN rollout_stats.group_id IS 'its group: group_id of the episode, or else the task';
+COMMENT ON COLUMN rollout_stats.reward IS 'reward of the episode itself';
+COMMENT ON COLUMN rollout_stats.is_aborted IS 'true: the episode was aborted, and does not count in its group';
 
 CREATE TABLE holds (
     buffer_id INTEGER NOT NULL,

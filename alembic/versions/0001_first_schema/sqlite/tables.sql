@@ -182,6 +182,7 @@ CREATE TABLE episodes (
     "key" TEXT NOT NULL,
     task_id TEXT NOT NULL,
     agent_id TEXT,
+    group_id TEXT,
     status TEXT DEFAULT 'open' NOT NULL,
     length INTEGER,
     return DOUBLE,
@@ -448,7 +449,7 @@ CREATE TABLE copies (
 
 CREATE TABLE group_stats (
     buffer_id INTEGER NOT NULL,
-    task_id TEXT NOT NULL,
+    group_id TEXT NOT NULL,
     n_rollouts BIGINT NOT NULL,
     n_returns BIGINT NOT NULL,
     mean DOUBLE,
@@ -456,20 +457,20 @@ CREATE TABLE group_stats (
     min DOUBLE,
     max DOUBLE,
     spread DOUBLE,
-    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, task_id)
+    CONSTRAINT pk_group_stats PRIMARY KEY (buffer_id, group_id)
 );
-CREATE INDEX ix_group_stats_buffer_id_spread_task_id ON group_stats (buffer_id, spread, task_id);
+CREATE INDEX ix_group_stats_buffer_id_spread_group_id ON group_stats (buffer_id, spread, group_id);
 
 CREATE TABLE group_changes (
     id INTEGER NOT NULL,
     buffer_id INTEGER NOT NULL,
-    task_id TEXT NOT NULL,
+    group_id TEXT NOT NULL,
     n_rollouts INTEGER NOT NULL,
     was DOUBLE,
     now DOUBLE,
     CONSTRAINT pk_group_changes PRIMARY KEY (id)
 );
-CREATE INDEX ix_group_changes_buffer_id_task_id ON group_changes (buffer_id, task_id);
+CREATE INDEX ix_group_changes_buffer_id_group_id ON group_changes (buffer_id, group_id);
 
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
@@ -480,12 +481,15 @@ CREATE TABLE rollout_stats (
     return DOUBLE,
     first_seq BIGINT NOT NULL,
     last_seq BIGINT NOT NULL,
+    group_id TEXT NOT NULL,
+    reward DOUBLE,
+    is_aborted BOOLEAN DEFAULT 0 NOT NULL,
     CONSTRAINT pk_rollout_stats PRIMARY KEY (buffer_id, task_id, episode_id, part)
 );
 CREATE INDEX ix_rollout_stats_buffer_id_first_seq ON rollout_stats (buffer_id, first_seq);
 CREATE INDEX ix_rollout_stats_buffer_id_length_first_seq ON rollout_stats (buffer_id, length, first_seq);
-CREATE INDEX ix_rollout_stats_buffer_id_return_first_seq ON rollout_stats (buffer_id, return, first_seq);
-CREATE INDEX ix_rollout_stats_buffer_id_task_id_return_first_seq ON rollout_stats (buffer_id, task_id, return, first_seq);
+CREATE INDEX ix_rollout_stats_group ON rollout_stats (buffer_id, group_id, coalesce(reward, return), first_seq);
+CREATE INDEX ix_rollout_stats_reward ON rollout_stats (buffer_id, coalesce(reward, return), first_seq);
 
 CREATE TABLE holds (
     buffer_id INTEGER NOT NULL,

@@ -13,10 +13,12 @@ BEGIN
     SELECT RAISE(ABORT, 'sqlbuffer: the buffer is an unfinished copy')
     WHERE (SELECT is_copying FROM buffers WHERE id = NEW.buffer_id);
     -- The library adds up a batch itself.
-    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
+    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq, group_id, reward, is_aborted)
     SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), NEW.n_steps,
-        (SELECT sum(r.value) FROM json_each(NEW.reward_t) r), NEW.first_seq, NEW.first_seq + NEW.n_steps - 1
-    FROM buffers WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps
+        (SELECT sum(r.value) FROM json_each(NEW.reward_t) r), NEW.first_seq, NEW.first_seq + NEW.n_steps - 1,
+        coalesce(p.group_id, NEW.task_id), p.reward, coalesce(p.status = 'aborted', false)
+    FROM buffers b LEFT JOIN episodes p ON p.id = NEW.episode_id
+    WHERE b.id = NEW.buffer_id AND b.next_seq < NEW.first_seq + NEW.n_steps
     ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,

@@ -15,9 +15,11 @@ BEGIN
     FROM buffers b JOIN episodes p ON p.id = NEW.episode_id AND p.attempt > 1
     WHERE b.id = NEW.buffer_id AND b.next_seq <= NEW.seq;
     -- The library adds up a batch itself.
-    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq)
-    SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq
-    FROM buffers WHERE id = NEW.buffer_id AND next_seq <= NEW.seq
+    INSERT INTO rollout_stats (buffer_id, task_id, episode_id, length, "return", first_seq, last_seq, group_id, reward, is_aborted)
+    SELECT NEW.buffer_id, NEW.task_id, coalesce(NEW.episode_id, 0), 1, NEW.reward_t, NEW.seq, NEW.seq,
+        coalesce(p.group_id, NEW.task_id), p.reward, coalesce(p.status = 'aborted', false)
+    FROM buffers b LEFT JOIN episodes p ON p.id = NEW.episode_id
+    WHERE b.id = NEW.buffer_id AND b.next_seq <= NEW.seq
     ON CONFLICT (buffer_id, task_id, episode_id, part) DO UPDATE
     SET length = length + excluded.length,
         "return" = CASE WHEN excluded."return" IS NULL THEN "return" ELSE coalesce("return", 0) + excluded."return" END,
