@@ -150,7 +150,10 @@ def test_annotations_change_returns_and_groups(buffer_url, buffer):
 def test_rewards_of_episodes_count_in_place_of_their_steps(buffer_url, buffer):
     write(buffer, "t", "e1", [1.0, 2.0])
     write(buffer, "t", "e2", [None])
-    write(buffer, "t", "e3", [7.0])
+    step = {"obs": 1} if buffer.fields else {"state": 1}
+    first = buffer.episode("t", episode_id="e3")
+    first.append(**step, reward=7.0)
+    buffer.flush()
     groups = "SELECT rollouts, return_mean, return_min, return_max, return_spread FROM v_groups"
 
     def shown():
@@ -166,13 +169,15 @@ def test_rewards_of_episodes_count_in_place_of_their_steps(buffer_url, buffer):
     assert shown() == (3, 0.5, 0.0, 1.0, 1.0)
     buffer.annotate(QueryBuilder().eq("episode_id", "e1").build(), reward=9.0)
     assert shown() == (3, 0.5, 0.0, 1.0, 1.0)
-    buffer.end_episode("e3", status="aborted")
+    first.abort()
+    buffer.flush()
     assert shown() == (2, 0.25, 0.0, 0.5, 0.5)
     with buffer.episode("t", episode_id="e3", resume=True) as writer:
-        writer.append(**({"obs": 1} if buffer.fields else {"state": 1}), reward=2.0)
+        writer.append(**step, reward=2.0)
         writer.end(reward=-1.0)
+    buffer.flush()
     assert shown() == (3, -1 / 6, -1.0, 0.5, 1.5)
-    buffer.delete_episodes(["e1", "e2"], ["t", "t"])
+    buffer.delete_episodes(["e1", "e2"], task_ids=["t", "t"])
     assert shown() == (1, -1.0, -1.0, -1.0, 0.0)
 
 
