@@ -118,7 +118,8 @@ def _column(name: str, rows: "list[DataRow]") -> NDArray[Any]:
 def _built_in(name: str) -> Field | None:
     """Return the field that every row has by this name; None: only a typed field can be meant."""
     try:
-        return parse_field(name)
+        field = parse_field(name)
+        return None if field.is_of_episode else field
     except ConditionError as error:
         if isinstance(name, str) and name.isidentifier():
             return None

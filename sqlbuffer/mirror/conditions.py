@@ -4,14 +4,22 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import NO_TERMINATED, NO_TRUNCATED, NONE, TERMINATED, TRUNCATED
+from sqlbuffer.batches.step_table import (
+    NO_TERMINATED,
+    NO_TRUNCATED,
+    NONE,
+    STATUS_NAMES,
+    TERMINATED,
+    TRUNCATED,
+)
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.mirror.memory.records import AGENT, SEQ, STEP, TASK
 from sqlbuffer.mirror.memory.step_memory import StepMemory
-from sqlbuffer.query.query_filter import NumberColumn, TextColumn, matching
-from sqlbuffer.query.tree import DECLARED, EVERYTHING, Field, Leaf, Node
+from sqlbuffer.query.query_filter import NumberColumn, TextColumn, matching, value_at
+from sqlbuffer.query.tree import DECLARED, EVERYTHING, Field, Leaf, Node, facts_of_episodes
 
 Integers = NDArray[np.int64]
 Column = NumberColumn | TextColumn
@@ -33,11 +41,20 @@ def check_in_memory(node: Node, kept: Collection[str]) -> None:
         raise ConditionError(
             f"the mirror was opened without field {field.name!r}; add it to fields=[...]"
         )
-    if field.column != DECLARED and field.column not in _COLUMNS:
+    if field.column == "status" and not _names_ends(node):
+        raise _refused(f"a mirror does not know which open episodes are abandoned ({field.name!r})")
+    if field.column != DECLARED and field.column not in _COLUMNS and not field.is_of_episode:
         raise _refused(f"{field.name!r} is not in the memory of a mirror")
     lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value
     if field.column == "reward_t" and (node.op == "is_null" or lists_null):
         raise _refused(f"a mirror stores None and NaN of {field.name!r} as the same value")
+
+
+def _names_ends(leaf: Leaf) -> bool:
+    """Return True if it makes no difference to a leaf on the status whether one is abandoned."""
+    values = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
+    ends = {"complete", "aborted", None}
+    return leaf.op == "is_null" or (leaf.op in ("eq", "in") and set(values) <= ends)
 
 
 def _refused(why: str) -> ConditionError:
@@ -57,6 +74,8 @@ def step_column(memory: StepMemory, field: Field, slots: Integers) -> Column:
     """
     if field.column == DECLARED:
         return _declared(memory, field.name, slots)
+    if field.is_of_episode:
+        return _fact(memory, field, slots)
     return _COLUMNS[field.column](memory, slots)
 
 
@@ -112,6 +131,34 @@ def _episode(memory: StepMemory, slots: Integers) -> Column:
     return TextColumn(texts, index)
 
 
+def _fact(memory: StepMemory, field: Field, slots: Integers) -> Column:
+    """Return a fact of the episodes of steps."""
+    episodes, numbers = memory.episodes, memory.links["episode"][slots]
+    has_none = numbers == NONE
+    if has_none.all():
+        return NumberColumn(np.zeros(len(slots)), has_none)
+    if field.column == "episode_length":
+        lengths = episodes.length[numbers]
+        return NumberColumn(lengths, has_none | (lengths == NONE))
+    if field.column in ("episode_return", "episode_reward"):
+        values = episodes.returns[numbers]
+        if field.column == "episode_reward":
+            rewards = episodes.rewards[numbers]
+            values = np.where(np.isnan(rewards), values, rewards)
+        return NumberColumn(values, has_none | np.isnan(values))
+    if field.column == "status":
+        facts: list[Any] = STATUS_NAMES[episodes.status].tolist()
+    elif field.column == "group_id":
+        facts = episodes.group_ids.tolist()
+    else:
+        metas = episodes.metas.tolist()
+        facts = [
+            None if meta is None else value_at(orjson.loads(meta), field.path) for meta in metas
+        ]
+    # The last one is that of steps without an episode.
+    return TextColumn([*facts, None], np.where(has_none, len(facts), numbers))
+
+
 _COLUMNS: dict[str, Callable[[StepMemory, Integers], Column]] = {
     "seq": _record(SEQ),
     "step": _record(STEP),
@@ -143,6 +190,7 @@ class MatchingSteps:
     def __init__(self) -> None:
         self._memory: StepMemory | None = None
         self._known: dict[Node, tuple[int, Flags]] = {}
+        self._n_changes = 0
 
     def of(self, memory: StepMemory, node: Node) -> Flags:
         """Return which slots hold a step that may be drawn and meets a condition.
@@ -163,6 +211,13 @@ class MatchingSteps:
             known = self._known.get(node)
         except TypeError:  # a list in it cannot be hashed
             return _updated(memory, node, np.zeros(n, bool), np.arange(n))
+        if self._n_changes != memory.episodes.n_changes:
+            # Steps of a changed episode are not among the changed ones.
+            self._n_changes = memory.episodes.n_changes
+            self._known = {
+                one: flags for one, flags in self._known.items() if not facts_of_episodes(one)
+            }
+            known = self._known.get(node)
         changed = memory.changed
         if known is not None and known[0] == changed.n:
             return known[1][:n]

@@ -9,10 +9,10 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.batches.forms import checked_step_names
 from sqlbuffer.checks import checked_duration, checked_integer
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import StorageError, StorageUnreachableError
+from sqlbuffer.errors import ConditionError, StorageError, StorageUnreachableError
 from sqlbuffer.fields import Fields
 from sqlbuffer.mirror.memory.records import kept_layout
-from sqlbuffer.query.tree import EVERYTHING, Node, check
+from sqlbuffer.query.tree import EVERYTHING, Node, check, facts_of_episodes
 from sqlbuffer.storage.buffers.hanging import HangingWriter
 from sqlbuffer.storage.following.feed import backlog_of
 from sqlbuffer.storage.following.state import BufferState
@@ -108,9 +108,17 @@ class MirrorSettings:
 
         Raises:
             ArgumentError: A number of another kind.
-            ConditionError: The condition is malformed.
+            ConditionError: The condition is malformed, or names a fact of episodes that changes.
             FieldError: A field is unknown.
         """
+        node = check(condition, store.info.config.fields.comparable)
+        for fact in facts_of_episodes(node):
+            if fact.column != "group_id":
+                raise ConditionError(
+                    f"{fact.name!r} changes while a mirror follows, which would have to read old "
+                    f"steps again; open the mirror without this condition, and draw by it: "
+                    f"mirror.sample_arrays(.., condition=...)"
+                )
         config = store.info.config
         names, _ = checked_step_names(config.fields, fields, "steps")
         kept = config.fields.model_copy(
@@ -123,7 +131,7 @@ class MirrorSettings:
             checked_integer(max_bytes, "max_bytes", 1),
             checked_duration(refresh_s, "refresh_s"),
             None if max_lag_s is None else checked_duration(max_lag_s, "max_lag_s"),
-            check(condition, config.fields.comparable),
+            node,
             kept,
             kept_layout(store.layout, names),
         )

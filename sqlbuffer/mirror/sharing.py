@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from sqlbuffer import errors
@@ -507,7 +508,11 @@ def replay(memory: StepMemory, told: memoryview) -> None:
     for entry in unpacked(told):
         if entry.kind >= EPISODE_STATE:
             status = entry.kind - EPISODE_STATE
-            told_of = EpisodeEntry(status, entry.value, entry.name, entry.data, *entry.numbers)
+            key, group_id, meta = orjson.loads(entry.name or "")
+            return_, reward = entry.numbers
+            told_of = EpisodeEntry(
+                status, entry.value, key, entry.data, group_id, meta, return_, reward
+            )
             memory.episodes.put(entry.number, entry.id, told_of)
         else:
             names[entry.kind][entry.number] = entry.name or ""
@@ -837,7 +842,6 @@ def _entries(memory: StepMemory, told_sessions: Collection[int] | None = None) -
         if id_ is not None:
             episode = episodes.entry(number)
             kind, sums = EPISODE_STATE + episode.status, (episode.return_, episode.reward)
-            entries.append(
-                Entry(kind, number, id_, episode.length, episode.key, episode.final, sums)
-            )
+            texts = orjson.dumps([episode.key, episode.group_id, episode.meta]).decode()
+            entries.append(Entry(kind, number, id_, episode.length, texts, episode.final, sums))
     return [packed(entry) for entry in entries]

@@ -16,9 +16,19 @@ from sqlbuffer.checks import checked_dict, checked_instance, checked_iterable
 from sqlbuffer.codec.decoder import tag_of
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_values import INT64_MAX, INT64_MIN, escape_key, unhex_text, untag_float
+from sqlbuffer.errors import ConditionError
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.query.builder import QueryBuilder, Tree
-from sqlbuffer.query.tree import DECLARED, Field, Group, Leaf, Node, Segment, check
+from sqlbuffer.query.tree import (
+    DECLARED,
+    Field,
+    Group,
+    Leaf,
+    Node,
+    Segment,
+    check,
+    facts_of_episodes,
+)
 from sqlbuffer.steps import DataRow
 
 
@@ -96,7 +106,7 @@ class QueryFilter:
 
     Raises:
         ArgumentError: `fields` are not those of a buffer.
-        ConditionError: A malformed condition, or an unknown field.
+        ConditionError: A malformed condition, an unknown field, or a fact of episodes.
 
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
@@ -117,6 +127,11 @@ class QueryFilter:
         for spec in self._fields.values():
             checked_instance(spec, "each value of fields", FieldSpec, "one of buffer.fields")
         self._node = check(condition, {name: spec.column for name, spec in self._fields.items()})
+        for fact in facts_of_episodes(self._node):
+            raise ConditionError(
+                f"{fact.name!r} is a fact of the row's episode, which only the buffer knows; draw "
+                f"or read by this condition: buffer.get_all(condition)"
+            )
 
     def check_condition(self, row: DataRow) -> bool:
         """Return True if the row matches.
@@ -176,10 +191,7 @@ def _value(field: Field, row: DataRow) -> Any:
     )
     if field.kind != "json":
         return value
-    tree = Encoder().tree(value, field.column)
-    for segment in field.path:
-        tree = _step(tree, segment)
-    return tree
+    return value_at(Encoder().tree(value, field.column), field.path)
 
 
 def _step(tree: Any, segment: Segment) -> Any:
@@ -190,6 +202,13 @@ def _step(tree: Any, segment: Segment) -> Any:
     if isinstance(tree, list):
         return tree[segment] if -len(tree) <= segment < len(tree) else None
     return tree.get(str(segment)) if isinstance(tree, dict) else None
+
+
+def value_at(tree: Any, path: Sequence[Segment]) -> Any:
+    """Return the part of a tagged tree at a path; None if it has none."""
+    for segment in path:
+        tree = _step(tree, segment)
+    return tree
 
 
 def meets(test: Leaf, value: Any) -> bool:

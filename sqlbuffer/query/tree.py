@@ -66,6 +66,17 @@ SHORT_NAMES: dict[str, tuple[str, Kind]] = {
 }
 
 
+# Facts of the episode of a step; a step without an episode has none. Declared fields come first.
+EPISODE_FACTS: dict[str, Kind] = {
+    "episode_reward": "real",
+    "episode_return": "real",
+    "episode_length": "int",
+    "status": "text",
+    "group_id": "text",
+    "meta": "json",
+}
+
+
 DECLARED = "fields"  # the column of typed fields that are declared with column=True
 
 
@@ -101,6 +112,11 @@ class Field:
     path: tuple[Segment, ...] = ()
     is_labelled: bool = field(default=False, repr=False)
 
+    @property
+    def is_of_episode(self) -> bool:
+        """It is a fact of the step's episode, which the step itself does not have."""
+        return self.column in EPISODE_FACTS
+
 
 NONE_DECLARED: Mapping[str, bool] = {}
 
@@ -124,11 +140,14 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         return _declared_field(name, declared[name])
     if name in SHORT_NAMES:
         return Field(name, *SHORT_NAMES[name])
-    root = re.match(r"(?:exp_data\.)?(state|actions|messages|extra)(?=[.\[])", name)
+    if name in EPISODE_FACTS:
+        return Field(name, name, EPISODE_FACTS[name])
+    root = re.match(r"(?:exp_data\.)?(state|actions|messages|extra)(?=[.\[])|(meta)(?=[.\[])", name)
     if root is None:
         usable = [field_name for field_name, is_usable in declared.items() if is_usable]
         is_long = name.startswith("exp_")
-        known = list(FIELDS if is_long else dict.fromkeys([*SHORT_NAMES, *FIELDS, *usable]))
+        short = [*SHORT_NAMES, *EPISODE_FACTS, *FIELDS, *usable]
+        known = list(FIELDS if is_long else dict.fromkeys(short))
         hint = nearest(name, known) or "; known are " + ", ".join(known)
         raise ConditionError(f"unknown field {shown(name)}{hint}")
     path = parse_path(name, root.end())
@@ -138,7 +157,7 @@ def parse_field(name: object, declared: Mapping[str, bool] = NONE_DECLARED) -> F
         )
     if sum(isinstance(segment, int) for segment in path) > MAX_PATH_INDEXES:
         raise ConditionError(f"field {shown(name)} has more than {MAX_PATH_INDEXES} list indexes")
-    return Field(name, root[1], "json", path)
+    return Field(name, root[1] or root[2], "json", path)
 
 
 def _declared_field(name: str, is_usable: bool) -> Field:
@@ -234,7 +253,9 @@ OPERATORS: dict[str, tuple[Operator, bool]] = {
 }
 _NO_VALUE = {"is_null", "is_not_null"}
 # Columns of text where a number means its text.
-NUMBER_KEYS = frozenset({"task_id", "agent_id", "pre_agent", "episode_id", "session_id"})
+NUMBER_KEYS = frozenset(
+    {"task_id", "agent_id", "pre_agent", "episode_id", "session_id", "group_id"}
+)
 
 
 def check(
@@ -395,6 +416,13 @@ def _as_key(field: Field, value: Any) -> Any:
     if field.column in NUMBER_KEYS and is_number:
         return str(value)
     return value
+
+
+def facts_of_episodes(node: Node) -> list[Field]:
+    """Return the facts of episodes that a condition names."""
+    if isinstance(node, Group):
+        return [fact for part in node.parts for fact in facts_of_episodes(part)]
+    return [node.field] if node.field.is_of_episode else []
 
 
 def condition_of(

@@ -21,9 +21,11 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    column,
     false,
     func,
     select,
+    table,
     text,
     tuple_,
     update,
@@ -131,6 +133,15 @@ episodes = Table(
     sqlite_autoincrement=True,
 )
 Index(None, episodes.c.buffer_id, episodes.c.id)
+
+# The status of every episode, also of abandoned ones: one that is open here is not abandoned.
+episode_states = table(
+    "episode_states",
+    column("id", BigInteger()),
+    column("buffer_id", Integer()),
+    column("n_rows", BigInteger()),
+    column("status", Text()),
+)
 
 # Finds the oldest held episode behind any number of those whose steps have left.
 Index(

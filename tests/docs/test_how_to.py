@@ -233,7 +233,7 @@ def test_querying(read):
     assert "maze" in sampled
     assert "race" not in sampled
     with ReplayBuffer(SQLITE_URL) as buffer:
-        assert buffer.size() == 10
+        assert buffer.size() == 18
 
 
 def test_values_compare_as_the_page_shows(read):

@@ -322,6 +322,8 @@ class EpisodeEntry(NamedTuple):
     length: int
     key: str | None
     final: bytes | None
+    group_id: str | None
+    meta: str | None
     return_: float
     reward: float
 
@@ -339,6 +341,9 @@ class EpisodeTable:
         finals: Bytes of the final observation of each, None if it has none.
         returns: The sum of rewards of each, NaN while it is open, float64.
         rewards: Own reward of each, NaN if it has none, float64.
+        group_ids: The group of each, None if it has none, object.
+        metas: JSON of the user's values for each, None if it has none, object.
+        n_changes: Number of changes of episodes.
         n_aborted: Number of aborted episodes.
         touched: Collects the numbers of those that are new or changed; None: it does not.
     """
@@ -351,8 +356,10 @@ class EpisodeTable:
         self.length = self.last_slot = self.last_t = self.n_steps = np.zeros(0, np.int64)
         self.keys: NDArray[Any] = np.zeros(0, object)
         self.finals: NDArray[Any] = np.zeros(0, object)
+        self.group_ids: NDArray[Any] = np.zeros(0, object)
+        self.metas: NDArray[Any] = np.zeros(0, object)
         self.returns = self.rewards = np.zeros(0, np.float64)
-        self.n_aborted = 0
+        self.n_aborted = self.n_changes = 0
         self.touched: set[int] | None = None
 
     def number(self, id_: int | None) -> int:
@@ -386,6 +393,7 @@ class EpisodeTable:
         self.last_slot[number] = self.last_t[number] = NONE
         self.n_steps[number] = 0
         self.keys[number] = self.finals[number] = None
+        self.group_ids[number] = self.metas[number] = None
         self.returns[number] = self.rewards[number] = np.nan
         return number
 
@@ -397,6 +405,8 @@ class EpisodeTable:
         self.n_steps = _longer(self.n_steps, more, 0)
         self.keys = _longer(self.keys, more, None)
         self.finals = _longer(self.finals, more, None)
+        self.group_ids = _longer(self.group_ids, more, None)
+        self.metas = _longer(self.metas, more, None)
         self.returns = _longer(self.returns, more, np.nan)
         self.rewards = _longer(self.rewards, more, np.nan)
 
@@ -412,8 +422,9 @@ class EpisodeTable:
             # For an open episode, the database stores the change by annotations, not the return.
             return_ = None if status == OPEN else state.return_
             entry = EpisodeEntry(
-                status, length, state.key, state.final_arrays, as_nan(return_), as_nan(state.reward)
-            )
+                status, length, state.key, state.final_arrays, state.group_id, state.meta,
+                as_nan(return_), as_nan(state.reward),
+            )  # fmt: skip
             if self.touched is not None and not self._has(number, entry):
                 self.touched.add(number)
             self._put(number, entry)
@@ -422,20 +433,23 @@ class EpisodeTable:
 
     def _has(self, number: int, entry: "EpisodeEntry") -> bool:
         stored = self.entry(number)
-        texts = stored[:4] == entry[:4]
-        return texts and np.array_equal(stored[4:], entry[4:], equal_nan=True)
+        texts = stored[:6] == entry[:6]
+        return texts and np.array_equal(stored[6:], entry[6:], equal_nan=True)
 
     def _put(self, number: int, entry: "EpisodeEntry") -> None:
         self.n_aborted += int(entry.status == ABORTED) - int(self.status[number] == ABORTED)
         self.status[number], self.length[number] = entry.status, entry.length
         self.keys[number], self.finals[number] = entry.key, entry.final
+        self.group_ids[number], self.metas[number] = entry.group_id, entry.meta
         self.returns[number], self.rewards[number] = entry.return_, entry.reward
+        self.n_changes += 1
 
     def entry(self, number: int) -> "EpisodeEntry":
         """Return the data of an episode."""
         return EpisodeEntry(
             int(self.status[number]), int(self.length[number]), self.keys[number],
-            self.finals[number], float(self.returns[number]), float(self.rewards[number]),
+            self.finals[number], self.group_ids[number], self.metas[number],
+            float(self.returns[number]), float(self.rewards[number]),
         )  # fmt: skip
 
     def put(self, number: int, id_: int, entry: "EpisodeEntry") -> None:

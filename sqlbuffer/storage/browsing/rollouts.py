@@ -32,11 +32,11 @@ from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer, not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.dialects import by_database
-from sqlbuffer.storage.episodes import episodes, one_of
+from sqlbuffer.storage.episodes import episode_states, episodes, one_of
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_reward, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
-from sqlbuffer.storage.rows.statements import episode_states, matching
+from sqlbuffer.storage.rows.statements import matching
 from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, numbers_in, unindexed
 
 

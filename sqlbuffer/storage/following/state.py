@@ -231,6 +231,8 @@ class EpisodeState(NamedTuple):
     final_arrays: bytes | None
     return_: float | None
     reward: float | None
+    group_id: str | None
+    meta: str | None
 
 
 class ChangeEntry(NamedTuple):

@@ -21,25 +21,22 @@ from sqlalchemy import (
     Integer,
     Select,
     Table,
-    Text,
     and_,
     bindparam,
     case,
     cast,
-    column,
     false,
     func,
     literal,
     or_,
     select,
-    table,
     text,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rollout_stats import rollout_stats
 from sqlbuffer.storage.rows.conditions import compile_condition
@@ -384,14 +381,10 @@ FIRST_ROWS, GROWTH = 1_024, 8
 PROBES, GROUP_PROBE_ROUNDS = 512, 6
 
 
-# An episode that is open here is not abandoned.
-_states = table("episode_states", column("id", BigInteger()), column("status", Text()))
-
-
 # 1 for an open episode that is not abandoned.
 _IS_OPEN: Any = (
-    select(case((_states.c.status == "open", 1), else_=0))
-    .where(_states.c.id == episodes.c.id)
+    select(case((episode_states.c.status == "open", 1), else_=0))
+    .where(episode_states.c.id == episodes.c.id)
     .correlate(episodes)
     .scalar_subquery()
 )

@@ -25,7 +25,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects import hurried
 from sqlbuffer.storage.eligibility import Eligibility, is_in_quarantine, is_used_up
-from sqlbuffer.storage.episodes import one_of
+from sqlbuffer.storage.episodes import episode_states, one_of
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.leases.retirement import retire
@@ -238,7 +238,7 @@ class Expiry:
         """Return the episodes that have ended and have no row that may be sampled."""
         if not ids:
             return set()
-        number, states = self._buffer.info.id, statements.episode_states.c
+        number, states = self._buffer.info.id, episode_states.c
         free: Any = steps_of(self._buffer.info).alias("free")
         eligible = select(1).where(
             free.c.buffer_id == number,

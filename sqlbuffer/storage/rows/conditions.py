@@ -15,6 +15,7 @@ from sqlalchemy import (
     bindparam,
     case,
     false,
+    func,
     literal,
     or_,
     select,
@@ -27,8 +28,8 @@ from sqlbuffer.codec.plain_values import dumps, escape_key, hex_text, is_storabl
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.query.query_filter import integer_bound, is_number, real_bound
 from sqlbuffer.query.tree import Field, Group, Leaf, Node
-from sqlbuffer.storage.buffers.tables import sessions
-from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.buffers.tables import buffers, sessions
+from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import value_of
 from sqlbuffer.storage.schema.expressions import (
     IntegerList,
@@ -118,8 +119,37 @@ def _balanced(kind: str, parts: list[ColumnElement[bool]]) -> ColumnElement[bool
     return case((halves[0], true()), else_=halves[1])
 
 
+_HAS_ENDED = episodes.c.status != "open"
+_FACTS: dict[str, ColumnElement[Any]] = {
+    "episode_reward": func.coalesce(episodes.c.reward, case((_HAS_ENDED, episodes.c["return"]))),
+    "episode_return": case((_HAS_ENDED, episodes.c["return"])),
+    "episode_length": episodes.c.length,
+    "status": select(episode_states.c.status)
+    .where(episode_states.c.id == episodes.c.id)
+    .scalar_subquery(),
+    "group_id": episodes.c.group_id,
+    "meta": episodes.c.meta,
+}
+
+
+def _fact(name: str, table: Table) -> ColumnElement[Any]:
+    """Return a fact of the episode of a step, which is looked up."""
+    fact = select(_FACTS[name])
+    if not _is_view(table):
+        return fact.where(episodes.c.id == table.c.episode_id).scalar_subquery()
+    is_its = and_(
+        episodes.c.buffer_id == buffers.c.id,
+        buffers.c.name == table.c.buffer,
+        episodes.c.key == table.c.episode_id,
+        episodes.c.task_id == table.c.task_id,
+    )
+    return fact.select_from(buffers, episodes).where(is_its).scalar_subquery()
+
+
 def column_of(field: Field, table: Table) -> ColumnElement[Any]:
-    """Return the column of a field; the users' keys of episodes and sessions are looked up."""
+    """Return the column of a field; users' keys and facts of episodes are looked up."""
+    if field.is_of_episode:
+        return _fact(field.column, table)
     if _is_view(table):
         shown: ColumnElement[Any] = table.c[_SHOWN_AS.get(field.column, field.column)]
         return shown
@@ -156,7 +186,7 @@ def _is_null(leaf: Leaf, table: Table) -> ColumnElement[bool]:
     field, column = leaf.field, column_of(leaf.field, table)
     if field.kind == "json":
         return json_kind(column, field.path).is_(None) | (json_kind(column, field.path) == "null")
-    if field.kind == "real":
+    if field.kind == "real" and not field.is_of_episode:
         # NaN is stored as null, with a tag in another column.
         return and_(column.is_(None), _special_number(field, table).is_(None))
     return column.is_(None)

@@ -14,12 +14,10 @@ from sqlalchemy import (
     and_,
     bindparam,
     cast,
-    column,
     func,
     literal,
     null,
     select,
-    table,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -70,11 +68,6 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
 
 _FEW = ("id", "seq", "task_id")
 _JSON_COLUMNS = {*PAYLOADS, "fields"}
-
-# The status of every episode, also of abandoned ones.
-episode_states = table(
-    "episode_states", column("id"), column("buffer_id"), column("n_rows"), column("status", Text())
-)
 
 
 def _column(name: str, steps: Any) -> ColumnElement[Any]:
