@@ -58,6 +58,7 @@ _META_FIELDS: dict[str, Any] = {
     "step": 0,
     "pre_agent": None,
     "episode_id": None,
+    "group_id": None,
     "model_version": None,
     "session_id": None,
 }

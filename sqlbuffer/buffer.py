@@ -386,13 +386,14 @@ class ReplayBuffer:
 
         In a buffer with typed fields, a step without a number gets the next number of its episode,
         or of its task and agent in this process. Some arguments have the step stored immediately,
-        after the pending ones: `id`, `episode_id`, `execute_time`, `task_name`, `pre_agent`,
-        `adv_t` and `v_t`.
+        after the pending ones: `id`, `episode_id`, `group_id`, `execute_time`, `task_name`,
+        `pre_agent`, `adv_t` and `v_t`.
 
         Args:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
-                `execute_time`, `pre_agent`, `episode_id`, `model_version`, `session_id` and `id`;
+                `execute_time`, `pre_agent`, `episode_id`, `group_id`, `model_version`, `session_id`
+                and `id`;
                 `priority` as in `store_batch`; and the typed fields that the buffer declares. A
                 typed field is required unless it has a default.
 
@@ -427,10 +428,10 @@ class ReplayBuffer:
                 `add`.
             casting: `same_kind` refuses casts that change a value: floats to integers, integers out
                 of range, finite floats to infinite ones. `unsafe` casts as numpy does.
-            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`: n
-                values, or one for all rows. `id`: n values. `priority`: see `store_batch`. Steps
-                with an `episode_id` are appended to that episode; typed steps come in the order of
-                their `step`, and without one they are numbered on.
+            **keys: `task_id`, `agent_id`, `step`, `model_version`, `session_id`, `episode_id`,
+                `group_id`: n values, or one for all rows. `id`: n values. `priority`: see
+                `store_batch`. Steps with an `episode_id` are appended to that episode; typed steps
+                come in the order of their `step`, and without one they are numbered on.
 
         Raises:
             FieldError: A field is unknown or missing, has another shape, or cannot hold a value;
@@ -457,6 +458,7 @@ class ReplayBuffer:
         *,
         episode_id: str | None = None,
         task_id: str | None = None,
+        group_id: str | None = None,
         agent_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
@@ -476,6 +478,7 @@ class ReplayBuffer:
                 however often it is sent, as long as the buffer holds a step of it. A different
                 episode with the same id is not stored, and its steps count as conflicts.
             task_id: Task of the episode; the episode's own id if omitted.
+            group_id: Group of rollouts that it belongs to; that of its task if omitted.
             agent_id: Agent that acted; `default` if omitted. Pass it as a column of `arrays` if it
                 changes.
             model_version: Version of the model that acted; a column of `arrays` if it changes.
@@ -509,8 +512,8 @@ class ReplayBuffer:
             "priority": priority,
         }
         episode = self._writer.encoded_episode(
-            arrays, episode_id=episode_id, task_id=task_id, keys=keys, final=final,
-            episode_reward=episode_reward, casting=casting, meta=meta,
+            arrays, episode_id=episode_id, task_id=task_id, group_id=group_id, keys=keys,
+            final=final, episode_reward=episode_reward, casting=casting, meta=meta,
         )  # fmt: skip
         return self._writer.store(episode)
 
@@ -521,6 +524,7 @@ class ReplayBuffer:
         agent_id: str | None = None,
         *,
         episode_id: str | None = None,
+        group_id: str | None = None,
         model_version: int | None = None,
         session_id: str | None = None,
         resume: bool = False,
@@ -541,6 +545,8 @@ class ReplayBuffer:
             task_id: Task of the episode; the episode's own id if omitted.
             agent_id: Agent that acts; `default` if omitted.
             episode_id: Id of the episode, which no episode of the task may have; made if omitted.
+            group_id: Group of rollouts that it belongs to, such as those of one prompt in one
+                epoch; that of its task if omitted.
             model_version: Version of the model that acts.
             session_id: Training session.
             resume: Continue the episode with this id if it is open, aborted or abandoned, whichever
@@ -572,7 +578,7 @@ class ReplayBuffer:
         if checked_flag(resume, "resume") and episode_id is None:
             raise ArgumentError("resume=True continues the episode with an id; give episode_id=...")
         beginning = self._writer.beginning(
-            task_id, agent_id, episode_id, model_version, session_id, casting, meta
+            task_id, agent_id, episode_id, model_version, session_id, group_id, casting, meta
         )
         return self._writer.episode(
             beginning, casting, partial(self._steps_of, beginning.key, beginning.task_id),
@@ -648,7 +654,9 @@ class ReplayBuffer:
 
         if "episode_id" in meta:
             raise FieldError("record() makes an id for each episode; leave episode_id out")
-        self._writer.beginning(task_id, agent_id, None, model_version, session_id, casting, meta)
+        self._writer.beginning(
+            task_id, agent_id, None, model_version, session_id, None, casting, meta
+        )
         begin = partial(self.episode, task_id, agent_id, casting=casting, **meta)
         return recorded(env, self, begin, self._writer.wait_for_room, model_version, session_id)
 

@@ -242,6 +242,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     fields: Mapped[dict[str, Any] | None] = _from_database(Payload)
     special_numbers: Mapped[dict[str, Any] | None] = _from_database(Payload)
     attempt: Mapped[int | None] = _from_database()
+    group_id: Mapped[str | None] = mapped_column(default=None)
 
     episode: Mapped["Episode | None"] = relationship(
         primaryjoin=lambda: _is_step_of_episode(), viewonly=True, init=False

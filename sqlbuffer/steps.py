@@ -146,6 +146,7 @@ class ExpMeta:
         execute_time: Unix time in seconds. None becomes the time at which the row is stored.
         pre_agent: Agent that acted before.
         episode_id: Rollout of the task, if there are several; numbers become text.
+        group_id: Group of rollouts that the episode belongs to; its first row decides.
         model_version: Version of the model that acted.
         session_id: Training session; numbers become text.
 
@@ -168,6 +169,7 @@ class ExpMeta:
     execute_time: Real | None = None
     pre_agent: Key | None = None
     episode_id: Key | None = field(default=None, kw_only=True)
+    group_id: Key | None = field(default=None, kw_only=True)
     model_version: Integer | None = field(default=None, kw_only=True)
     session_id: Key | None = field(default=None, kw_only=True)
 
@@ -177,7 +179,7 @@ class ExpMeta:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict; the optional ones only where set."""
-        return _as_dict(self, optional=("episode_id", "model_version", "session_id"))
+        return _as_dict(self, optional=("episode_id", "group_id", "model_version", "session_id"))
 
 
 @with_own_errors
@@ -850,6 +852,7 @@ class StepKeys(TypedDict, total=False):
     model_version: Integers
     session_id: Texts
     episode_id: Texts
+    group_id: Texts
     priority: Numbers
 
 

@@ -325,6 +325,7 @@ _META = (
     "agent_id",
     "pre_agent",
     "episode_id",
+    "group_id",
     "step",
     "execute_time",
     "model_version",

@@ -211,6 +211,7 @@ class PackedChunk:
         times: When each step was executed, if that was given.
         makes_steps: Its steps are appended to an episode, and their numbers were not given: they
             follow those of the episode.
+        group_key: The user's id of the group of the episode, if it was given.
     """
 
     id: str
@@ -242,6 +243,7 @@ class PackedChunk:
     ids: list[str] | None
     times: Values | None = None
     makes_steps: bool = False
+    group_key: str | None = None
 
 
 new: Callable[[Any], Any] = object.__new__

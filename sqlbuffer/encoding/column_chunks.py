@@ -384,7 +384,8 @@ def columns_of_rows(
         priority=None if priority is None else values["initial_priority"],
         payloads=(),
         more_keys={
-            name: _one_or_each(values[name]) for name in ("task_name", "pre_agent", "episode_key")
+            name: _one_or_each(values[name])
+            for name in ("task_name", "pre_agent", "episode_key", "group_key")
         },
         more_values={
             "times": values["execute_time"],

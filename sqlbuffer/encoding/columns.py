@@ -16,6 +16,7 @@ from sqlbuffer.encoding.blocks import rows_of_blocks
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import (
+    GROUP_WITHOUT_EPISODE,
     MAX_KEY_BYTES,
     Record,
     decode_reals,
@@ -32,7 +33,9 @@ from sqlbuffer.steps import PAYLOADS, Batch, DataRow, uuid7s
 # Next to the declared fields; the keys may be one value for all rows.
 FLAGS = ("terminated", "truncated")
 _REALS = {"reward_t": "reward", **{name: name for name in ON_REQUEST}}  # columns by name of a tag
-_KEYS = ("id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id")
+_KEYS = (
+    "id", "task_id", "agent_id", "step", "model_version", "session_id", "episode_id", "group_id",
+)  # fmt: skip
 _INTEGERS = ("step", "model_version")
 _ONE_OR_EACH = (*_KEYS[1:], "priority")
 BUILT_IN = ("reward", *ON_REQUEST, *FLAGS, *PAYLOADS, "priority")  # of a single step
@@ -122,9 +125,11 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
     tags: dict[int, dict[str, Any]] = {}
     reward, *values = (_reals(tag, columns, n, casting, tags) for tag in _REALS)
     terminated, truncated = (_flags(name, columns, n) for name in FLAGS)
-    ids, task_id, agent_id, steps, version, session_id, episode = (
+    ids, task_id, agent_id, steps, version, session_id, episode, group = (
         _key(name, columns, n) for name in _KEYS
     )
+    if group is not None and episode is None:
+        raise FieldError(f"group_id: {GROUP_WITHOUT_EPISODE}")
     given_priority = columns.get("priority")
     return GivenColumns(
         n,
@@ -141,7 +146,11 @@ def check_columns(layout: Layout, columns: Mapping[str, Any], casting: Casting) 
         _steps(steps, n),
         None if given_priority is None else checked_priorities(given_priority, n),
         tuple(None if columns.get(name) is None else columns[name] for name in PAYLOADS),
-        {} if episode is None else {"episode_key": episode},
+        {
+            name: keys
+            for name, keys in (("episode_key", episode), ("group_key", group))
+            if keys is not None
+        },
         {
             name: [None if value != value else value for value in column.tolist()]
             for name, column in zip(ON_REQUEST, values, strict=True)
@@ -251,7 +260,12 @@ def _key(name: str, columns: Mapping[str, Any], n: int) -> Any:
     values = column.tolist() if isinstance(column, np.ndarray) else list(column)
     if name in _INTEGERS:
         return [encode_step(value, name) for value in values]
-    return values if _are_short_texts(values) else [encode_key(value, name) for value in values]
+    if _are_short_texts(values):
+        return values
+    return [
+        None if value is None and name == "group_id" else encode_key(value, name)
+        for value in values
+    ]
 
 
 def _are_short_texts(values: list[Any]) -> bool:
@@ -297,7 +311,7 @@ def encode_columns(
     Args:
         columns: `reward`, `terminated`, `truncated` and `id`, n values each; `state`, `actions`,
             `messages`, `extra` n values as `add` takes them; `task_id`, `agent_id`, `step`,
-            `model_version`, `session_id`, `episode_id` and `priority` n values or one.
+            `model_version`, `session_id`, `episode_id`, `group_id` and `priority` n values or one.
         casting: See `FieldSpec.cast_rows`; of the rewards.
         episode: The episode that the n steps are, from its first to its last.
 
@@ -329,16 +343,17 @@ def encode_columns(
         _each(checked.session_id, n_rows),
         blobs,
         _each(checked.priority, n_rows),
+        _each(checked.more_keys.get("group_key"), n_rows),
         strict=True,
     )
     return [
         Record(
             id_, task, None, agent, None, step, t, packed_at, key, session, state, actions,
             messages, extra, None, reward, adv_t, v_t, terminated, truncated, version, blob or None,
-            None, priority,
+            None, priority, group,
         )
         for id_, task, agent, step, t, key, (state, actions, messages, extra), reward,
-            adv_t, v_t, terminated, truncated, version, session, blob, priority in rows
+            adv_t, v_t, terminated, truncated, version, session, blob, priority, group in rows
     ]  # fmt: skip
 
 

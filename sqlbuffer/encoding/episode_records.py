@@ -31,6 +31,7 @@ class EpisodeStart:
         session: Key of the session that its steps belong to.
         attempt: 1 for its first writer, and one more for each that continues it.
         writer: Random id of the writer, a UUID.
+        group_id: Episodes with the same one belong together; None: those of the task.
     """
 
     key: str
@@ -41,6 +42,7 @@ class EpisodeStart:
     session: str | None = None
     attempt: int = 1
     writer: str | None = None
+    group_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -57,15 +57,19 @@ def check_row_size(texts: Mapping[str, str | None], n_arrays: int, limit: int, w
 
 MAX_KEY_BYTES = 600  # three of them and a little fit an index entry of PostgreSQL
 MAX_NAME_BYTES = 8192
+GROUP_WITHOUT_EPISODE = (
+    "a group is made of rollouts, and a rollout is an episode: give its episode_id too"
+)
 
 
 class Record(NamedTuple):
     """One row, encoded; the columns in the order in which they are written and read.
 
-    `episode_key` and `session_key` are the user's keys; the tables hold numbers. `t` is the step
-    within an episode that was stored as one. `fields` repeats those of `arrays` that conditions can
-    use. If `payload_bytes` is set, `arrays` has that many bytes, which go to `payload_parts`
-    unchanged. If no `initial_priority` is given, the transaction that writes uses the buffer's.
+    `episode_key`, `group_key` and `session_key` are the user's keys; the tables hold numbers, and
+    the group with the episode. `t` is the step within an episode that was stored as one. `fields`
+    repeats those of `arrays` that conditions can use. If `payload_bytes` is set, `arrays` has that
+    many bytes, which go to `payload_parts` unchanged. If no `initial_priority` is given, the
+    transaction that writes uses the buffer's.
     """
 
     id: str
@@ -92,6 +96,7 @@ class Record(NamedTuple):
     arrays: bytes | bytearray | None
     payload_bytes: int | None = None
     initial_priority: float | None = None
+    group_key: str | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -176,7 +181,14 @@ def encode_row(row: DataRow, model_version: int | None = None) -> Record:
         None if data.truncated is None else encode_flag(data.truncated, "exp_data.truncated"),
         None if version is None else encode_step(version, "exp_meta.model_version"),
         encoder.blob or None,
+        group_key=None if meta.group_id is None else _group_key(meta.group_id, episode),
     )
+
+
+def _group_key(group: Any, episode: Any) -> str:
+    if episode is None:
+        raise FieldError(f"exp_meta.group_id: {GROUP_WITHOUT_EPISODE}")
+    return encode_key(group, "exp_meta.group_id")
 
 
 def encode_key(value: Any, name: str, limit: int = MAX_KEY_BYTES) -> str:
@@ -320,7 +332,7 @@ class Decoder:
         (
             seq, id_, task_id, task_name, agent_id, pre_agent, step, _t, execute_time, episode_key,
             session_key, state, actions, messages, extra, _fields, reward_t, adv_t, v_t,
-            terminated, truncated, model_version, arrays, payload_bytes, _priority,
+            terminated, truncated, model_version, arrays, payload_bytes, _priority, group_key,
         ) = values  # fmt: skip
         if payload_bytes is not None:
             arrays = memoryview(arrays)
@@ -362,6 +374,7 @@ class Decoder:
             "execute_time": execute_time,
             "pre_agent": pre_agent,
             "episode_id": episode_key,
+            "group_id": group_key,
             "model_version": model_version,
             "session_id": session_key,
         }
@@ -418,6 +431,8 @@ def same_content(
 ) -> bool:
     """Return True if a record equals a stored one (a tuple of the columns of `Record`) bit by bit.
 
+    The group is not compared: it is that of the episode, and only its first row must name it.
+
     Args:
         new: The record.
         held: Stored record.
@@ -429,6 +444,8 @@ def same_content(
     for part in ("exp_meta", "exp_data"):
         ours, theirs = vars(getattr(left, part)), vars(getattr(right, part))
         for name, value in ours.items():
-            if name not in ignore and not equal(value, theirs[name], strict=True):
+            if name in ignore or name == "group_id":
+                continue
+            if not equal(value, theirs[name], strict=True):
                 return False
     return True

@@ -31,7 +31,7 @@ logger = logging.getLogger("sqlbuffer")
 
 MAX_EPISODE = 500  # bytes; the ids of its steps have it with a number behind
 # Arguments of `add` that chunks of many steps seldom have: such a step is stored separately.
-SINGLE = frozenset(("id", "episode_id", "execute_time", "task_name", "pre_agent"))
+SINGLE = frozenset(("id", "episode_id", "group_id", "execute_time", "task_name", "pre_agent"))
 _OF_STREAM = ("task_id", "agent_id", "model_version", "session_id")
 # Other names that `add` takes, and the names in a step.
 _NAMES_OF_SAME = {"reward_t": "reward", "action": "actions"}
@@ -185,6 +185,7 @@ class StepWriter:
         *,
         episode_id: str | None,
         task_id: str | None,
+        group_id: str | None,
         keys: Mapping[str, Any],
         final: Mapping[str, Any] | None,
         episode_reward: float | None,
@@ -208,7 +209,8 @@ class StepWriter:
         ignore = frozenset(name for name, value in made.items() if value is None)
         store = self._store
         text = encode_meta(meta, store.info.config.fields.meta, casting)
-        beginnings = {(key, task): EpisodeStart(key, task, "", None, text)}
+        group = None if group_id is None else encode_key(group_id, "group_id")
+        beginnings = {(key, task): EpisodeStart(key, task, "", None, text, group_id=group)}
         whole = None if episode_id is None else (key, task)
         final_arrays = pack_final(store.observation_layout, final, casting)
         reward = checked_reward(episode_reward, "episode_reward")
@@ -259,6 +261,7 @@ class StepWriter:
         episode_id: str | None,
         model_version: int | None,
         session_id: str | None,
+        group_id: str | None,
         casting: Casting,
         meta: Mapping[str, Any],
     ) -> EpisodeStart:
@@ -270,7 +273,10 @@ class StepWriter:
         session = None if session_id is None else checked_session(session_id)
         check_casting(casting)
         text = encode_meta(meta, self._store.info.config.fields.meta, casting)
-        return EpisodeStart(key, task, agent, version, text, session, writer=str(uuid4()))
+        group = None if group_id is None else encode_key(group_id, "group_id")
+        return EpisodeStart(
+            key, task, agent, version, text, session, writer=str(uuid4()), group_id=group
+        )
 
     def flush(self) -> None:
         """Store the steps that wait."""

@@ -54,8 +54,8 @@ from sqlbuffer.storage.database.engine import resolve_url
 from sqlbuffer.storage.database.urls import Database, shown_url
 
 META = (
-    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "step", "execute_time",
-    "model_version", "session_id",
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "step",
+    "execute_time", "model_version", "session_id",
 )  # fmt: skip
 # Names of columns by those in JSON, in the order of a line.
 COLUMNS = {
@@ -194,6 +194,7 @@ def row_of_json(tree: Any, specs: Mapping[str, FieldSpec]) -> tuple[DataRow, Any
         execute_time=columns.get("execute_time"),
         pre_agent=columns.get("pre_agent"),
         episode_id=columns.get("episode_id"),
+        group_id=columns.get("group_id"),
         model_version=columns.get("model_version"),
         session_id=columns.get("session_id"),
     )

@@ -31,7 +31,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.tables import chunks
-from sqlbuffer.storage.episodes import ENDED, LENGTH, begin, episodes, of_rollout
+from sqlbuffer.storage.episodes import ENDED, LENGTH, begin, check_group, episodes, of_rollout
 from sqlbuffer.storage.leases.choosing import queue_items
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
 from sqlbuffer.storage.schema.metadata import UUID, json_parameter
@@ -234,7 +234,8 @@ _LOCK = select(episodes.c.id).where(_IS_NAMED).with_for_update(key_share=True)
 _CONTINUED = (
     select(
         episodes.c.id, episodes.c.status, episodes.c.is_implied, episodes.c.was_used,
-        episodes.c.attempt, episodes.c.writer, cast(episodes.c.writers, Text()).label("writers"),
+        episodes.c.attempt, episodes.c.writer, episodes.c.group_id,
+        cast(episodes.c.writers, Text()).label("writers"),
         LENGTH.label("length"), of_rollout("last_seq").label("last_seq"),
         of_rollout("return").label("total"), of_rollout("length").label("n_stored"),
         exists(
@@ -298,6 +299,8 @@ def _taken(
     attempt, n_steps = stored.attempt, stored.length
     if not buffer.info.has_chunks:  # rows of others have no place in it
         n_steps = max(n_steps, stored.n_stored or 0)
+    if beginning.group_id is not None:
+        check_group(beginning.key, beginning.task_id, stored.group_id, beginning.group_id)
     if stored.writer != beginning.writer:
         _check_continues(beginning, stored)
         _check_order(beginning, n_steps, _newest_step(connection, buffer, stored.id))

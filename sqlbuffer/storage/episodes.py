@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
-from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError
+from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError, FieldError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import experiences, sessions
 from sqlbuffer.storage.database.errors import EPISODE_ENDED, episode_ended
@@ -248,8 +248,8 @@ Beginnings = Mapping[EpisodeKey, EpisodeStart]
 # cannot deadlock.
 INSERT_EPISODE = text(
     "INSERT INTO episodes "
-    "(buffer_id, key, task_id, agent_id, model_version, meta, attempt, writer) "
-    "VALUES (:buffer_id, :key, :task_id, :agent_id, :model_version, :meta, :attempt, :writer) "
+    "(buffer_id, key, task_id, agent_id, group_id, model_version, meta, attempt, writer) VALUES "
+    "(:buffer_id, :key, :task_id, :agent_id, :group_id, :model_version, :meta, :attempt, :writer) "
     "ON CONFLICT DO NOTHING"
 ).bindparams(bindparam("writer", type_=UUID))
 _INSERT_ONE = text(f"{INSERT_EPISODE.text} RETURNING id")
@@ -259,7 +259,7 @@ _KEYS, _TASKS = bindparam("keys", type_=KeyList()), bindparam("tasks", type_=Key
 _EPISODES = (
     select(
         episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
-        episodes.c.attempt, episodes.c.writer, episodes.c.reward,
+        episodes.c.attempt, episodes.c.writer, episodes.c.reward, episodes.c.group_id,
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -275,6 +275,9 @@ _NEWEST_WRITER = select(
 _SESSIONS = select(sessions.c.key, sessions.c.id).where(
     sessions.c.buffer_id == bindparam("buffer_id"), is_one_of(sessions.c.key, _KEYS)
 )
+
+
+NO_GROUPS: Mapping[EpisodeKey, str] = {}
 
 
 class Keyed(Protocol):
@@ -300,6 +303,10 @@ class Keyed(Protocol):
     def session_key(self) -> str | None:
         """The user's id of the session."""
 
+    @property
+    def group_key(self) -> str | None:
+        """The user's id of the group of its episode."""
+
 
 def episode_ids(
     connection: Connection,
@@ -320,12 +327,16 @@ def episode_ids(
         made: Gets the numbers of the episodes that this transaction has made.
     """
     first_of: dict[EpisodeKey, Keyed] = {}
+    groups: dict[EpisodeKey, str] = {}
     for record in records:
         if record.episode_key is not None:
-            first_of.setdefault((record.episode_key, record.task_id), record)
+            key = record.episode_key, record.task_id
+            first_of.setdefault(key, record)
+            if record.group_key is not None:
+                check_group(*key, groups.setdefault(key, record.group_key), record.group_key)
     if not first_of:
         return [None] * len(records)
-    known = locked_episodes(connection, buffer_id, first_of, beginnings)
+    known = locked_episodes(connection, buffer_id, first_of, beginnings, groups)
     unknown = sorted(key for key in first_of if key not in known)
     new_episodes = [
         {
@@ -334,6 +345,7 @@ def episode_ids(
             "task_id": key[1],
             "agent_id": first_of[key].agent_id,
             "model_version": first_of[key].model_version,
+            "group_id": groups.get(key),
             **_owner((beginnings or {}).get(key)),
         }
         for key in unknown
@@ -348,7 +360,7 @@ def episode_ids(
     elif new_episodes:
         # As many as are missing: no other transaction has made one of them meanwhile.
         n_made = connection.execute(INSERT_EPISODE, new_episodes).rowcount
-        known = locked_episodes(connection, buffer_id, first_of, beginnings)
+        known = locked_episodes(connection, buffer_id, first_of, beginnings, groups)
         unknown = unknown if n_made == len(new_episodes) else []
     if made is not None:
         made.update(known[key] for key in unknown if number is not None or len(new_episodes) > 1)
@@ -359,7 +371,18 @@ def _owner(beginning: EpisodeStart | None) -> dict[str, Any]:
     """Return the values of an episode that its writer gives, if it has one."""
     if beginning is None:
         return {"meta": None, "attempt": 0, "writer": None}
-    return {name: getattr(beginning, name) for name in ("meta", "attempt", "writer")}
+    values = {name: getattr(beginning, name) for name in ("meta", "attempt", "writer")}
+    return values if beginning.group_id is None else {**values, "group_id": beginning.group_id}
+
+
+def check_group(key: str, task_id: str, stored: str | None, given: str) -> None:
+    """Raise FieldError if a step names another group than that of its episode."""
+    if stored != given:
+        of_stored = "no group" if stored is None else f"group {stored!r}"
+        raise FieldError(
+            f"group_id: episode {key!r} of task {task_id!r} belongs to {of_stored}, "
+            f"and not to {given!r}; its first step decides"
+        )
 
 
 def session_ids(
@@ -382,6 +405,7 @@ def locked_episodes(
     buffer_id: int,
     keys: Iterable[EpisodeKey],
     beginnings: Beginnings | None,
+    groups: Mapping[EpisodeKey, str] = NO_GROUPS,
 ) -> dict[EpisodeKey, int]:
     """Return the numbers of the episodes that exist; until the transaction ends nobody else changes
     them.
@@ -391,9 +415,11 @@ def locked_episodes(
         buffer_id: The buffer.
         keys: The episodes.
         beginnings: See `episode_ids`.
+        groups: Groups that steps of them name.
 
     Raises:
         EpisodeTakenError: Another writer has continued one of them.
+        FieldError: One belongs to another group.
     """
     wanted = set(keys)
     parameters = {
@@ -402,8 +428,11 @@ def locked_episodes(
         "tasks": list({task_id for _, task_id in wanted}),
     }
     known: dict[EpisodeKey, int] = {}
-    for key, task_id, id_, _, attempt, writer, _ in connection.execute(_EPISODES, parameters):
+    rows = connection.execute(_EPISODES, parameters)
+    for key, task_id, id_, _, attempt, writer, _, group_id in rows:
         known[key, task_id] = id_
+        if (key, task_id) in groups:
+            check_group(key, task_id, group_id, groups[key, task_id])
         if beginnings is not None and (key, task_id) in wanted:
             beginning = beginnings.get((key, task_id))
             if _is_other(beginning, attempt, writer):
@@ -597,7 +626,7 @@ def _sqlite_end(
         return
     keys, tasks = (list(set(names)) for names in zip(*of_endings, strict=True))
     parameters = {"buffer_id": buffer_id, "keys": keys, "tasks": tasks}
-    for key, task_id, _, status, *_, reward in connection.execute(_EPISODES, parameters):
+    for key, task_id, _, status, _, _, reward, _ in connection.execute(_EPISODES, parameters):
         ending = of_endings.get((key, task_id))
         if ending is not None and (ending.status != status or ending.reward not in (None, reward)):
             raise episode_ended(key, task_id, status)

@@ -58,10 +58,12 @@ from sqlbuffer.storage.store import BufferStore
 
 _OTHER_NAMES = {"reward_t": "reward", "adv_t": "advantage", "v_t": "value", "action": "actions"}
 _META = (
-    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id", "model_version",
-    "execute_time",
+    "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "session_id",
+    "model_version", "execute_time",
 )  # fmt: skip
-_TEXTS = ("id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "session_id")
+_TEXTS = (
+    "id", "task_id", "task_name", "agent_id", "pre_agent", "episode_id", "group_id", "session_id",
+)  # fmt: skip
 # Columns that belong to a step in its own buffer, and are not appended.
 _LEFT_OUT = ("seq", "first_seq", "t", "inserted_at", "uses", "quarantined_at", "quarantine_reason")
 
@@ -315,7 +317,14 @@ class _Part:
 
     def _keys(self) -> dict[str, Any]:
         keys: dict[str, Any] = {"step": self._steps()}
-        for name in ("task_id", "agent_id", "episode_id", "session_id", "model_version"):
+        for name in (
+            "task_id",
+            "agent_id",
+            "episode_id",
+            "group_id",
+            "session_id",
+            "model_version",
+        ):
             values = self._column(name)
             if any(value is not None for value in values):
                 keys[name] = [_default(name) if v is None else v for v in values]
@@ -357,6 +366,7 @@ class _Part:
                     execute_time=meta["execute_time"][i],
                     pre_agent=meta["pre_agent"][i],
                     episode_id=meta["episode_id"][i],
+                    group_id=meta["group_id"][i],
                     model_version=meta["model_version"][i],
                     session_id=meta["session_id"][i],
                 ),

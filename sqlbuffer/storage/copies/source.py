@@ -471,7 +471,7 @@ class ChunkContent(NamedTuple):
 def chunk_columns(
     layout: Layout,
     tables: Mapping[str, TableRows],
-    episode_keys: Mapping[int, str],
+    episode_names: Mapping[int, tuple[str, str | None]],
     session_keys: Mapping[int, str],
     wanted: Sequence[str],
 ) -> ColumnBatch:
@@ -480,7 +480,7 @@ def chunk_columns(
     Args:
         layout: The typed fields.
         tables: The rows of `chunks` and of `chunk_data` of the same chunks, in order.
-        episode_keys: The ids of the episodes that they name.
+        episode_names: The ids of the episodes that they name, and the groups of these.
         session_keys: The ids of the sessions that they name.
         wanted: Names of the typed fields to return.
 
@@ -494,7 +494,10 @@ def chunk_columns(
         name: columns[name]
         for name in ("first_seq", "task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
-    shared["episode_id"] = list(map(episode_keys.get, columns["episode_id"]))
+    for place, name in enumerate(("episode_id", "group_id")):
+        shared[name] = [
+            None if id_ is None else episode_names[id_][place] for id_ in columns["episode_id"]
+        ]
     shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
     shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
     batch = ColumnBatch(
@@ -657,14 +660,14 @@ class ColumnReader:
         stored = self.source.batch_in(connection, copied)
         tables = {rows.table.name: rows for rows in stored.tables}
         main = tables[self._steps.table.name]
-        keys = _episode_keys(connection, main.values["episode_id"])
+        names = _episode_names(connection, main.values["episode_id"])
         unknown = set(main.values["session_id"]) - self._sessions.keys() - {None}
         if unknown:
             self._sessions = self.source.session_keys_in(connection)
         if self._steps is CHUNKS:
-            batch = chunk_columns(self._layout, tables, keys, self._sessions, self._fields)
+            batch = chunk_columns(self._layout, tables, names, self._sessions, self._fields)
         else:
-            batch = row_columns(self._layout, tables, keys, self._sessions)
+            batch = row_columns(self._layout, tables, names, self._sessions)
         is_kept = batch.seq > max(copied.cursor, copied.low)
         deleted = tables.get("deleted_steps")
         if deleted is not None and len(deleted):
@@ -685,22 +688,24 @@ def episode_pages(source: CopySource, copied: CopiedRange) -> Iterator[TableRows
         after = page.numbers[-1]
 
 
-def _episode_keys(connection: Connection, ids: Sequence[int | None]) -> dict[int, str]:
+def _episode_names(
+    connection: Connection, ids: Sequence[int | None]
+) -> dict[int, tuple[str, str | None]]:
+    """Return the ids of users for episodes, and their groups."""
     known_ids = sorted({id_ for id_ in ids if id_ is not None})
-    keys: dict[int, str] = {}
+    names: dict[int, tuple[str, str | None]] = {}
+    columns = select(episodes.c.id, episodes.c.key, episodes.c.group_id)
     for i in range(0, len(known_ids), _KEYS_AT_ONCE):
         some = episodes.c.id.in_(known_ids[i : i + _KEYS_AT_ONCE])
-        keys.update(
-            (row.id, row.key)
-            for row in connection.execute(select(episodes.c.id, episodes.c.key).where(some))
-        )
-    return keys
+        for id_, key, group_id in connection.execute(columns.where(some)):
+            names[id_] = key, group_id
+    return names
 
 
 def row_columns(
     layout: Layout,
     tables: Mapping[str, TableRows],
-    episode_keys: Mapping[int, str],
+    episode_names: Mapping[int, tuple[str, str | None]],
     session_keys: Mapping[int, str],
 ) -> ColumnBatch:
     """Return the steps of rows; see `chunk_columns`."""
@@ -711,7 +716,10 @@ def row_columns(
         for name in ("task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
     shared["first_seq"] = columns["seq"]
-    shared["episode_id"] = list(map(episode_keys.get, columns["episode_id"]))
+    for place, name in enumerate(("episode_id", "group_id")):
+        shared[name] = [
+            None if id_ is None else episode_names[id_][place] for id_ in columns["episode_id"]
+        ]
     shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
     shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
     batch = ColumnBatch(np.array(columns["seq"], np.int64), np.arange(n), shared, {})

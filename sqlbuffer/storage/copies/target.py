@@ -533,6 +533,7 @@ class _Keyed(NamedTuple):
     model_version: int | None
     session_key: str | None
     task_id: str
+    group_key: str | None = None
 
 
 def check_may_restore(url: Database) -> None:

@@ -236,6 +236,7 @@ class _Runs(NamedTuple):
     last_time: _Column
     times: _Column
     episode_key: _Column
+    group_key: _Column
     session_key: _Column
     model_version: _Column
     rewards: _Column
@@ -320,7 +321,16 @@ def _columns(runs: _Runs, columns: frozenset[str], parts: Parts) -> list[_Column
 
 
 _SAME = frozenset(
-    {"task_id", "task_name", "agent_id", "pre_agent", "episode_key", "session_key", "model_version"}
+    {
+        "task_id",
+        "task_name",
+        "agent_id",
+        "pre_agent",
+        "episode_key",
+        "group_key",
+        "session_key",
+        "model_version",
+    }
 )
 _REALS = frozenset({"adv_t", "v_t", "initial_priority"})
 _FLAGS = frozenset({"terminated", "truncated"})

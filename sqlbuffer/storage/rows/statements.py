@@ -74,6 +74,8 @@ def _column(name: str, steps: Any) -> ColumnElement[Any]:
     step = steps.c
     if name == "episode_key":
         return select(episodes.c.key).where(episodes.c.id == step.episode_id).scalar_subquery()
+    if name == "group_key":
+        return select(episodes.c.group_id).where(episodes.c.id == step.episode_id).scalar_subquery()
     if name == "session_key":
         return select(sessions.c.key).where(sessions.c.id == step.session_id).scalar_subquery()
     if name not in step:  # bytes of steps in chunks

@@ -84,6 +84,7 @@ VIEWS = {
                 "number of the writer of the episode that stored it: 1, and one more with each "
                 "that continued it; null: it had no writer",
             ),
+            "group_id": ("text", "the group of rollouts that its episode belongs to"),
         },
     ),
     "v_tasks": View(

@@ -5,6 +5,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     b buffers%ROWTYPE;
     v_episode_id bigint;
+    v_group_id text;
 BEGIN
     IF num_nonnulls(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt) > 0 THEN
         RAISE EXCEPTION 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers and attempt'
@@ -15,9 +16,16 @@ BEGIN
         RAISE EXCEPTION 'sqlbuffer: no buffer named %', NEW.buffer USING ERRCODE = 'foreign_key_violation';
     END IF;
     IF NEW.episode_id IS NOT NULL THEN
-        INSERT INTO episodes (buffer_id, key, task_id, agent_id, model_version)
-        VALUES (b.id, NEW.episode_id, NEW.task_id, NEW.agent_id, NEW.model_version) ON CONFLICT DO NOTHING;
-        SELECT p.id INTO v_episode_id FROM episodes p WHERE p.buffer_id = b.id AND p.key = NEW.episode_id AND p.task_id = NEW.task_id;
+        INSERT INTO episodes (buffer_id, key, task_id, agent_id, group_id, model_version)
+        VALUES (b.id, NEW.episode_id, NEW.task_id, NEW.agent_id, NEW.group_id, NEW.model_version) ON CONFLICT DO NOTHING;
+        SELECT p.id, p.group_id INTO v_episode_id, v_group_id FROM episodes p
+        WHERE p.buffer_id = b.id AND p.key = NEW.episode_id AND p.task_id = NEW.task_id;
+        IF NEW.group_id IS NOT NULL AND v_group_id IS DISTINCT FROM NEW.group_id THEN
+            RAISE EXCEPTION 'sqlbuffer: the episode belongs to another group' USING ERRCODE = 'integrity_constraint_violation';
+        END IF;
+    ELSIF NEW.group_id IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlbuffer: group_id names rollouts that belong together: give the episode_id of the rollout too'
+        USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     INSERT INTO experiences (
         buffer_id, id, episode_id, task_id, task_name, agent_id, pre_agent, step, execute_time, state, actions, messages, extra,
