@@ -93,7 +93,7 @@ from sqlbuffer.storage.documents import (
     read_at_once,
 )
 from sqlbuffer.storage.inspect.buffer_stats import stats
-from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnPartial, Order
+from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnLate, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
@@ -1232,8 +1232,10 @@ class ReplayBuffer:
         *,
         group_by: GroupBy | None = None,
         min_group_size: int | None = None,
+        group_size: int | None = None,
         group_timeout_s: float | None = None,
         on_partial: OnPartial = "use",
+        on_late: OnLate = "keep",
         incomplete: Incomplete = "exclude",
         order: Order = "random",
         timeout_s: float = TIMEOUT_S,
@@ -1252,14 +1254,22 @@ class ReplayBuffer:
         Args:
             n: Number of rows or groups: all n are leased or none.
             group_by: `task_id` leases whole tasks, such as the rollouts of one GRPO prompt.
-                `episode_id` leases whole episodes that have ended.
+                `group_id` leases the episodes that were given the same one, such as those of one
+                prompt in one epoch; those without one are grouped by task. `episode_id` leases
+                whole episodes that have ended.
             min_group_size: Number of rollouts that make a task complete; 1 by default. Complete
                 episodes count, and so do rows without an episode. A task with an open episode is
                 not complete.
+            group_size: Claim exactly this number of rollouts of each group, the oldest ones that
+                have ended and that no limit excludes; the others stay in the queue. Then open
+                siblings hold up no group.
             group_timeout_s: Seconds to wait after the newest row of an incomplete group; unlimited
                 by default.
             on_partial: Treatment of the group after that time: `use` leases it as it is, `drop`
                 deletes it.
+            on_late: Treatment of rollouts that arrive after a lease of their group was
+                acknowledged: `keep` makes another group of them, `drop` deletes them when they
+                have ended. `v_groups` counts those that are there.
             incomplete: Treatment of aborted and abandoned rollouts in groups. With `exclude` they
                 do not count and are not handed out, so that another rollout can take their place.
                 With `include` they are rollouts like others.
@@ -1297,9 +1307,9 @@ class ReplayBuffer:
         """
         return self._leases.lease(
             n, self._conditions.node(condition), self._conditions.node(every), group_by=group_by,
-            min_group_size=min_group_size, require_reward=require_reward,
-            group_timeout_s=group_timeout_s, on_partial=on_partial, incomplete=incomplete,
-            order=order, timeout_s=timeout_s, lease_s=lease_s,
+            min_group_size=min_group_size, group_size=group_size, require_reward=require_reward,
+            group_timeout_s=group_timeout_s, on_partial=on_partial, on_late=on_late,
+            incomplete=incomplete, order=order, timeout_s=timeout_s, lease_s=lease_s,
         )  # fmt: skip
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:

@@ -31,6 +31,7 @@ from sqlbuffer.storage.leases.choosing import (
     ClaimRequest,
     GroupBy,
     Incomplete,
+    OnLate,
     OnPartial,
     Order,
 )
@@ -255,8 +256,10 @@ class Leasing:
         *,
         group_by: GroupBy | None,
         min_group_size: int | None,
+        group_size: int | None,
         group_timeout_s: float | None,
         on_partial: OnPartial,
+        on_late: OnLate,
         incomplete: Incomplete,
         require_reward: bool,
         order: Order,
@@ -271,18 +274,22 @@ class Leasing:
             )
         checked_choice(order, "order", ("random", *ORDERS))
         checked_choice(on_partial, "on_partial", get_args(OnPartial))
+        checked_choice(on_late, "on_late", get_args(OnLate))
         checked_choice(incomplete, "incomplete", get_args(Incomplete))
         require_reward = checked_flag(require_reward, "require_reward")
         if group_by is not None:
             checked_choice(group_by, "group_by", tuple(GROUPS))
         if min_group_size is not None:
             min_group_size = checked_integer(min_group_size, "min_group_size", 1)
+        if group_size is not None:
+            group_size = checked_integer(group_size, "group_size", 1)
         if group_timeout_s is not None:
             group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
-        _check_groups(group_by, min_group_size, group_timeout_s, on_partial)
+        _check_groups(group_by, min_group_size, group_size, group_timeout_s, on_partial)
         for name, is_given in (
             ("every", every != EVERYTHING), ("require_reward", require_reward),
             ("incomplete='include'", incomplete == "include"),
+            ("on_late='drop'", on_late == "drop"),
         ):  # fmt: skip
             if is_given and group_by is None:
                 raise ArgumentError(f"{name} goes with group_by")
@@ -292,9 +299,11 @@ class Leasing:
             order,
             resolve_labels(node, True),  # a claim has its statement before it knows
             group_by,
-            min_group_size or 1,
+            min_group_size or group_size or 1,
+            group_size,
             group_timeout_s,
             on_partial == "drop",
+            on_late == "drop",
             incomplete == "include",
             resolve_labels(every, True),
             require_reward,
@@ -306,19 +315,27 @@ class Leasing:
 def _check_groups(
     group_by: str | None,
     min_group_size: int | None,
+    group_size: int | None,
     group_timeout_s: float | None,
     on_partial: str,
 ) -> None:
     if group_by is None:
         for name, value in (
             ("min_group_size", min_group_size),
+            ("group_size", group_size),
             ("group_timeout_s", group_timeout_s),
         ):
             if value is not None:
                 raise ArgumentError(f"{name} goes with group_by")
-    if group_by == "episode_id" and min_group_size not in (None, 1):
+    for name, value in (("min_group_size", min_group_size), ("group_size", group_size)):
+        if group_by == "episode_id" and value not in (None, 1):
+            raise ArgumentError(
+                f"{name} goes with group_by='task_id' or 'group_id': an episode is one rollout"
+            )
+    if min_group_size is not None and group_size is not None:
         raise ArgumentError(
-            "min_group_size goes with group_by='task_id': an episode is one rollout"
+            "give min_group_size=... for groups of at least that size, or group_size=... for "
+            "exactly that many rollouts of each"
         )
     if on_partial == "drop" and group_timeout_s is None:
         raise ArgumentError("on_partial='drop' goes with group_by and group_timeout_s")

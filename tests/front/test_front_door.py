@@ -189,9 +189,9 @@ def test_the_changes_reach_the_rows(store, decoding):
 def test_leases_need_a_buffer_that_has_them(store, decoding):
     with pytest.raises(BufferConfigError, match="leases=True"):
         Leasing(store, decoding.whole).lease(
-            1, EVERYTHING, EVERYTHING, group_by=None, min_group_size=None, group_timeout_s=None,
-            on_partial="use", incomplete="exclude", require_reward=False, order="fifo",
-            timeout_s=0, lease_s=1.0,
+            1, EVERYTHING, EVERYTHING, group_by=None, min_group_size=None, group_size=None,
+            group_timeout_s=None, on_partial="use", on_late="keep", incomplete="exclude",
+            require_reward=False, order="fifo", timeout_s=0, lease_s=1.0,
         )  # fmt: skip
 
 

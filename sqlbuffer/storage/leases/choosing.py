@@ -57,6 +57,12 @@ from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, o
 queue_items = overlay_table(
     "queue_items",
     Column("task_id", KEY, nullable=False, comment="its task"),
+    Column(
+        "group_id",
+        KEY,
+        nullable=False,
+        comment="its group: group_id of its episode, or else its task",
+    ),
     Column("episode_id", BigInteger, comment="key of its episode"),
     Column("model_version", BigInteger, comment="version of the model that acted"),
     Column("session_id", Integer, comment="key of its session"),
@@ -95,6 +101,7 @@ queue_items = overlay_table(
     learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
 )
 Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
+Index(None, queue_items.c.buffer_id, queue_items.c.group_id)
 
 # Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
 # index in place of the primary key.
@@ -148,8 +155,9 @@ leases = Table(
 
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
-GroupBy = Literal["task_id", "episode_id"]
+GroupBy = Literal["task_id", "group_id", "episode_id"]
 OnPartial = Literal["use", "drop"]
+OnLate = Literal["keep", "drop"]
 Incomplete = Literal["exclude", "include"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
@@ -159,6 +167,7 @@ ORDERS: dict[str, tuple[Any, ...]] = {
 }
 GROUPS: dict[str, ColumnElement[Any]] = {
     "task_id": queue_items.c.task_id,
+    "group_id": queue_items.c.group_id,
     "episode_id": queue_items.c.episode_id,
 }
 # Names of parameters: they differ from those of columns, which an update uses itself.
@@ -217,8 +226,10 @@ class ClaimRequest:
         node: Condition that rows must match; of a group, at least one row.
         group_by: Column that rows of a group share; None if each row is separate.
         min_group_size: Smallest number of rollouts in a complete group.
+        group_size: Number of rollouts to claim of each group; None for all of them.
         group_timeout_s: Seconds to wait for a group after its newest row; None for no limit.
         drops: Delete groups that are incomplete by then.
+        drops_late: Delete rollouts that arrive after their group was acknowledged.
         includes_incomplete: Aborted and abandoned rollouts belong to their groups.
         every: Condition that one row of each rollout must match.
         needs_rewards: Each rollout must have a reward, of its own or of a step.
@@ -231,12 +242,19 @@ class ClaimRequest:
     node: Node = EVERYTHING
     group_by: GroupBy | None = None
     min_group_size: int = 1
+    group_size: int | None = None
     group_timeout_s: float | None = None
     drops: bool = False
+    drops_late: bool = False
     includes_incomplete: bool = False
     every: Node = EVERYTHING
     needs_rewards: bool = False
     steps: StepLayout = ROWS
+
+    @property
+    def drops_any(self) -> bool:
+        """Some groups are deleted in place of being claimed."""
+        return self.drops or self.drops_late
 
 
 @dataclass(frozen=True)
@@ -434,13 +452,16 @@ def groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
 
 def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the key, the size and the state of each group: `free`, or the first reason why it
-    cannot be claimed.
+    cannot be claimed; and the figures that describe it.
     """
     group = _summed(limits, request, named=False).subquery("groups").c
     may_go, _ = _may_go(group, request)
-    is_small: Any = literal(request.group_by == "task_id") & (group.size < request.min_group_size)
+    is_small: Any = (group.size < request.min_group_size) & literal(
+        request.group_by != "episode_id"
+    )
     tests = {
         "free": may_go,
+        "late": group.is_after == 1,
         "leased": group.n_leased > 0,
         "unmatched": group.matches == 0,
         "in quarantine": group.n_in_quarantine > 0,
@@ -452,26 +473,40 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
         "small": is_small,
     }
     state = case(*((test, name) for name, test in tests.items()), else_="cut")
-    return select(group.key, group.size, state.label("state")).order_by(group.first_seq)
+    return select(
+        group.key, group.size, state.label("state"), group.n_open, group.n_unjudged,
+        group.held_until, group.oldest, group.n_in_quarantine, group.n_good,
+    ).order_by(group.first_seq)  # fmt: skip
 
 
 def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
     """Return the expressions for a group that may be claimed, and for one that is late."""
     is_whole: Any = (group.n_open == 0) & (group.n_clipped == 0)
-    if request.group_by == "task_id":
+    if request.group_by != "episode_id":
         # A group that was claimed once is closed: later steps of an episode form another group.
         is_closed = (group.n_open == 0) | group.group_seq.is_not(None)
         is_whole = is_closed & (group.size >= request.min_group_size) & (group.n_evicted == 0)
     is_good = (group.every == 1) & (group.n_unjudged == 0)
     late: Any = literal(False)
+    is_partial: Any = literal(False)
     if request.group_timeout_s is not None:
         is_old = age_s(group.newest) > request.group_timeout_s
         # Verdicts that never come make a group late too; it is not handed out without them.
         is_late = ~(is_whole & is_good) if request.drops else ~is_whole & is_good
-        late = and_(is_late, is_old, group.matches == 1, group.n_in_quarantine == 0)
+        late = is_partial = and_(is_late, is_old, group.matches == 1, group.n_in_quarantine == 0)
+    if request.drops_late:
+        late |= (group.is_after == 1) & (group.n_open == 0) & (group.n_leased == 0)
+        is_whole &= group.is_after == 0
     may_go = is_whole & is_good
     if not request.drops and request.group_timeout_s is not None:
-        may_go |= late
+        may_go |= is_partial
+    if request.group_size is not None:
+        # Its other rollouts may be open, unjudged or stale: they are not taken.
+        has_any = literal(False) if request.drops else (group.n_good > 0) & is_partial
+        enough = (group.n_good >= request.group_size) | has_any
+        if request.drops_late:
+            enough &= group.is_after == 0
+        return and_(group.matches == 1, enough), late
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
@@ -495,6 +530,9 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
         func.sum(case((has_lost_steps, 1), else_=0)).label("n_evicted"),
         func.max(part.matches).label("matches"), func.min(part.every).label("every"),
         func.sum(_is_unjudged(parts, request)).label("n_unjudged"),
+        func.sum(case((_is_good(parts, request), 1), else_=0)).label("n_good"),
+        func.max(part.held_until).label("held_until"), func.min(part.oldest).label("oldest"),
+        _is_after(part, request).label("is_after"),
     )  # fmt: skip
     sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
     if not request.includes_incomplete:
@@ -503,7 +541,9 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
 
 
 def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
-    """Select the parts of groups: one for each episode, and one for rows without an episode."""
+    """Select the parts of groups: one for each episode, and one for all rows without an episode, or
+    for each of them where rollouts are chosen.
+    """
     key, group_seq = _key(request), closed_group.label("group_seq")
     match = _match(request.node, request)
     rewarded = _REWARDED if request.needs_rewards else EVERYTHING
@@ -517,7 +557,10 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
         func.sum(case((is_free, 0), else_=1)).label("n_leased"),
         func.sum(is_quarantined).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
-        func.max(queue_items.c.inserted_at).label("newest"), func.max(match).label("matches"),
+        func.max(queue_items.c.inserted_at).label("newest"),
+        func.max(case((~is_free, queue_items.c.leased_until))).label("held_until"),
+        func.min(case((is_stale == 1, queue_items.c.freshness))).label("oldest"),
+        func.max(match).label("matches"),
         # Each row without an episode is a rollout.
         case(
             (queue_items.c.episode_id.is_(None), func.min(_match(request.every, request))),
@@ -527,9 +570,12 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     )  # fmt: skip
     statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
-    return statement.group_by(key, closed_group, queue_items.c.episode_id)
+    by_row = [] if request.group_size is None else [_ROW_ALONE]
+    return statement.group_by(key, closed_group, queue_items.c.episode_id, *by_row)
 
 
+# The number of a row without an episode, which is a rollout.
+_ROW_ALONE: Any = case((queue_items.c.episode_id.is_(None), queue_items.c.seq))
 # A row with a reward, also a late one.
 _REWARDED = resolve_labels(check({"field": "reward", "op": "ne", "value": None}), has_labels=True)
 
@@ -556,6 +602,49 @@ def _is_unjudged(parts: Any, request: ClaimRequest) -> Any:
     return case((part.episode_id.is_(None), 1 - part.rewarded), (is_judged, 0), else_=1)
 
 
+def _is_after(part: Any, request: ClaimRequest) -> Any:
+    """Return 1 for rollouts that were not claimed and arrived after others were acknowledged."""
+    if not request.drops_late or request.group_by == "episode_id":
+        return literal(0, BigInteger())
+    used, sums = episodes.alias("used").c, rollout_stats.alias("sums").c
+    is_of_group = sums.task_id == part.key
+    if request.group_by == "group_id":
+        is_of_group = sums.group_id == part.key
+    was_used = select(1).where(
+        sums.buffer_id == bindparam(BUFFER, type_=Integer()),
+        is_of_group,
+        used.id == sums.episode_id,
+        used.was_used,
+    )
+    was_claimed = part.group_seq.is_not(None)
+    return case((was_claimed, 0), (was_used.correlate(part.key.table).exists(), 1), else_=0)
+
+
+def _is_good(parts: Any, request: ClaimRequest) -> Any:
+    """Return the expression for a rollout that may be claimed."""
+    part = parts.c
+    has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
+    has_ended = (episodes.c.status != "open") & (part.n >= episodes.c.length) & ~has_lost_steps
+    is_allowed = (part.n_ineligible == 0) & (part.every == 1)
+    return (
+        is_allowed & (_is_unjudged(parts, request) == 0) & (part.episode_id.is_(None) | has_ended)
+    )
+
+
+def good_rollouts(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
+    """Select the rollouts of named groups that may be claimed, the oldest first: the group, the
+    number of the episode and the first row.
+    """
+    parts = _parts(limits, request, named=True).subquery("parts")
+    part = parts.c
+    rollouts = select(part.key, part.group_seq, part.episode_id, part.first_seq).select_from(
+        parts.outerjoin(episodes, episodes.c.id == part.episode_id)
+    )
+    if not request.includes_incomplete:
+        rollouts = rollouts.where(~func.coalesce(_IS_INCOMPLETE, false()))
+    return rollouts.where(_is_good(parts, request)).order_by(part.first_seq)
+
+
 def excluded(limits: Eligibility) -> Any:
     """Return 1 for a row of the queue that limits exclude, else 0."""
     return case((limits.is_ineligible(queue_items), 1), else_=0) if limits else literal(0)
@@ -566,7 +655,7 @@ def _key(request: ClaimRequest) -> ColumnElement[Any]:
 
 
 def _is_named(request: ClaimRequest) -> ColumnElement[bool]:
-    if request.group_by == "task_id":
+    if request.group_by != "episode_id":
         return is_one_of(_key(request), bindparam(KEYS, type_=KeyList()))
     return is_number_of(_key(request), bindparam(KEYS, type_=SeqList()))
 
@@ -577,7 +666,7 @@ _FIRSTS = select(queue_items.c.seq).where(in_seqs).with_for_update(skip_locked=T
 @remembered
 def _rows_of(request: ClaimRequest) -> Select[Any]:
     """Select the rows of named groups, locked in the order of their numbers."""
-    rows = select(_key(request), closed_group, queue_items.c.seq).where(
+    rows = select(_key(request), closed_group, queue_items.c.seq, queue_items.c.episode_id).where(
         in_queue_by_key, _is_named(request)
     )
     if not request.includes_incomplete:
@@ -651,7 +740,7 @@ class GroupChoice:
         taken: dict[Key, list[int]] = {}
         for candidates in self._candidates():
             for group in candidates:
-                if group.is_late and self._request.drops and not group.n_leased:
+                if group.is_late and self._request.drops_any and not group.n_leased:
                     self.late.append(group)
             free = [g for g in candidates if g.is_claimable and g.name not in taken]
             while free and len(taken) < self._request.n:
@@ -677,19 +766,44 @@ class GroupChoice:
         keys = list(dict.fromkeys(key for key, _ in names))
         parameters = self._scope.parameters(**{KEYS: keys})
         rows = self._connection.execute(_rows_of(self._request), parameters)
-        locked: dict[Key, list[int]] = {name: [] for name in names}
-        for name_of_row, group_seq, seq in rows:
+        locked: dict[Key, list[tuple[int, int | None]]] = {name: [] for name in names}
+        for name_of_row, group_seq, seq, episode_id in rows:
             if (name_of_row, group_seq) in locked:
-                locked[name_of_row, group_seq].append(seq)
+                locked[name_of_row, group_seq].append((seq, episode_id))
         # A writer that adds a step to one of their episodes has ended by then, or sees the lease.
         self._connection.execute(_share_episodes(self._request), parameters)
         groups_by_name = {group.name: group for group in self._read(keys)}
-        return {
-            name: seqs
-            for name, seqs in locked.items()
+        whole = {
+            name: rows_of_group
+            for name, rows_of_group in locked.items()
             if (group := groups_by_name.get(name)) is not None
-            and group.n_rows == len(seqs)
+            and group.n_rows == len(rows_of_group)
             and ((group.is_late and not group.n_leased) if late else group.is_claimable)
+        }
+        if self._request.group_size is not None and not late:
+            whole = self._chosen_rollouts(whole, parameters)
+        return {name: [seq for seq, _ in rows_of_group] for name, rows_of_group in whole.items()}
+
+    def _chosen_rollouts(
+        self, rows_by_group: Mapping[Key, list[tuple[int, int | None]]], parameters: Any
+    ) -> dict[Key, list[tuple[int, int | None]]]:
+        """Return the rows of the oldest rollouts of each group, as many as were asked for."""
+        assert self._request.group_size is not None
+        statement = good_rollouts(self._scope.limits, self._request)
+        chosen: dict[Key, set[tuple[int | None, int | None]]] = {}
+        for key, group_seq, episode_id, first_seq in self._connection.execute(
+            statement, parameters
+        ):
+            rollouts = chosen.setdefault((key, group_seq), set())
+            if len(rollouts) < self._request.group_size:
+                rollouts.add((episode_id, first_seq if episode_id is None else None))
+        return {
+            name: [
+                (seq, episode_id)
+                for seq, episode_id in rows
+                if (episode_id, seq if episode_id is None else None) in chosen.get(name, ())
+            ]
+            for name, rows in rows_by_group.items()
         }
 
     def _read(self, keys: Sequence[Any] | None = None) -> list[LeaseGroup]:

@@ -62,6 +62,7 @@ from sqlbuffer.storage.leases.choosing import (
     in_buffer,
     in_seqs,
     is_free,
+    is_of_incomplete,
     leases,
     queue_items,
 )
@@ -186,6 +187,28 @@ _LOCK_EPISODES = (
     .with_for_update(key_share=True)
 )
 _NOTE_USE = update(episodes).where(_OF_EPISODES, ~episodes.c.was_used).values(was_used=True)
+_own = queue_items.alias("own").c
+_FAILED_SIBLINGS = (
+    select(queue_items.c.episode_id)
+    .distinct()
+    .where(
+        in_buffer,
+        queue_items.c.group_id.in_(
+            select(_own.group_id).where(
+                _own.buffer_id == bindparam(BUFFER, type_=Integer()),
+                is_number_of(_own.seq, bindparam(SEQS, type_=SeqList())),
+            )
+        ),
+        ~queue_items.c.used_up,
+        is_free,
+        is_of_incomplete,
+    )
+)
+_USE_UP = (
+    update(queue_items)
+    .where(in_buffer, is_number_of(queue_items.c.episode_id, bindparam(_EPISODES, type_=SeqList())))
+    .values(used_up=True)
+)
 _COUNT = update(queue_items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
 _RELEASE = update(queue_items).where(OWN_ROWS).values(**FREE_AGAIN)
@@ -271,12 +294,14 @@ class LeasedRows:
         groups: The rows of each group, in their order; without groups, each row alone.
         deadline: Earliest time at which the lease runs out, by this process's monotonic clock.
         number: Number of the batch in the sample log.
+        is_grouped: Its rows were claimed as groups.
     """
 
     lease_id: str
     groups: list[list[Row]]
     deadline: float
     number: int | None = None
+    is_grouped: bool = False
 
     @property
     def seqs(self) -> list[int]:
@@ -388,7 +413,8 @@ class Claim:
         groups = [[rows[seq] for seq in group if seq in rows] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        return LeasedRows(self._lease_id, groups, deadline)
+        is_grouped = self._request.group_by is not None
+        return LeasedRows(self._lease_id, groups, deadline, is_grouped=is_grouped)
 
     def _read(
         self, connection: Connection, window: SampledWindow, seqs: list[int]
@@ -572,7 +598,7 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
         return n_rows.scalar_subquery() >= count
     group = groups(limits, request, named=False).subquery("g").c
     is_late = case((group.n_leased == 0, group.late), else_=0)
-    droppable = func.sum(is_late) > 0 if request.drops else literal(False)
+    droppable = func.sum(is_late) > 0 if request.drops_any else literal(False)
     is_enough = (func.sum(group.claimable) >= request.n) | droppable
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 
@@ -634,6 +660,8 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
             raise _lost(keeping, leased, "acknowledged")
         if of_rows and connection.execute(_LOCK_EPISODES, {_EPISODES: sorted(of_rows)}).all():
             connection.execute(_NOTE_USE, {_EPISODES: sorted(of_rows)})
+        if leased.is_grouped:
+            _close_groups(connection, values, retires=max_use is not None)
         _evict(connection, keeping, leased.seqs, low)
 
     keeping.buffer.write(work)
@@ -641,6 +669,18 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
     clean_after_write(keeping.buffer.engine, len(leased.seqs))
     if max_use is not None:
         retire(keeping.buffer)
+
+
+def _close_groups(connection: Connection, values: Mapping[str, Any], *, retires: bool) -> None:
+    """Note of aborted and abandoned siblings of acknowledged rollouts that nothing continues them.
+
+    With `retires` their rows leave the queue.
+    """
+    failed = sorted(connection.execute(_FAILED_SIBLINGS, values).scalars())
+    if failed and connection.execute(_LOCK_EPISODES, {_EPISODES: failed}).all():
+        connection.execute(_NOTE_USE, {_EPISODES: failed})
+        if retires:
+            connection.execute(_USE_UP, {**values, _EPISODES: failed})
 
 
 def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:

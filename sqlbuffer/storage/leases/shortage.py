@@ -1,7 +1,9 @@
 """Why too few rows or groups can be claimed, in words for people."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select
@@ -15,6 +17,7 @@ from sqlbuffer.storage.database.transactions import reading
 from sqlbuffer.storage.eligibility import Eligibility
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.leases.choosing import (
+    GROUPS,
     ClaimRequest,
     Scope,
     in_queue,
@@ -112,6 +115,7 @@ def _described_groups(
         groups_by_state[group.state].append(group)
     is_episode = request.group_by == "episode_id"
     words = {
+        "late": "after their group was acknowledged (on_late='drop' deletes them)",
         "leased": "leased by others",
         "unmatched": "without a row that matches the condition",
         **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
@@ -124,14 +128,24 @@ def _described_groups(
     parts = [f"{len(groups_by_state['free'])} groups may be claimed"]
     for state, text in words.items():
         if groups_of_state := groups_by_state[state]:
-            sizes = _described_sizes(connection, groups_of_state, is_episode)
+            sizes = _described_sizes(connection, scope, state, groups_of_state, is_episode)
             parts.append(f"{len(groups_of_state)} {text}{sizes}")
     if not request.includes_incomplete:
-        failed = select(func.count(queue_items.c.episode_id.distinct())).where(
-            in_queue, is_of_incomplete
+        key = GROUPS[request.group_by or "task_id"]
+        failed: Any = (
+            select(key, func.count(queue_items.c.episode_id.distinct()))
+            .where(in_queue, is_of_incomplete)
+            .group_by(key)
+            .order_by(func.min(queue_items.c.seq))
         )
-        if n_failed := connection.execute(failed, scope.parameters()).scalar_one():
-            parts.append(f"{n_failed} rollouts were aborted or abandoned (incomplete='include')")
+        if n_failed := {k: int(n) for k, n in connection.execute(failed, scope.parameters())}:
+            shown = (
+                "" if is_episode else f" ({_listed(f'{k!r}: {n}' for k, n in n_failed.items())})"
+            )
+            parts.append(
+                f"{sum(n_failed.values())} rollouts were aborted or abandoned{shown} "
+                f"(incomplete='include')"
+            )
     if len(parts) == 1:
         of_rows = {"in no episode": "in no episode", **_limit_words(settings)}
         parts += [f"{rows[name]} rows {text}" for name, text in of_rows.items() if name in rows]
@@ -139,13 +153,47 @@ def _described_groups(
 
 
 def _described_sizes(
-    connection: Connection, groups_of_state: Sequence[Any], is_episode: bool
+    connection: Connection,
+    scope: Scope,
+    state: str,
+    groups_of_state: Sequence[Any],
+    is_episode: bool,
 ) -> str:
-    """Return the first groups with their numbers of rollouts."""
-    shown: dict[Any, int] = {group.key: group.size for group in groups_of_state[:SHOWN]}
+    """Return the first groups with their numbers of rollouts, and what holds each up."""
+    keys = [group.key for group in groups_of_state[:SHOWN]]
     names: dict[Any, str] = {}
     if is_episode:
-        known: Any = select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(shown))
+        known: Any = select(episodes.c.id, episodes.c.key).where(episodes.c.id.in_(keys))
         names = dict(connection.execute(known).all())
-    sizes = [f"{names.get(key, key)!r}: {size}" for key, size in shown.items()]
-    return f" ({', '.join([*sizes, '...'] if len(groups_of_state) > SHOWN else sizes)})"
+    sizes = (
+        f"{names.get(group.key, group.key)!r}: {group.size}{_detail(scope, state, group)}"
+        for group in groups_of_state
+    )
+    return f" ({_listed(sizes)})"
+
+
+def _detail(scope: Scope, state: str, group: Any) -> str:
+    """Return what holds a group up, in figures."""
+    if state == "leased":
+        until = group.held_until
+        if not isinstance(until, str):
+            until = f"{until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return f" until {until}"
+    if state == "open":
+        return f" and {group.n_open} open"
+    if state == "unjudged":
+        return f", {group.n_unjudged} without a reward"
+    if state == "in quarantine":
+        n_rows = int(group.n_in_quarantine)
+        return f", {n_rows} row{'s' * (n_rows != 1)}"
+    oldest_version = scope.limits.oldest_version
+    if state == "stale" and oldest_version is not None and group.oldest:
+        n_versions = oldest_version - group.oldest
+        return f", {n_versions} version{'s' * (n_versions != 1)} too old"
+    return ""
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """Return the first of some texts, and dots for further ones."""
+    first = list(islice(texts, SHOWN + 1))
+    return ", ".join([*first[:SHOWN], "..."] if len(first) > SHOWN else first)

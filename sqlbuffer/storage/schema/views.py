@@ -129,6 +129,10 @@ VIEWS = {
             ),
             "return_variance": ("real", "variance of the rewards (of the population)"),
             "incomplete": ("integer", "aborted and abandoned rollouts held"),
+            "late": (
+                "integer",
+                "rollouts held that arrived after a lease of the group was acknowledged",
+            ),
         },
     ),
     "v_episodes": View(
@@ -318,16 +322,24 @@ VIEWS = {
         },
     ),
     "v_queue": View(
-        "One row per task with rows that wait to be leased.",
+        "One row per group with rows that wait to be leased. A rollout is an episode, or a row "
+        "without one.",
         {
             "buffer": _BUFFER,
             "task_id": ("text", "the task"),
+            "group_id": ("text", "the group; the task where its episodes name none"),
             "rows": ("integer", "rows in the queue"),
             "free": ("integer", "rows that are not leased"),
             "leased": ("integer", "rows that are leased"),
             "uses": ("integer", "acknowledged uses of the rows"),
             "first_at": ("time", "when the oldest row was written"),
             "last_at": ("time", "when the newest row was written"),
+            "rollouts": ("integer", "rollouts that are complete"),
+            "reason": (
+                "text",
+                "what may hold the group up: open, aborted, stale, quarantined, leased or "
+                "unjudged rollouts; null for nothing",
+            ),
         },
     ),
     "v_labels": View(

@@ -112,8 +112,8 @@ def test_used_up_items_of_rows_that_are_gone_hold_nobody_up(buffer_url):
         # As a restored backup may have it: no delete of a row leaves these.
         run(
             buffer_url,
-            "INSERT INTO queue_items (buffer_id, seq, task_id, freshness, used_up) "
-            "SELECT 1, seq + 90, task_id, freshness, used_up FROM queue_items WHERE used_up",
+            "INSERT INTO queue_items (buffer_id, seq, task_id, group_id, freshness, used_up) "
+            "SELECT 1, seq + 90, task_id, task_id, freshness, used_up FROM queue_items WHERE used_up",
         )
         assert buffer.expire().used_up == 3
         assert [row.seq for row in buffer] == [4]
@@ -509,10 +509,14 @@ def test_the_error_has_a_word_for_each_reason_why_groups_are_not_leased(buffer_u
         with buffer.lease(1, order="fifo", **by_task):
             said = none_left(buffer, 3, **by_task)
             few = none_left(buffer, condition=QueryBuilder().eq("task_id", "x"), **by_task)
-        assert "too few: 1 groups may be claimed, 1 leased by others ('b': 2), 1 with rows " in said
-        assert "in quarantine ('a': 2), 1 with rows more than 1 behind the clock" in said
-        assert "(max_staleness) ('stale': 2), 1 of fewer than 2 rollouts ('small': 1);" in said
-        assert "0 groups may be claimed, 1 leased by others ('b': 2), 4 without a row that" in few
+        assert "too few: 1 groups may be claimed, 1 leased by others ('b': 2 until 20" in said
+        assert (
+            "Z), 1 with rows in quarantine ('a': 2, 1 row), 1 with rows more than 1 behind" in said
+        )
+        assert "(max_staleness) ('stale': 2, 3 versions too old), 1 of fewer than 2 " in said
+        assert "rollouts ('small': 1);" in said
+        assert "0 groups may be claimed, 1 leased by others ('b': 2 until 20" in few
+        assert "Z), 4 without a row that" in few
 
 
 def test_a_forked_child_that_leaves_the_block_counts_nothing(buffer, buffer_url):

@@ -6,14 +6,18 @@ CREATE VIEW v_groups AS
 SELECT buffer, task_id, group_id, count(*) - sum(incomplete) AS rollouts, sum(steps) AS steps,
     avg(reward) AS return_mean, min(reward) AS return_min, max(reward) AS return_max,
     CASE WHEN count(reward) = count(*) - sum(incomplete) THEN max(reward) - min(reward) END AS return_spread,
-    avg((reward - mean) * (reward - mean)) AS return_variance, sum(incomplete) AS incomplete
+    avg((reward - mean) * (reward - mean)) AS return_variance, sum(incomplete) AS incomplete, sum(late) AS late
 FROM (
-    SELECT r.buffer, r.task_id, r.steps, r.group_id, r.incomplete, r.reward,
+    SELECT r.buffer, r.task_id, r.steps, r.group_id, r.incomplete, r.reward, r.late,
         avg(r.reward) OVER (PARTITION BY r.buffer, r.task_id, r.group_id) AS mean
     FROM (
         SELECT s.buffer, s.task_id, s.steps, coalesce(p.group_id, s.task_id) AS group_id,
             CASE WHEN e.status IN ('aborted', 'abandoned') THEN 1 ELSE 0 END AS incomplete,
-            CASE WHEN e.status IN ('aborted', 'abandoned') THEN NULL ELSE coalesce(p.reward, s.total) END AS reward
+            CASE WHEN e.status IN ('aborted', 'abandoned') THEN NULL ELSE coalesce(p.reward, s.total) END AS reward,
+            CASE WHEN b.has_queue AND NOT p.was_used AND e.status NOT IN ('aborted', 'abandoned') AND EXISTS (
+                SELECT 1 FROM rollout_stats g JOIN episodes u ON u.id = g.episode_id
+                WHERE g.buffer_id = b.id AND g.group_id = coalesce(p.group_id, s.task_id) AND u.was_used
+            ) THEN 1 ELSE 0 END AS late
         FROM (
             SELECT buffer, task_id, episode_id, sum(n_steps) AS steps, sum(total_reward) AS total
             FROM step_sums
@@ -22,6 +26,7 @@ FROM (
         ) s
         LEFT JOIN episodes p ON p.id = s.episode_id
         LEFT JOIN episode_states e ON e.id = p.id
+        LEFT JOIN buffers b ON b.id = p.buffer_id
     ) r
 ) rollouts
 GROUP BY buffer, task_id, group_id

@@ -26,10 +26,12 @@ BEGIN
             RAISE EXCEPTION 'sqlbuffer: buffer % keeps rows in experiences, and no chunks', b.name USING ERRCODE = 'integrity_constraint_violation';
         END IF;
         IF b.has_queue THEN
-            INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
-            SELECT n.buffer_id, n.first_seq + g, n.task_id, n.episode_id, n.model_version, n.session_id,
+            INSERT INTO queue_items (buffer_id, seq, task_id, group_id, episode_id, model_version, session_id, freshness)
+            SELECT n.buffer_id, n.first_seq + g, n.task_id, coalesce(p.group_id, n.task_id), n.episode_id, n.model_version, n.session_id,
                 coalesce(n.model_version, -9223372036854775808)
-            FROM new_chunks n CROSS JOIN LATERAL generate_series(0, n.n_steps - 1) AS g WHERE n.buffer_id = written.buffer_id;
+            FROM new_chunks n
+            LEFT JOIN LATERAL (SELECT e.group_id FROM episodes e WHERE e.id = n.episode_id OFFSET 0) p ON true
+            CROSS JOIN LATERAL generate_series(0, n.n_steps - 1) AS g WHERE n.buffer_id = written.buffer_id;
         END IF;
         IF b.evict_unit = 'task' THEN
             -- One writer at a time: the oldest task depends on all of them.

@@ -29,8 +29,8 @@ BEGIN
             USING ERRCODE = 'integrity_constraint_violation';
         END IF;
         IF b.has_queue THEN
-            INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
-            SELECT n.buffer_id, n.seq, n.task_id, n.episode_id, n.model_version, n.session_id,
+            INSERT INTO queue_items (buffer_id, seq, task_id, group_id, episode_id, model_version, session_id, freshness)
+            SELECT n.buffer_id, n.seq, n.task_id, coalesce((SELECT p.group_id FROM episodes p WHERE p.id = n.episode_id), n.task_id), n.episode_id, n.model_version, n.session_id,
                 coalesce(n.model_version, -9223372036854775808)
             FROM new_rows n WHERE n.buffer_id = written.buffer_id;
         END IF;

@@ -508,6 +508,7 @@ CREATE TABLE queue_items (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
     task_id TEXT COLLATE "C" NOT NULL,
+    group_id TEXT COLLATE "C" NOT NULL,
     episode_id BIGINT,
     model_version BIGINT,
     session_id INTEGER,
@@ -521,12 +522,14 @@ CREATE TABLE queue_items (
     CONSTRAINT pk_queue_items PRIMARY KEY (buffer_id, seq)
 );
 CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, episode_id) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_id);
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE NOT used_up;
 CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up;
 COMMENT ON COLUMN queue_items.buffer_id IS 'the buffer';
 COMMENT ON COLUMN queue_items.seq IS 'the experience';
 COMMENT ON COLUMN queue_items.task_id IS 'its task';
+COMMENT ON COLUMN queue_items.group_id IS 'its group: group_id of its episode, or else its task';
 COMMENT ON COLUMN queue_items.episode_id IS 'key of its episode';
 COMMENT ON COLUMN queue_items.model_version IS 'version of the model that acted';
 COMMENT ON COLUMN queue_items.session_id IS 'key of its session';

@@ -60,6 +60,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_groups."return_spread" IS 'greatest less least reward; null while a rollout has no reward';
     COMMENT ON COLUMN v_groups."return_variance" IS 'variance of the rewards (of the population)';
     COMMENT ON COLUMN v_groups."incomplete" IS 'aborted and abandoned rollouts held';
+    COMMENT ON COLUMN v_groups."late" IS 'rollouts held that arrived after a lease of the group was acknowledged';
     COMMENT ON VIEW v_episodes IS 'One row per episode; it stays when the steps are evicted.';
     COMMENT ON COLUMN v_episodes."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_episodes."episode_id" IS 'id of the episode, unique within buffer and task';
@@ -176,15 +177,18 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_leases."claimed_at" IS 'when it was claimed, or last renewed';
     COMMENT ON COLUMN v_leases."leased_until" IS 'when it ends, by the database''s clock';
     COMMENT ON COLUMN v_leases."alive" IS 'it has not ended; otherwise other trainers may claim its rows, or have used them';
-    COMMENT ON VIEW v_queue IS 'One row per task with rows that wait to be leased.';
+    COMMENT ON VIEW v_queue IS 'One row per group with rows that wait to be leased. A rollout is an episode, or a row without one.';
     COMMENT ON COLUMN v_queue."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_queue."task_id" IS 'the task';
+    COMMENT ON COLUMN v_queue."group_id" IS 'the group; the task where its episodes name none';
     COMMENT ON COLUMN v_queue."rows" IS 'rows in the queue';
     COMMENT ON COLUMN v_queue."free" IS 'rows that are not leased';
     COMMENT ON COLUMN v_queue."leased" IS 'rows that are leased';
     COMMENT ON COLUMN v_queue."uses" IS 'acknowledged uses of the rows';
     COMMENT ON COLUMN v_queue."first_at" IS 'when the oldest row was written';
     COMMENT ON COLUMN v_queue."last_at" IS 'when the newest row was written';
+    COMMENT ON COLUMN v_queue."rollouts" IS 'rollouts that are complete';
+    COMMENT ON COLUMN v_queue."reason" IS 'what may hold the group up: open, aborted, stale, quarantined, leased or unjudged rollouts; null for nothing';
     COMMENT ON VIEW v_labels IS 'One row per annotated row and version of `annotate`. The highest version of each value counts.';
     COMMENT ON COLUMN v_labels."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_labels."seq" IS 'the row';

@@ -314,6 +314,7 @@ CREATE TABLE queue_items (
     buffer_id INTEGER NOT NULL,
     seq BIGINT NOT NULL,
     task_id TEXT NOT NULL,
+    group_id TEXT NOT NULL,
     episode_id BIGINT,
     model_version BIGINT,
     session_id INTEGER,
@@ -327,6 +328,7 @@ CREATE TABLE queue_items (
     CONSTRAINT pk_queue_items PRIMARY KEY (buffer_id, seq)
 );
 CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, episode_id) WHERE episode_id IS NOT NULL;
+CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_id);
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE used_up = 0;
 CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up = 1;

@@ -25,8 +25,9 @@ BEGIN
         first_seq = min(first_seq, excluded.first_seq), last_seq = max(last_seq, excluded.last_seq);
     UPDATE buffers SET next_seq = NEW.first_seq + NEW.n_steps
     WHERE id = NEW.buffer_id AND next_seq < NEW.first_seq + NEW.n_steps;
-    INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
-    SELECT NEW.buffer_id, NEW.first_seq + n.place, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id,
+    INSERT INTO queue_items (buffer_id, seq, task_id, group_id, episode_id, model_version, session_id, freshness)
+    SELECT NEW.buffer_id, NEW.first_seq + n.place, NEW.task_id,
+        coalesce((SELECT group_id FROM episodes WHERE id = NEW.episode_id), NEW.task_id), NEW.episode_id, NEW.model_version, NEW.session_id,
         coalesce(NEW.model_version, -9223372036854775808)
     FROM buffers b CROSS JOIN chunk_places n WHERE b.id = NEW.buffer_id AND b.has_queue AND n.place < NEW.n_steps;
     INSERT INTO tasks (buffer_id, task_id, n_rows, last_seq)

@@ -4,9 +4,9 @@
 CREATE TRIGGER trg_new_special_rows_queued_v1 INSTEAD OF INSERT ON new_special_rows
 WHEN (SELECT has_queue FROM buffers WHERE id = NEW.buffer_id)
 BEGIN
-    INSERT INTO queue_items (buffer_id, seq, task_id, episode_id, model_version, session_id, freshness)
+    INSERT INTO queue_items (buffer_id, seq, task_id, group_id, episode_id, model_version, session_id, freshness)
     VALUES (
-        NEW.buffer_id, NEW.seq, NEW.task_id, NEW.episode_id, NEW.model_version, NEW.session_id,
+        NEW.buffer_id, NEW.seq, NEW.task_id, coalesce((SELECT group_id FROM episodes WHERE id = NEW.episode_id), NEW.task_id), NEW.episode_id, NEW.model_version, NEW.session_id,
         coalesce(NEW.model_version, -9223372036854775808)
     );
     DELETE FROM experiences

@@ -1,8 +1,37 @@
+-- What waits to be leased, by group, and what may hold a group up. A rollout is an episode, or a row
+-- without one.
 CREATE VIEW v_queue AS
-SELECT w.buffer, q.task_id, count(*) AS rows,
-    sum(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN 0 ELSE 1 END) AS free,
-    sum(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN 1 ELSE 0 END) AS leased,
-    sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at
-FROM v_windows w
-JOIN queue_items q ON q.buffer_id = w.buffer_id AND q.seq > w.low_seq AND NOT q.used_up
-GROUP BY w.buffer, q.task_id
+SELECT g.buffer, g.task_id, g.group_id, g.rows, g.free, g.leased, g.uses, g.first_at, g.last_at, g.rollouts,
+    nullif(substr(
+        CASE WHEN g.n_open > 0 THEN ', ' || g.n_open || ' open' ELSE '' END
+        || CASE WHEN g.n_incomplete > 0 THEN ', ' || g.n_incomplete || ' aborted or abandoned' ELSE '' END
+        || CASE WHEN g.n_stale > 0 THEN ', ' || 'stale by ' || (g.oldest_version - g.least_version) || CASE WHEN g.oldest_version - g.least_version = 1 THEN ' version' ELSE ' versions' END ELSE '' END
+        || CASE WHEN g.n_quarantined > 0 THEN ', ' || g.n_quarantined || CASE WHEN g.n_quarantined = 1 THEN ' row' ELSE ' rows' END || ' in quarantine' ELSE '' END
+        || CASE WHEN g.leased > 0 THEN ', ' || g.leased || CASE WHEN g.leased = 1 THEN ' row' ELSE ' rows' END || ' leased until ' || g.held_until ELSE '' END
+        || CASE WHEN g.n_unjudged > 0 THEN ', ' || g.n_unjudged || ' without a reward' ELSE '' END, 3), '') AS reason
+FROM (
+    SELECT r.buffer, r.task_id, r.group_id, sum(r.rows) AS rows, sum(r.rows) - sum(r.leased) AS free, sum(r.leased) AS leased,
+        sum(r.uses) AS uses, min(r.first_at) AS first_at, max(r.last_at) AS last_at, max(r.held_until) AS held_until,
+        sum(CASE WHEN r.episode_id IS NULL THEN r.rows WHEN e.status = 'complete' THEN 1 ELSE 0 END) AS rollouts,
+        sum(CASE WHEN e.status = 'open' THEN 1 ELSE 0 END) AS n_open, sum(CASE WHEN e.status IN ('aborted', 'abandoned') THEN 1 ELSE 0 END) AS n_incomplete,
+        sum(CASE WHEN e.status = 'complete' AND coalesce(p.reward, t."return") IS NULL THEN 1 ELSE 0 END) AS n_unjudged,
+        sum(r.n_quarantined) AS n_quarantined, sum(r.n_stale) AS n_stale, max(r.oldest_version) AS oldest_version,
+        min(r.least_version) AS least_version
+    FROM (
+        SELECT w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id, count(*) AS rows,
+            sum(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN 1 ELSE 0 END) AS leased,
+            max(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN q.leased_until END) AS held_until,
+            sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
+            sum(CASE WHEN b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq) THEN 1 ELSE 0 END) AS n_quarantined,
+            sum(CASE WHEN q.model_version < b.clock - json_extract(b.config, '$.sampling.max_staleness') THEN 1 ELSE 0 END) AS n_stale,
+            max(b.clock - json_extract(b.config, '$.sampling.max_staleness')) AS oldest_version, min(q.model_version) AS least_version
+        FROM v_windows w
+        JOIN buffers b ON b.id = w.buffer_id
+        JOIN queue_items q ON q.buffer_id = w.buffer_id AND q.seq > w.low_seq AND NOT q.used_up
+        GROUP BY w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id
+    ) r
+    LEFT JOIN episodes p ON p.id = r.episode_id
+    LEFT JOIN episode_states e ON e.id = p.id
+    LEFT JOIN rollout_stats t ON t.buffer_id = r.buffer_id AND t.task_id = r.task_id AND t.episode_id = r.episode_id
+    GROUP BY r.buffer, r.task_id, r.group_id
+) g
