@@ -3,6 +3,7 @@
 Pages go by two columns, of which the second is unique. Rows without a value in the first come last.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -57,6 +58,26 @@ def ordered(query: Select[Any], columns: Sequence[Any], descends: bool) -> Selec
     return query.order_by(*(column.desc() if descends else column for column in columns))
 
 
+def _sqlite_order_of_nulls(_: Connection, columns: Sequence[Any]) -> Sequence[Any]:
+    """SQLite would sort an expression of an index that is null in all rows."""
+    return columns[1:]
+
+
+def _postgresql_order_of_nulls(_: Connection, columns: Sequence[Any]) -> Sequence[Any]:
+    return columns
+
+
+_order_of_nulls = by_database(sqlite=_sqlite_order_of_nulls, postgresql=_postgresql_order_of_nulls)
+
+
+def _has_value(value: Any) -> Any:
+    """Return the expression for a column, or an expression of an index, that is not null.
+
+    SQLite finds the values of an expression by a bound alone.
+    """
+    return value.is_not(None) if hasattr(value, "nullable") else value >= -math.inf
+
+
 def rows_in_order(
     connection: Connection,
     query: Select[Any],
@@ -70,12 +91,18 @@ def rows_in_order(
     Two statements, of which an index serves each: the databases put nulls at different ends.
     """
     value, rows = columns[0], list[Any]()
-    parts = [value.is_not(None) if after is None else is_behind(columns, after, descends)]
+    of_nulls = _order_of_nulls(connection, columns)
+    parts: list[tuple[Any, Sequence[Any]]] = []
+    if after is None:
+        parts.append((_has_value(value), columns))
+    else:
+        is_among_nulls = after[0] is None
+        parts.append((is_behind(columns, after, descends), of_nulls if is_among_nulls else columns))
     if getattr(value, "nullable", True) and (after is None or after[0] is not None):
-        parts.append(value.is_(None))
-    for part in parts:
+        parts.append((value.is_(None), of_nulls))
+    for part, order in parts:
         if n_more := limit - len(rows):
-            rest = ordered(query.where(part), columns, descends).limit(n_more)
+            rest = ordered(query.where(part), order, descends).limit(n_more)
             rows += connection.execute(rest).all()
     return rows
 
@@ -416,7 +443,7 @@ def _best_of_group(
 ) -> Sequence[Any]:
     columns = (rollout_reward, _own.first_seq)
     keys = _rollouts(buffer_id).where(
-        _own.group_id == group_id, _own.episode_id != 0, rollout_reward.is_not(None)
+        _own.group_id == group_id, _own.episode_id != 0, _has_value(rollout_reward)
     )
     if after is not None:
         keys = keys.where(is_behind(columns, after, True))

@@ -113,7 +113,8 @@ def test_used_up_items_of_rows_that_are_gone_hold_nobody_up(buffer_url):
         run(
             buffer_url,
             "INSERT INTO queue_items (buffer_id, seq, task_id, group_id, freshness, used_up) "
-            "SELECT 1, seq + 90, task_id, task_id, freshness, used_up FROM queue_items WHERE used_up",
+            "SELECT 1, seq + 90, task_id, task_id, freshness, used_up FROM queue_items "
+            "WHERE used_up",
         )
         assert buffer.expire().used_up == 3
         assert [row.seq for row in buffer] == [4]

@@ -202,7 +202,7 @@ def test_rollouts_of_one_group_id_belong_together(opened):
 def test_a_group_id_goes_with_an_episode_and_does_not_change(opened):
     buffer = opened()
     step = {"obs" if buffer.fields else "state": 0.0}
-    with pytest.raises(FieldError, match="group_id.*give its episode_id too"):
+    with pytest.raises(FieldError, match=r"group_id.*give its episode_id too"):
         buffer.add(task_id="p", group_id="g", **step)
     buffer.add(task_id="p", episode_id="a", group_id="g", **step)
     buffer.add(task_id="p", episode_id="a", **step)

@@ -82,7 +82,7 @@ def test_a_page_of_rollouts_without_returns_reads_what_it_shows(large_url, sort)
         if sort in GROUP_SORTS:
             first = group_page(connection, info.id, sort)
             second = group_page(connection, info.id, sort, first.after)
-            found = {group.task_id for group in first.groups + second.groups}
+            found = {group.group_id for group in first.groups + second.groups}
         else:
             first = rollout_page(connection, info, RolloutQuery(sort=sort))
             second = rollout_page(connection, info, RolloutQuery(sort=sort, after=first.after))
@@ -124,5 +124,5 @@ def test_a_page_of_groups_reads_what_it_shows(large_url, sort):
         second = group_page(connection, id_, sort, first.after)
         group_of(connection, id_, "large")
         connection.rollback()
-    assert len({group.task_id for group in first.groups + second.groups}) == 100
+    assert len({group.group_id for group in first.groups + second.groups}) == 100
     assert_bounded(watch, 1_000, 30_000)

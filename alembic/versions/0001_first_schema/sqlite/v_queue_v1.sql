@@ -12,26 +12,30 @@ SELECT g.buffer, g.task_id, g.group_id, g.rows, g.free, g.leased, g.uses, g.firs
 FROM (
     SELECT r.buffer, r.task_id, r.group_id, sum(r.rows) AS rows, sum(r.rows) - sum(r.leased) AS free, sum(r.leased) AS leased,
         sum(r.uses) AS uses, min(r.first_at) AS first_at, max(r.last_at) AS last_at, max(r.held_until) AS held_until,
-        sum(CASE WHEN r.episode_id IS NULL THEN r.rows WHEN e.status = 'complete' THEN 1 ELSE 0 END) AS rollouts,
-        sum(CASE WHEN e.status = 'open' THEN 1 ELSE 0 END) AS n_open, sum(CASE WHEN e.status IN ('aborted', 'abandoned') THEN 1 ELSE 0 END) AS n_incomplete,
-        sum(CASE WHEN e.status = 'complete' AND coalesce(p.reward, t."return") IS NULL THEN 1 ELSE 0 END) AS n_unjudged,
+        sum(CASE WHEN r.episode_id IS NULL THEN r.rows WHEN r.status = 'complete' THEN 1 ELSE 0 END) AS rollouts,
+        sum(CASE WHEN r.status = 'open' THEN 1 ELSE 0 END) AS n_open, sum(CASE WHEN r.status IN ('aborted', 'abandoned') THEN 1 ELSE 0 END) AS n_incomplete,
+        sum(CASE WHEN r.status = 'complete' AND r.reward IS NULL THEN 1 ELSE 0 END) AS n_unjudged,
         sum(r.n_quarantined) AS n_quarantined, sum(r.n_stale) AS n_stale, max(r.oldest_version) AS oldest_version,
         min(r.least_version) AS least_version
     FROM (
-        SELECT w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id, count(*) AS rows,
-            sum(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN 1 ELSE 0 END) AS leased,
-            max(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN q.leased_until END) AS held_until,
-            sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
-            sum(CASE WHEN b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq) THEN 1 ELSE 0 END) AS n_quarantined,
-            sum(CASE WHEN q.model_version < b.clock - json_extract(b.config, '$.sampling.max_staleness') THEN 1 ELSE 0 END) AS n_stale,
-            max(b.clock - json_extract(b.config, '$.sampling.max_staleness')) AS oldest_version, min(q.model_version) AS least_version
-        FROM v_windows w
-        JOIN buffers b ON b.id = w.buffer_id
-        JOIN queue_items q ON q.buffer_id = w.buffer_id AND q.seq > w.low_seq AND NOT q.used_up
-        GROUP BY w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id
+        SELECT q.*, CASE WHEN p.status = 'open' THEN (SELECT e.status FROM episode_states e WHERE e.id = p.id) ELSE p.status END AS status,
+            coalesce(p.reward, (
+                SELECT t."return" FROM rollout_stats t WHERE t.buffer_id = q.buffer_id AND t.task_id = q.task_id AND t.episode_id = q.episode_id
+            )) AS reward
+        FROM (
+            SELECT w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id, count(*) AS rows,
+                sum(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN 1 ELSE 0 END) AS leased,
+                max(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN q.leased_until END) AS held_until,
+                sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
+                sum(CASE WHEN b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq) THEN 1 ELSE 0 END) AS n_quarantined,
+                sum(CASE WHEN q.model_version < b.clock - json_extract(b.config, '$.sampling.max_staleness') THEN 1 ELSE 0 END) AS n_stale,
+                max(b.clock - json_extract(b.config, '$.sampling.max_staleness')) AS oldest_version, min(q.model_version) AS least_version
+            FROM v_windows w
+            JOIN buffers b ON b.id = w.buffer_id
+            JOIN queue_items q ON q.buffer_id = w.buffer_id AND q.seq > w.low_seq AND NOT q.used_up
+            GROUP BY w.buffer, w.buffer_id, q.task_id, q.group_id, q.episode_id
+        ) q
+        LEFT JOIN episodes p ON p.id = q.episode_id
     ) r
-    LEFT JOIN episodes p ON p.id = r.episode_id
-    LEFT JOIN episode_states e ON e.id = p.id
-    LEFT JOIN rollout_stats t ON t.buffer_id = r.buffer_id AND t.task_id = r.task_id AND t.episode_id = r.episode_id
     GROUP BY r.buffer, r.task_id, r.group_id
 ) g
