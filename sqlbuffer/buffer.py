@@ -1856,6 +1856,7 @@ class ReplayBuffer:
         *,
         reward: float | None = None,
         meta: Mapping[str, Any] | None = None,
+        version: int | None = None,
     ) -> None:
         """Give an episode its own reward, or replace the values that are stored with it.
 
@@ -1864,6 +1865,10 @@ class ReplayBuffer:
             task_id: Its task; None: the only one that has such an episode.
             reward: The episode's own reward, a finite number; None for no change.
             meta: See `store_episode`; None for no change.
+            version: Version of the judge, an integer of 64 bits; by default one more than the
+                highest version of the episode, starting with 1. `v_verdicts` keeps the reward of
+                every version, and the highest one counts: a late answer of an older judge changes
+                nothing else.
 
         Raises:
             ArgumentError: Neither is given, or meta is no dict.
@@ -1877,7 +1882,9 @@ class ReplayBuffer:
             >>> buffer.annotate_episode("e1", reward=0.5)
         """
         rewards, metas = (None if one is None else [one] for one in (reward, meta))
-        self._episode_changes.annotate([episode_id], [task_id], rewards, metas, must_exist=True)
+        self._episode_changes.annotate(
+            [episode_id], [task_id], rewards, metas, version, must_exist=True
+        )
 
     def annotate_episodes(
         self,
@@ -1886,6 +1893,7 @@ class ReplayBuffer:
         *,
         metas: Sequence[Mapping[str, Any] | None] | None = None,
         task_ids: Sequence[str | None] | None = None,
+        version: int | None = None,
     ) -> int:
         """Annotate episodes as `annotate_episode` does, all or none; return how many there are.
 
@@ -1894,6 +1902,7 @@ class ReplayBuffer:
             rewards: The own reward of each; None for no change.
             metas: The values of each; None for no change.
             task_ids: Their tasks; None: the only one that has such an episode.
+            version: Version of the judge, one for all; see `annotate_episode`.
 
         Raises:
             ArgumentError: The arguments are not lists, or have different lengths.
@@ -1906,7 +1915,7 @@ class ReplayBuffer:
             >>> buffer.annotate_episodes(["e1"], [1.0], metas=[{"level": 2, "score": 0.5}])
             1
         """
-        return self._episode_changes.annotate(episode_ids, task_ids, rewards, metas)
+        return self._episode_changes.annotate(episode_ids, task_ids, rewards, metas, version)
 
     def delete_episodes(
         self, episode_ids: Sequence[str], *, task_ids: Sequence[str] | None = None

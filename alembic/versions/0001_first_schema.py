@@ -33,6 +33,7 @@ VIEWS = (
     "v_leases_v1",
     "v_queue_v1",
     "v_labels_v1",
+    "v_verdicts_v1",
     "v_documents_v1",
 )
 # In the order of their creation.

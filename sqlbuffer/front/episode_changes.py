@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from sqlbuffer.checks import checked_choice, checked_instance, checked_items
+from sqlbuffer.checks import checked_choice, checked_instance, checked_integer, checked_items
 from sqlbuffer.encoding.episode_records import encode_meta, pack_final
 from sqlbuffer.encoding.records import encode_key
 from sqlbuffer.errors import ArgumentError
@@ -48,6 +48,7 @@ class EpisodeChanges:
         task_ids: Sequence[str | None] | None,
         rewards: Any,
         metas: Any,
+        version: int | None = None,
         *,
         must_exist: bool = False,
     ) -> int:
@@ -57,8 +58,10 @@ class EpisodeChanges:
             call = "annotate_episode() needs reward=... or meta={...}"
             many = "annotate_episodes() needs rewards=[...] or metas=[...]"
             raise ArgumentError(call if must_exist else many)
+        if version is not None:
+            version = checked_integer(version, "version")
         self._store.own_writes.store()
-        return annotate_stored(self._store, changes, must_exist=must_exist)
+        return annotate_stored(self._store, changes, version, must_exist=must_exist)
 
     def _changes(
         self,

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from sqlbuffer.codec.equality import equal
+from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.episode_records import EpisodeStart
 from sqlbuffer.errors import EpisodeEndedError, EpisodeNotFoundError, FieldError, OutOfOrderError
 from sqlbuffer.storage.buffers.catalog import lock_as_writer
@@ -60,6 +61,7 @@ _STORED = (
         episodes.c.id, episodes.c.key, episodes.c.task_id, episodes.c.status,
         episodes.c.is_implied, episodes.c.reward, cast(episodes.c.meta, Text()).label("meta"),
         episodes.c.final_arrays, of_rollout("last_seq").label("last_seq"),
+        cast(episodes.c.verdicts, Text()).label("verdicts"), episodes.c.ended_at,
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -76,6 +78,9 @@ _ANNOTATE = (
         meta=func.coalesce(json_parameter("of_meta"), episodes.c.meta),
     )
 )
+_JUDGE = _ANNOTATE.values(
+    verdicts=func.coalesce(json_parameter("of_verdicts"), episodes.c.verdicts)
+)
 _END = _ANNOTATE.values(
     {
         "status": bindparam("of_status"),
@@ -89,6 +94,8 @@ _END = _ANNOTATE.values(
 
 # Returns True for an episode that a call changes.
 _Decide = Callable[[Any, EpisodeChange], bool]
+# Returns further values for an episode.
+_MoreValues = Callable[[Any, EpisodeChange], Mapping[str, Any]]
 
 
 def end_stored(
@@ -118,14 +125,62 @@ def end_stored(
 
 
 def annotate_stored(
-    buffer: OpenBuffer, changes: Sequence[EpisodeChange], *, must_exist: bool = False
+    buffer: OpenBuffer,
+    changes: Sequence[EpisodeChange],
+    version: int | None = None,
+    *,
+    must_exist: bool = False,
 ) -> int:
     """Set the rewards and the values of episodes; return how many there were.
 
+    Args:
+        buffer: The buffer.
+        changes: What they get.
+        version: Version of the verdicts; None for one more than the highest of each episode. With a
+            lower version than the highest, the reward is noted, and nothing else changes.
+        must_exist: See `end_stored`.
+
     Raises:
+        EpisodeNotFoundError: There is none, and it `must_exist`.
         FieldError: Several tasks have an episode that was named without its task.
     """
-    return _change(buffer, changes, lambda *_: True, _ANNOTATE, {}, must_exist)
+
+    def judged(episode: Any, change: EpisodeChange) -> dict[str, Any]:
+        verdicts = _verdicts(episode)
+        highest = max((one["version"] for one in verdicts), default=None)
+        given = min((highest or 0) + 1, INT64_MAX) if version is None else version
+        values: dict[str, Any] = {"of_verdicts": None}
+        is_known = any(
+            (one["version"], one["reward"]) == (given, change.reward) for one in verdicts
+        )
+        if change.reward is not None and not is_known:
+            at = _time_text(datetime.now(UTC))
+            others = [one for one in verdicts if one["version"] != given]
+            verdict = {"version": given, "reward": change.reward, "at": at}
+            values["of_verdicts"] = orjson.dumps([*others, verdict]).decode()
+        if highest is not None and given < highest:
+            values |= {"of_reward": None, "of_meta": None}
+        return values
+
+    return _change(buffer, changes, lambda *_: True, _JUDGE, {}, must_exist, judged)
+
+
+def _time_text(time: datetime) -> str:
+    """Return a time as SQLite has it."""
+    return f"{time.astimezone(UTC).isoformat(timespec='milliseconds')[:-6]}Z"
+
+
+def _verdicts(episode: Any) -> list[dict[str, Any]]:
+    """Return the verdicts on an episode; before the first one, its reward is version 0."""
+    if episode.verdicts is not None:
+        verdicts: list[dict[str, Any]] = orjson.loads(episode.verdicts)
+        return verdicts
+    if episode.reward is None:
+        return []
+    at = episode.ended_at
+    if isinstance(at, datetime):
+        at = _time_text(at)
+    return [{"version": 0, "reward": episode.reward, "at": at}]
 
 
 def _change(
@@ -135,6 +190,7 @@ def _change(
     statement: Update,
     of_all: Mapping[str, Any],
     must_exist: bool,
+    more_of: _MoreValues | None = None,
 ) -> int:
     """Change stored episodes in one transaction, and tell followers; return how many."""
 
@@ -146,26 +202,32 @@ def _change(
         by_key: dict[str, dict[str, Any]] = {}
         for episode in connection.execute(_STORED, parameters):
             by_key.setdefault(episode.key, {})[episode.task_id] = episode
-        rows, last_seqs = [], []
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        last_seqs: list[int] = []
         for change in changes:
             episode = _named(by_key.get(change.key, {}), change)
             if episode is None and must_exist:
                 raise _not_found(buffer, change)
             if episode is None or not decide(episode, change):
                 continue
-            rows.append(
-                {
-                    "of_id": episode.id,
-                    "of_reward": change.reward,
-                    "of_meta": change.meta,
-                    "of_final": change.final_arrays,
-                    **of_all,
-                }
-            )
+            if (episode.task_id, episode.id) in rows:
+                raise FieldError(
+                    f"episode {episode.key!r} of task {episode.task_id!r} is named twice; name "
+                    f"each episode once"
+                )
+            rows[episode.task_id, episode.id] = {
+                "of_id": episode.id,
+                "of_reward": change.reward,
+                "of_meta": change.meta,
+                "of_final": change.final_arrays,
+                **of_all,
+                **({} if more_of is None else more_of(episode, change)),
+            }
             if episode.last_seq is not None:
                 last_seqs.append(episode.last_seq)
         if rows:
-            connection.execute(statement, rows)
+            # In the order in which annotations of steps change the sums of rollouts.
+            connection.execute(statement, [rows[name] for name in sorted(rows)])
             log_change(connection, buffer.info.id, "labelled", last_seqs, buffer.origin)
         return len(rows)
 

@@ -127,6 +127,9 @@ episodes = Table(
             "steps begin"
         ),
     ),
+    Column(
+        "verdicts", JSON, comment="rewards that annotate_episode gave it: version, reward and time"
+    ),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # Numbers are unique: readers depend on them.

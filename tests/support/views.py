@@ -14,7 +14,7 @@ from tests.support.sql import connected
 # Views of what belongs to single steps, or is made of steps; and what they are ordered by.
 STEP_VIEWS = (
     "v_experiences", "v_tasks", "v_agents", "v_groups", "v_episodes", "v_fields", "v_priorities",
-    "v_sessions", "v_quarantine", "v_queue", "v_labels",
+    "v_sessions", "v_quarantine", "v_queue", "v_labels", "v_verdicts",
 )  # fmt: skip
 # The buffer's own name and key; and what is computed of a column that is compared.
 _LEFT_OUT = {"buffer", "buffer_id", "executed_at", "first_at", "last_at", "age_s"}

@@ -358,7 +358,8 @@ _NAMES = {
     "length": "length", "return": "episode_return", "reward": "reward", "first_seq": "first_seq",
     "last_seq": "last_seq", "model_version": "model_version", "meta": "meta",
     "started_at": "started_at", "ended_at": "ended_at", "next_t": "next_t",
-    "attempt": "attempt", "writers": "writers", "is_implied": "is_implied", "was_used": "was_used",
+    "attempt": "attempt", "writers": "writers", "verdicts": "verdicts",
+    "is_implied": "is_implied", "was_used": "was_used",
 }  # fmt: skip
 
 
@@ -412,7 +413,10 @@ def episode_tables(
     values: dict[str, Any] = {
         **{shown: facts[name] for name, shown in _NAMES.items()},
         "episode_return": returns,
-        **{name: [t and dumps(loads(t)) for t in facts[name]] for name in ("meta", "writers")},
+        **{
+            name: [t and dumps(loads(t)) for t in facts[name]]
+            for name in ("meta", "writers", "verdicts")
+        },
         **{name: list(map(bool, facts[name])) for name in ("is_implied", "was_used")},
         "started_at": list(map(utc_time, facts["started_at"])),
         "ended_at": list(map(utc_time, facts["ended_at"])),

@@ -32,7 +32,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_quarantine, v_labels, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_ranges_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -40,7 +40,7 @@ GRANT EXECUTE ON FUNCTION sqlbuffer_marks_v1 TO sqlbuffer_analyst, sqlbuffer_wri
 GRANT EXECUTE ON FUNCTION sqlbuffer_slices_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, v_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT UPDATE (status, length, "return", reward, next_t, first_seq, last_seq, meta, final_arrays, ended_at, is_implied, was_used, attempt, writer, writers) ON episodes
+GRANT UPDATE (status, length, "return", reward, next_t, first_seq, last_seq, meta, final_arrays, ended_at, is_implied, was_used, attempt, writer, writers, verdicts) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
 -- Sampled rows, and waiting calls.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;

@@ -359,6 +359,17 @@ VIEWS = {
             "labelled_at": ("time", "when it was annotated"),
         },
     ),
+    "v_verdicts": View(
+        "One row per episode and version of `annotate_episode`. The highest version counts.",
+        {
+            "buffer": _BUFFER,
+            "episode_id": ("text", "the episode"),
+            "task_id": ("text", "the task"),
+            "version": ("integer", "version of the verdict; 0: the reward before the first one"),
+            "reward": ("real", "the reward"),
+            "judged_at": ("time", "when it was given"),
+        },
+    ),
     "v_windows": View(
         "One row per buffer: its rows in `experiences` are those with `low_seq < seq`. Use it in "
         "queries on the tables; the other views apply it.",

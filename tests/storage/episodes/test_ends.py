@@ -311,3 +311,37 @@ def test_a_mirror_sees_ends_as_draws_by_sql_do(buffer_url):
         for source in (buffer, mirror):
             batch = source.sample_transitions(200)
             assert set(batch.next_obs[batch.obs == 14.0].tolist()) == {19.0}
+
+
+VERDICTS = "SELECT episode_id, version, reward FROM v_verdicts ORDER BY episode_id, version"
+
+
+def test_the_verdict_of_the_highest_version_counts_and_all_are_kept(buffer):
+    for key in "ab":
+        with buffer.episode("t", episode_id=key) as episode:
+            episode.append(**step(buffer))
+            episode.end(reward=0.5 if key == "a" else None)
+    buffer.annotate_episodes(["a", "b"], [1.0, 2.0], version=7)
+    buffer.annotate_episodes(["a", "b"], [1.0, 2.0], version=7)  # after a time-out
+    assert buffer.annotate_episodes(["a", "b"], [8.0, None], version=3, metas=[{"x": 1}] * 2) == 2
+    rewards = {key: state[3] for key, state in states(buffer).items()}
+    assert rewards == {"a": 1.0, "b": 2.0}
+    assert [m for (m,) in run(buffer.url, "SELECT meta FROM v_episodes")] == [None, None]
+    assert run(buffer.url, VERDICTS) == [
+        ("a", 0, 0.5), ("a", 3, 8.0), ("a", 7, 1.0), ("b", 7, 2.0),
+    ]  # fmt: skip
+    buffer.annotate_episode("b", reward=-1.0)
+    buffer.annotate_episode("a", reward=4.0, version=7)
+    assert {key: state[3] for key, state in states(buffer).items()} == {"a": 4.0, "b": -1.0}
+    assert run(buffer.url, VERDICTS)[2:] == [("a", 7, 4.0), ("b", 7, 2.0), ("b", 8, -1.0)]
+    with pytest.raises(ArgumentError, match="version"):
+        buffer.annotate_episode("a", reward=1.0, version="new")
+
+
+def test_an_episode_is_named_once_in_a_call(buffer):
+    add(buffer, "e")
+    with pytest.raises(FieldError, match="episode 'e' of task 't' is named twice"):
+        buffer.annotate_episodes(["e", "e"], [1.0, 2.0])
+    with pytest.raises(FieldError, match="is named twice"):
+        buffer.end_episodes(["e", "e"], task_ids=["t", None])
+    assert states(buffer)["e"] == ("open", None, None, None)

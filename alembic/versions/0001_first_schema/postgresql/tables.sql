@@ -316,6 +316,7 @@ CREATE TABLE episodes (
     attempt INTEGER DEFAULT 0 NOT NULL,
     writer UUID,
     writers JSONB,
+    verdicts JSONB,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
@@ -347,6 +348,7 @@ COMMENT ON COLUMN episodes.was_used IS 'true: a lease that held steps of it was 
 COMMENT ON COLUMN episodes.attempt IS '0: steps arrive without a writer; else the number of the writer that owns it';
 COMMENT ON COLUMN episodes.writer IS 'random id of that writer';
 COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the seq after which its steps begin';
+COMMENT ON COLUMN episodes.verdicts IS 'rewards that annotate_episode gave it: version, reward and time';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,

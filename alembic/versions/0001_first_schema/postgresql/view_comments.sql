@@ -201,6 +201,13 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_labels."extra" IS 'the annotated keys of extra';
     COMMENT ON COLUMN v_labels."fields" IS 'the annotated fields';
     COMMENT ON COLUMN v_labels."labelled_at" IS 'when it was annotated';
+    COMMENT ON VIEW v_verdicts IS 'One row per episode and version of `annotate_episode`. The highest version counts.';
+    COMMENT ON COLUMN v_verdicts."buffer" IS 'name of the buffer';
+    COMMENT ON COLUMN v_verdicts."episode_id" IS 'the episode';
+    COMMENT ON COLUMN v_verdicts."task_id" IS 'the task';
+    COMMENT ON COLUMN v_verdicts."version" IS 'version of the verdict; 0: the reward before the first one';
+    COMMENT ON COLUMN v_verdicts."reward" IS 'the reward';
+    COMMENT ON COLUMN v_verdicts."judged_at" IS 'when it was given';
     COMMENT ON VIEW v_windows IS 'One row per buffer: its rows in `experiences` are those with `low_seq < seq`. Use it in queries on the tables; the other views apply it.';
     COMMENT ON COLUMN v_windows."buffer_id" IS 'key of the buffer in the tables';
     COMMENT ON COLUMN v_windows."buffer" IS 'name of the buffer';

@@ -201,6 +201,7 @@ CREATE TABLE episodes (
     attempt INTEGER DEFAULT 0 NOT NULL,
     writer TEXT,
     writers TEXT,
+    verdicts TEXT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );
