@@ -38,6 +38,7 @@ class Settings(BaseSettings):
 
 
 EvictUnit = Literal["row", "task", "episode"]
+StalenessOf = Literal["oldest", "newest"]
 Compression = Literal["zstd"]
 UNLIMITED = ", or None (unlimited)"
 MAX_USE = 2**31 - 1
@@ -133,6 +134,9 @@ class SamplingConfig(StrictModel, title="sampling"):
             unlimited.
         max_staleness: Largest distance of a sampled row's `model_version` behind the clock
             (`set_clock`). None: unlimited.
+        staleness_of: How old the steps of an episode are whose steps have several versions: with
+            `oldest`, each step is as old as its own version, and a group or a window as its
+            oldest step; with `newest`, all are as old as the newest step of the episode.
         min_size: Number of rows that the buffer must hold before any row is sampled.
         current_session_only: True samples only rows of the session that `start_session` began last.
         track_samples: True logs the rows of each batch; `v_samples` shows them.
@@ -145,6 +149,7 @@ class SamplingConfig(StrictModel, title="sampling"):
     max_staleness: Annotated[
         int | None, setting(checked_integer, 0, or_none=True, more=UNLIMITED)
     ] = None
+    staleness_of: Annotated[StalenessOf, setting(checked_choice, get_args(StalenessOf))] = "oldest"
     min_size: Annotated[int, setting(checked_integer, 0)] = 0
     current_session_only: _Flag = False
     track_samples: _Flag = False
@@ -205,6 +210,7 @@ class BufferSettings(TypedDict, total=False):
     alpha: float | None
     max_use: int | None
     max_staleness: int | None
+    staleness_of: StalenessOf | None
     min_size: int | None
     current_session_only: bool | None
     track_samples: bool | None

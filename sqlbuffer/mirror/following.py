@@ -287,6 +287,11 @@ def check_mirrored(store: BufferStore) -> None:
             f"buffer {name!r} counts the uses of its steps (max_use), which a mirror does not; "
             f"draw from the buffer itself"
         )
+    if config.sampling.max_staleness is not None and config.sampling.staleness_of == "newest":
+        raise BufferConfigError(
+            f"buffer {name!r} judges the steps of an episode by its newest one "
+            f"(staleness_of='newest'), and a mirror each by its own; draw from the buffer itself"
+        )
     if config.leases.enabled:
         raise BufferConfigError(
             f"buffer {name!r} hands out its steps by leases, which a mirror does not; use "

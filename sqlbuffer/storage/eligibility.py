@@ -4,7 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, Text, and_, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    column,
+    or_,
+    select,
+    table,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -112,12 +124,14 @@ class EligibilityKind(NamedTuple):
         versions: Limit on the age of every row.
         sessions: Limit on the session of every row.
         quarantine: No row may be in quarantine.
+        of_newest: The age of a row is that of the newest row of its episode.
     """
 
     uses: bool = False
     versions: bool = False
     sessions: bool = False
     quarantine: bool = False
+    of_newest: bool = False
 
     @property
     def of_steps(self) -> "EligibilityKind":
@@ -138,12 +152,14 @@ class Eligibility:
         session: Number of the only session whose rows are sampled, in addition to rows without a
             session; None for all.
         quarantine: Rows in quarantine are not sampled.
+        of_newest: A row is not stale while a row of its episode is not (`staleness_of`).
     """
 
     max_use: int | None = None
     oldest_version: int | None = None
     session: int | None = None
     quarantine: bool = False
+    of_newest: bool = False
 
     def __bool__(self) -> bool:
         """Return True if there is any limit."""
@@ -157,12 +173,18 @@ class Eligibility:
             self.oldest_version is not None,
             self.session is not None,
             self.quarantine,
+            self.of_newest and self.oldest_version is not None,
         )
 
     @property
     def of_steps(self) -> "Eligibility":
         """The limits on every step of an item, and not only on the first."""
         return self if self.max_use is None else replace(self, max_use=None)
+
+    @property
+    def of_versions(self) -> "Eligibility":
+        """The limit on the age of rows alone."""
+        return Eligibility(oldest_version=self.oldest_version, of_newest=self.of_newest)
 
     @property
     def lasting(self) -> "Eligibility":
@@ -188,8 +210,12 @@ class Eligibility:
         return _hold(self.kind, over, _values(self))
 
     def excludes(self, version: int | None, session: int | None) -> bool:
-        """Return True if steps of a model version and a session may not be sampled."""
-        is_stale = version is not None and self.oldest_version is not None
+        """Return True if steps of a model version and a session may not be sampled.
+
+        With `of_newest` the steps around one that may be sampled are not stale.
+        """
+        has_limit = self.oldest_version is not None and not self.of_newest
+        is_stale = version is not None and has_limit
         is_foreign = session is not None and self.session is not None
         return (is_stale and version < self.oldest_version) or (  # type: ignore[operator]
             is_foreign and session != self.session
@@ -216,7 +242,8 @@ def hold_by_parameters(
     """
     held: list[Any] = []
     if kind.versions:
-        held.append(_hold(EligibilityKind(versions=True), steps, _PARAMETERS))
+        of_versions = EligibilityKind(versions=True, of_newest=kind.of_newest)
+        held.append(_hold(of_versions, steps, _PARAMETERS))
     if kind.sessions:
         held.append(_hold(EligibilityKind(sessions=True), steps, _PARAMETERS))
     if kind.uses:
@@ -246,8 +273,9 @@ def is_used_up(over: Any, max_use: Any) -> ColumnElement[bool]:
 def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> ColumnElement[bool]:
     held: list[Any] = []
     if kind.versions:
-        version = over.c.model_version
-        held.append(version.is_(None) | (version >= values[OLDEST_VERSION]))
+        version, oldest = over.c.model_version, values[OLDEST_VERSION]
+        is_fresh = version.is_(None) | (version >= oldest)
+        held.append(is_fresh | _has_newer(over, oldest) if kind.of_newest else is_fresh)
     if kind.sessions:
         session = over.c.session_id
         held.append(session.is_(None) | (session == values[SESSION]))
@@ -256,6 +284,31 @@ def _hold(kind: EligibilityKind, over: Any, values: Mapping[str, Any]) -> Column
     if kind.quarantine:
         held.append(~is_in_quarantine(over.c.buffer_id, over.c.seq))
     return and_(*held)
+
+
+_steps_of_episodes = {
+    name: table(
+        name,
+        column("buffer_id", Integer()),
+        column("episode_id", BigInteger()),
+        column("model_version", BigInteger()),
+    )
+    for name in ("experiences", "chunks")
+}
+
+
+def _has_newer(over: Any, oldest: Any) -> ColumnElement[bool]:
+    """Return the expression for a step whose episode has a step that is not stale."""
+    found: list[ColumnElement[bool]] = []
+    for name, steps in _steps_of_episodes.items():
+        newer = steps.alias(f"newer_{name}")
+        is_newer = select(1).where(
+            newer.c.buffer_id == over.c.buffer_id,
+            newer.c.episode_id == over.c.episode_id,
+            newer.c.model_version >= oldest,
+        )
+        found.append(is_newer.correlate(over).offset(0).exists())
+    return or_(*found)
 
 
 def is_in_quarantine(buffer_id: Any, seq: Any) -> ColumnElement[bool]:

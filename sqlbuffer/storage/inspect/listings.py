@@ -98,7 +98,7 @@ def _counted(source: CandidateSource, node: Node, of_episodes: bool) -> UndrawnR
             "",
             count(steps.c.episode_id.is_(None)) if of_episodes else 0,
             barred(Eligibility(quarantine=limits.quarantine)),
-            barred(Eligibility(oldest_version=limits.oldest_version)),
+            barred(limits.of_versions),
             barred(Eligibility(session=limits.session)),
             barred(Eligibility(max_use=limits.max_use)),
         )

@@ -548,7 +548,7 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     match = _match(request.node, request)
     rewarded = _REWARDED if request.needs_rewards else EVERYTHING
     is_quarantined = excluded(Eligibility(quarantine=limits.quarantine))
-    is_stale = excluded(Eligibility(oldest_version=limits.oldest_version))
+    is_stale = excluded(limits.of_versions)
     is_foreign = excluded(Eligibility(session=limits.session))
     statement = select(
         key.label("key"), group_seq, queue_items.c.episode_id,

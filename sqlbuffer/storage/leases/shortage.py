@@ -73,7 +73,7 @@ def _rows_by_state(
         tests["unmatched"] = ~matches(request.node, request.steps)
     for name, limit in (
         ("in quarantine", Eligibility(quarantine=limits.quarantine)),
-        ("stale", Eligibility(oldest_version=limits.oldest_version)),
+        ("stale", limits.of_versions),
         ("of another session", Eligibility(session=limits.session)),
     ):
         if limit:

@@ -225,6 +225,7 @@ class Restrictions:
             oldest_version(window.clock, self._info.config.sampling.max_staleness),
             window.session if self._info.config.sampling.current_session_only else None,
             bool(window.has_quarantine),
+            self._info.config.sampling.staleness_of == "newest",
         )
 
     def for_leases(self, connection: Connection, window: SampledWindow, epoch: int) -> Eligibility:

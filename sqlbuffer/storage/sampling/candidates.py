@@ -366,7 +366,8 @@ class Candidates:
     def _read_keys(self, seqs: Sequence[int]) -> None:
         """Read the slices of keys that match and may be sampled."""
         assert isinstance(self.reading, SliceReading)
-        if self.node != EVERYTHING or self.limits.max_use is not None:
+        limits = self.limits
+        if self.node != EVERYTHING or limits.max_use is not None or limits.kind.of_newest:
             seqs = self._matching_among(seqs)
         reach, has_versions = self.reading.reach, self._has_versions
         rows, versions = read_keys(

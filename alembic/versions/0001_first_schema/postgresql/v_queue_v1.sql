@@ -28,7 +28,9 @@ FROM (
                 max(CASE WHEN q.leased_until > clock_timestamp() THEN q.leased_until END) AS held_until,
                 sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
                 count(*) FILTER (WHERE b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq)) AS n_quarantined,
-                count(*) FILTER (WHERE q.model_version < b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint) AS n_stale,
+                CASE WHEN max(b.config -> 'sampling' ->> 'staleness_of') IS DISTINCT FROM 'newest'
+                        OR max(q.model_version) < max(b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint)
+                    THEN count(*) FILTER (WHERE q.model_version < b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint) ELSE 0 END AS n_stale,
                 max(b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint) AS oldest_version, min(q.model_version) AS least_version
             FROM v_windows w
             JOIN buffers b ON b.id = w.buffer_id

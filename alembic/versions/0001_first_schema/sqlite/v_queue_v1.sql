@@ -28,7 +28,9 @@ FROM (
                 max(CASE WHEN q.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now') THEN q.leased_until END) AS held_until,
                 sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
                 sum(CASE WHEN b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq) THEN 1 ELSE 0 END) AS n_quarantined,
-                sum(CASE WHEN q.model_version < b.clock - json_extract(b.config, '$.sampling.max_staleness') THEN 1 ELSE 0 END) AS n_stale,
+                CASE WHEN max(json_extract(b.config, '$.sampling.staleness_of')) IS NOT 'newest'
+                        OR max(q.model_version) < max(b.clock - json_extract(b.config, '$.sampling.max_staleness'))
+                    THEN sum(CASE WHEN q.model_version < b.clock - json_extract(b.config, '$.sampling.max_staleness') THEN 1 ELSE 0 END) ELSE 0 END AS n_stale,
                 max(b.clock - json_extract(b.config, '$.sampling.max_staleness')) AS oldest_version, min(q.model_version) AS least_version
             FROM v_windows w
             JOIN buffers b ON b.id = w.buffer_id
