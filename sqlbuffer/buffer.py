@@ -1865,10 +1865,11 @@ class ReplayBuffer:
             task_id: Its task; None: the only one that has such an episode.
             reward: The episode's own reward, a finite number; None for no change.
             meta: See `store_episode`; None for no change.
-            version: Version of the judge, an integer of 64 bits; by default one more than the
-                highest version of the episode, starting with 1. `v_verdicts` keeps the reward of
-                every version, and the highest one counts: a late answer of an older judge changes
-                nothing else.
+            version: Version of the judge, from 1 to 2^63 - 1; by default one more than the highest
+                version of the episode. `v_verdicts` keeps the last reward of every version, and the
+                highest version counts: a late answer of an older judge changes nothing else. A
+                reward that `end` gives counts until the first verdict. An episode that is continued
+                has no verdict any more.
 
         Raises:
             ArgumentError: Neither is given, or meta is no dict.

@@ -199,7 +199,7 @@ _METRICS = {
     "partial": (
         "partial_rows",
         "counter",
-        "Rows that left because their group stayed incomplete.",
+        "Rows that left because their group stayed incomplete, or they came late.",
     ),
     "sampled": ("sampled_rows", "counter", "Rows ever sampled."),
     "batches": ("sampled_batches", "counter", "Batches ever sampled."),

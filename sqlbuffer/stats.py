@@ -114,7 +114,7 @@ class Stats:
         expired: Rows deleted because they were too old by the clock; see `ReplayBuffer.expire`.
         used_up: Rows deleted because they were sampled `max_use` times.
         other_session: Rows deleted because they were of another session.
-        partial: Rows deleted because their group stayed incomplete.
+        partial: Rows deleted because their group stayed incomplete, or they came late.
         sampled: Rows ever sampled; processes report them every 5 seconds.
         batches: Number of sampled batches.
         window_s: Seconds over which rates are measured, or the seconds since the buffer was

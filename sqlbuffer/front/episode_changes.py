@@ -59,7 +59,7 @@ class EpisodeChanges:
             many = "annotate_episodes() needs rewards=[...] or metas=[...]"
             raise ArgumentError(call if must_exist else many)
         if version is not None:
-            version = checked_integer(version, "version")
+            version = checked_integer(version, "version", 1)
         self._store.own_writes.store()
         return annotate_stored(self._store, changes, version, must_exist=must_exist)
 

@@ -285,7 +285,7 @@ class Leasing:
             group_size = checked_integer(group_size, "group_size", 1)
         if group_timeout_s is not None:
             group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
-        _check_groups(group_by, min_group_size, group_size, group_timeout_s, on_partial)
+        _check_groups(group_by, min_group_size, group_size, group_timeout_s, on_partial, on_late)
         for name, is_given in (
             ("every", every != EVERYTHING), ("require_reward", require_reward),
             ("incomplete='include'", incomplete == "include"),
@@ -318,6 +318,7 @@ def _check_groups(
     group_size: int | None,
     group_timeout_s: float | None,
     on_partial: str,
+    on_late: str,
 ) -> None:
     if group_by is None:
         for name, value in (
@@ -336,6 +337,10 @@ def _check_groups(
         raise ArgumentError(
             "give min_group_size=... for groups of at least that size, or group_size=... for "
             "exactly that many rollouts of each"
+        )
+    if on_late == "drop" and group_by == "episode_id":
+        raise ArgumentError(
+            "on_late='drop' goes with group_by='task_id' or 'group_id': an episode has no siblings"
         )
     if on_partial == "drop" and group_timeout_s is None:
         raise ArgumentError("on_partial='drop' goes with group_by and group_timeout_s")

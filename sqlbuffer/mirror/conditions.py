@@ -42,7 +42,10 @@ def check_in_memory(node: Node, kept: Collection[str]) -> None:
             f"the mirror was opened without field {field.name!r}; add it to fields=[...]"
         )
     if field.column == "status" and not _names_ends(node):
-        raise _refused(f"a mirror does not know which open episodes are abandoned ({field.name!r})")
+        raise ConditionError(
+            f"a mirror does not know which open episodes are abandoned ({field.name!r}); draw "
+            f"by this condition from the buffer itself"
+        )
     if field.column != DECLARED and field.column not in _COLUMNS and not field.is_of_episode:
         raise _refused(f"{field.name!r} is not in the memory of a mirror")
     lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value

@@ -32,7 +32,15 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.tables import chunks
-from sqlbuffer.storage.episodes import ENDED, LENGTH, begin, check_group, episodes, of_rollout
+from sqlbuffer.storage.episodes import (
+    ENDED,
+    LENGTH,
+    begin,
+    check_group,
+    episodes,
+    of_rollout,
+    reward_of_end,
+)
 from sqlbuffer.storage.leases.choosing import queue_items
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
 from sqlbuffer.storage.schema.metadata import UUID, json_parameter
@@ -84,6 +92,7 @@ _JUDGE = _ANNOTATE.values(
 _END = _ANNOTATE.values(
     {
         "status": bindparam("of_status"),
+        "reward": reward_of_end(bindparam("of_reward", type_=Double())),
         "final_arrays": func.coalesce(
             bindparam("of_final", type_=LargeBinary()), episodes.c.final_arrays
         ),
@@ -148,15 +157,20 @@ def annotate_stored(
     def judged(episode: Any, change: EpisodeChange) -> dict[str, Any]:
         verdicts = _verdicts(episode)
         highest = max((one["version"] for one in verdicts), default=None)
-        given = min((highest or 0) + 1, INT64_MAX) if version is None else version
+        if version is None and highest == INT64_MAX:
+            raise FieldError(
+                f"episode {episode.key!r} of task {episode.task_id!r} has the highest version, "
+                f"{INT64_MAX}; pass that version"
+            )
+        given = (highest or 0) + 1 if version is None else version
         values: dict[str, Any] = {"of_verdicts": None}
-        is_known = any(
-            (one["version"], one["reward"]) == (given, change.reward) for one in verdicts
-        )
-        if change.reward is not None and not is_known:
+        noted = next((one for one in verdicts if one["version"] == given), None)
+        reward = noted["reward"] if noted and change.reward is None else change.reward
+        is_new = noted is None or noted["reward"] != reward
+        if is_new and (reward is not None or version is not None):
             at = _time_text(datetime.now(UTC))
             others = [one for one in verdicts if one["version"] != given]
-            verdict = {"version": given, "reward": change.reward, "at": at}
+            verdict = {"version": given, "reward": reward, "at": at}
             values["of_verdicts"] = orjson.dumps([*others, verdict]).decode()
         if highest is not None and given < highest:
             values |= {"of_reward": None, "of_meta": None}
@@ -259,7 +273,8 @@ def _difference(episode: Any, status: str, change: EpisodeChange) -> str | None:
     """Return in words how an episode has ended differently; None if it has not."""
     if episode.status != status:
         return f"status {episode.status!r}, and not {status!r}"
-    if change.reward is not None and change.reward != episode.reward:
+    is_judged = episode.verdicts is not None  # its verdict counts
+    if change.reward not in (None, episode.reward) and not is_judged:
         return f"reward {episode.reward}, and not {change.reward}"
     if change.final_arrays is not None and change.final_arrays != episode.final_arrays:
         return "another final observation"
@@ -322,6 +337,7 @@ _TAKE = (
             "writers": json_parameter("of_writers"),
             **dict.fromkeys(("length", "return", "reward", "first_seq", "last_seq"), null()),
             "final_arrays": null(),
+            "verdicts": null(),
             "ended_at": null(),
         }
     )

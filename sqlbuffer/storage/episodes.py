@@ -130,6 +130,7 @@ episodes = Table(
     Column(
         "verdicts", JSON, comment="rewards that annotate_episode gave it: version, reward and time"
     ),
+    Column("used_at", TIME, comment="when the first such lease was acknowledged"),
     UniqueConstraint("buffer_id", "key", "task_id"),
     CheckConstraint("status IN ('open', 'complete', 'aborted')", name="status_known"),
     # Numbers are unique: readers depend on them.
@@ -263,6 +264,7 @@ _EPISODES = (
     select(
         episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
         episodes.c.attempt, episodes.c.writer, episodes.c.reward, episodes.c.group_id,
+        episodes.c.verdicts.is_not(None),
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -432,7 +434,7 @@ def locked_episodes(
     }
     known: dict[EpisodeKey, int] = {}
     rows = connection.execute(_EPISODES, parameters)
-    for key, task_id, id_, _, attempt, writer, _, group_id in rows:
+    for key, task_id, id_, _, attempt, writer, _, group_id, _ in rows:
         known[key, task_id] = id_
         if (key, task_id) in groups:
             check_group(key, task_id, group_id, groups[key, task_id])
@@ -514,6 +516,16 @@ ENDED = {
     "is_implied": False,
     "ended_at": utc_now(),
 }
+
+
+def reward_of_end(reward: Any) -> Any:
+    """Return the reward that an episode has after an end: a verdict that came before counts."""
+    return case(
+        (episodes.c.verdicts.is_not(None), episodes.c.reward),
+        else_=func.coalesce(reward, episodes.c.reward),
+    )
+
+
 _END = (
     update(episodes)
     .where(
@@ -525,7 +537,7 @@ _END = (
     .values(
         {
             "status": bindparam("status_"),
-            "reward": func.coalesce(bindparam("reward_", type_=Double()), episodes.c.reward),
+            "reward": reward_of_end(bindparam("reward_", type_=Double())),
             "final_arrays": func.coalesce(
                 bindparam("final_", type_=BYTES), episodes.c.final_arrays
             ),
@@ -629,9 +641,12 @@ def _sqlite_end(
         return
     keys, tasks = (list(set(names)) for names in zip(*of_endings, strict=True))
     parameters = {"buffer_id": buffer_id, "keys": keys, "tasks": tasks}
-    for key, task_id, _, status, _, _, reward, _ in connection.execute(_EPISODES, parameters):
+    for key, task_id, _, status, _, _, reward, _, is_judged in connection.execute(
+        _EPISODES, parameters
+    ):
         ending = of_endings.get((key, task_id))
-        if ending is not None and (ending.status != status or ending.reward not in (None, reward)):
+        is_other = not is_judged and ending is not None and ending.reward not in (None, reward)
+        if ending is not None and (ending.status != status or is_other):
             raise episode_ended(key, task_id, status)
 
 

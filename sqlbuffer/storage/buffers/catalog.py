@@ -275,7 +275,7 @@ def why_empty(connection: Connection, buffer_id: int) -> str:
         "expired (max_staleness)",
         "used up (max_use)",
         "of another session (current_session_only)",
-        "of groups that stayed incomplete",
+        "of groups that stayed incomplete or came late",
         "evicted, deleted or rolled back",
     )
     departures = ", ".join(

@@ -135,7 +135,7 @@ buffers = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="rows that left because their group stayed incomplete",
+        comment="rows that left because their group stayed incomplete, or they came late",
     ),
     Column(
         "created_at",

@@ -467,6 +467,7 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
         "in quarantine": group.n_in_quarantine > 0,
         "stale": group.n_stale > 0,
         "of another session": group.n_of_other_sessions > 0,
+        "few": group.n_good < (request.group_size or 0),
         "open": group.n_open > 0,
         "unjudged": group.n_unjudged > 0,
         "partly unmatched": group.every == 0,
@@ -493,6 +494,8 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
         is_old = age_s(group.newest) > request.group_timeout_s
         # Verdicts that never come make a group late too; it is not handed out without them.
         is_late = ~(is_whole & is_good) if request.drops else ~is_whole & is_good
+        if request.group_size is not None:
+            is_late = group.n_good < request.group_size
         late = is_partial = and_(is_late, is_old, group.matches == 1, group.n_in_quarantine == 0)
     if request.drops_late:
         late |= (group.is_after == 1) & (group.n_open == 0) & (group.n_leased == 0)
@@ -506,7 +509,7 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
         enough = (group.n_good >= request.group_size) | has_any
         if request.drops_late:
             enough &= group.is_after == 0
-        return and_(group.matches == 1, enough), late
+        return and_(group.good_matches == 1, enough), late
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
@@ -531,8 +534,9 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
         func.max(part.matches).label("matches"), func.min(part.every).label("every"),
         func.sum(_is_unjudged(parts, request)).label("n_unjudged"),
         func.sum(case((_is_good(parts, request), 1), else_=0)).label("n_good"),
+        func.max(case((_is_good(parts, request), part.matches), else_=0)).label("good_matches"),
         func.max(part.held_until).label("held_until"), func.min(part.oldest).label("oldest"),
-        _is_after(part, request).label("is_after"),
+        _is_after(part, func.min(part.oldest_at), request).label("is_after"),
     )  # fmt: skip
     sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
     if not request.includes_incomplete:
@@ -558,6 +562,7 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
         func.sum(is_quarantined).label("n_in_quarantine"), func.sum(is_stale).label("n_stale"),
         func.sum(is_foreign).label("n_of_other_sessions"),
         func.max(queue_items.c.inserted_at).label("newest"),
+        func.min(queue_items.c.inserted_at).label("oldest_at"),
         func.max(case((~is_free, queue_items.c.leased_until))).label("held_until"),
         func.min(case((is_stale == 1, queue_items.c.freshness))).label("oldest"),
         func.max(match).label("matches"),
@@ -602,22 +607,27 @@ def _is_unjudged(parts: Any, request: ClaimRequest) -> Any:
     return case((part.episode_id.is_(None), 1 - part.rewarded), (is_judged, 0), else_=1)
 
 
-def _is_after(part: Any, request: ClaimRequest) -> Any:
-    """Return 1 for rollouts that were not claimed and arrived after others were acknowledged."""
-    if not request.drops_late or request.group_by == "episode_id":
+def _is_after(part: Any, oldest_at: Any, request: ClaimRequest) -> Any:
+    """Return 1 for unclaimed rollouts that all arrived after others were acknowledged."""
+    if not request.drops_late:
         return literal(0, BigInteger())
     used, sums = episodes.alias("used").c, rollout_stats.alias("sums").c
     is_of_group = sums.task_id == part.key
     if request.group_by == "group_id":
         is_of_group = sums.group_id == part.key
-    was_used = select(1).where(
-        sums.buffer_id == bindparam(BUFFER, type_=Integer()),
-        is_of_group,
-        used.id == sums.episode_id,
-        used.was_used,
+    used_at = (
+        select(func.max(used.used_at))
+        .where(
+            sums.buffer_id == bindparam(BUFFER, type_=Integer()),
+            is_of_group,
+            used.id == sums.episode_id,
+            used.used_at.is_not(None),
+        )
+        .correlate(part.key.table)
+        .scalar_subquery()
     )
     was_claimed = part.group_seq.is_not(None)
-    return case((was_claimed, 0), (was_used.correlate(part.key.table).exists(), 1), else_=0)
+    return case((was_claimed, 0), (oldest_at > used_at, 1), else_=0)
 
 
 def _is_good(parts: Any, request: ClaimRequest) -> Any:
@@ -632,8 +642,8 @@ def _is_good(parts: Any, request: ClaimRequest) -> Any:
 
 
 def good_rollouts(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
-    """Select the rollouts of named groups that may be claimed, the oldest first: the group, the
-    number of the episode and the first row.
+    """Select the rollouts of named groups that may be claimed, in the order in which they are: the
+    group, the number of the episode and the first row.
     """
     parts = _parts(limits, request, named=True).subquery("parts")
     part = parts.c
@@ -642,7 +652,8 @@ def good_rollouts(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     )
     if not request.includes_incomplete:
         rollouts = rollouts.where(~func.coalesce(_IS_INCOMPLETE, false()))
-    return rollouts.where(_is_good(parts, request)).order_by(part.first_seq)
+    # One that the condition names is among them.
+    return rollouts.where(_is_good(parts, request)).order_by(part.matches.desc(), part.first_seq)
 
 
 def excluded(limits: Eligibility) -> Any:

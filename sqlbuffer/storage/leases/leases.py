@@ -53,6 +53,7 @@ from sqlbuffer.storage.leases.choosing import (
     COUNT,
     SEQS,
     ClaimRequest,
+    GroupBy,
     GroupChoice,
     LeaseGroup,
     Scope,
@@ -186,15 +187,20 @@ _LOCK_EPISODES = (
     .order_by(episodes.c.id)
     .with_for_update(key_share=True)
 )
-_NOTE_USE = update(episodes).where(_OF_EPISODES, ~episodes.c.was_used).values(was_used=True)
+_NOTE_USE = (
+    update(episodes)
+    .where(_OF_EPISODES, ~episodes.c.was_used)
+    .values(was_used=True, used_at=in_seconds(0.0))
+)
 _own = queue_items.alias("own").c
-_FAILED_SIBLINGS = (
-    select(queue_items.c.episode_id)
+# By the column that groups go by.
+_FAILED_SIBLINGS = {
+    name: select(queue_items.c.episode_id)
     .distinct()
     .where(
         in_buffer,
-        queue_items.c.group_id.in_(
-            select(_own.group_id).where(
+        queue_items.c[name].in_(
+            select(_own[name]).where(
                 _own.buffer_id == bindparam(BUFFER, type_=Integer()),
                 is_number_of(_own.seq, bindparam(SEQS, type_=SeqList())),
             )
@@ -203,7 +209,8 @@ _FAILED_SIBLINGS = (
         is_free,
         is_of_incomplete,
     )
-)
+    for name in ("task_id", "group_id")
+}
 _USE_UP = (
     update(queue_items)
     .where(in_buffer, is_number_of(queue_items.c.episode_id, bindparam(_EPISODES, type_=SeqList())))
@@ -294,14 +301,14 @@ class LeasedRows:
         groups: The rows of each group, in their order; without groups, each row alone.
         deadline: Earliest time at which the lease runs out, by this process's monotonic clock.
         number: Number of the batch in the sample log.
-        is_grouped: Its rows were claimed as groups.
+        group_by: Column that rows of a group share; None if each row is separate.
     """
 
     lease_id: str
     groups: list[list[Row]]
     deadline: float
     number: int | None = None
-    is_grouped: bool = False
+    group_by: GroupBy | None = None
 
     @property
     def seqs(self) -> list[int]:
@@ -413,8 +420,7 @@ class Claim:
         groups = [[rows[seq] for seq in group if seq in rows] for group in self._chosen]
         for group in groups:
             group.sort(key=task_order)
-        is_grouped = self._request.group_by is not None
-        return LeasedRows(self._lease_id, groups, deadline, is_grouped=is_grouped)
+        return LeasedRows(self._lease_id, groups, deadline, group_by=self._request.group_by)
 
     def _read(
         self, connection: Connection, window: SampledWindow, seqs: list[int]
@@ -660,8 +666,9 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
             raise _lost(keeping, leased, "acknowledged")
         if of_rows and connection.execute(_LOCK_EPISODES, {_EPISODES: sorted(of_rows)}).all():
             connection.execute(_NOTE_USE, {_EPISODES: sorted(of_rows)})
-        if leased.is_grouped:
-            _close_groups(connection, values, retires=max_use is not None)
+        if leased.group_by in _FAILED_SIBLINGS:
+            siblings = _FAILED_SIBLINGS[leased.group_by]
+            _close_groups(connection, siblings, values, retires=max_use is not None)
         _evict(connection, keeping, leased.seqs, low)
 
     keeping.buffer.write(work)
@@ -671,12 +678,14 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
         retire(keeping.buffer)
 
 
-def _close_groups(connection: Connection, values: Mapping[str, Any], *, retires: bool) -> None:
+def _close_groups(
+    connection: Connection, siblings: Select[Any], values: Mapping[str, Any], *, retires: bool
+) -> None:
     """Note of aborted and abandoned siblings of acknowledged rollouts that nothing continues them.
 
     With `retires` their rows leave the queue.
     """
-    failed = sorted(connection.execute(_FAILED_SIBLINGS, values).scalars())
+    failed = sorted(connection.execute(siblings, values).scalars())
     if failed and connection.execute(_LOCK_EPISODES, {_EPISODES: failed}).all():
         connection.execute(_NOTE_USE, {_EPISODES: failed})
         if retires:

@@ -119,6 +119,7 @@ def _described_groups(
         "leased": "leased by others",
         "unmatched": "without a row that matches the condition",
         **{name: f"with rows {text}" for name, text in _limit_words(settings).items()},
+        "few": f"of fewer than {request.group_size} rollouts that may be claimed",
         "open": "open" if is_episode else "with an open episode",
         "unjudged": "with a rollout that has no reward",
         "partly unmatched": "with a rollout that does not match `every`",
@@ -181,6 +182,10 @@ def _detail(scope: Scope, state: str, group: Any) -> str:
         return f" until {until}"
     if state == "open":
         return f" and {group.n_open} open"
+    if state == "few":
+        open_ones = f", {group.n_open} open" if group.n_open else ""
+        unjudged = f", {group.n_unjudged} without a reward" if group.n_unjudged else ""
+        return f", of which {group.n_good} may{open_ones}{unjudged}"
     if state == "unjudged":
         return f", {group.n_unjudged} without a reward"
     if state == "in quarantine":

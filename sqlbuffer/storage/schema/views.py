@@ -186,7 +186,10 @@ VIEWS = {
                 "integer",
                 "rows that were deleted because of another session",
             ),
-            "partial": ("integer", "rows that were deleted because their group stayed incomplete"),
+            "partial": (
+                "integer",
+                "rows that were deleted because their group stayed incomplete, or they came late",
+            ),
             "leased": ("integer", "rows that are leased now: see `v_leases`"),
             "quarantined": ("integer", "rows in quarantine"),
             "clock": ("integer", "the learner's iteration or model version"),

@@ -328,12 +328,14 @@ def test_the_verdict_of_the_highest_version_counts_and_all_are_kept(buffer):
     assert rewards == {"a": 1.0, "b": 2.0}
     assert [m for (m,) in run(buffer.url, "SELECT meta FROM v_episodes")] == [None, None]
     assert run(buffer.url, VERDICTS) == [
-        ("a", 0, 0.5), ("a", 3, 8.0), ("a", 7, 1.0), ("b", 7, 2.0),
+        ("a", 0, 0.5), ("a", 3, 8.0), ("a", 7, 1.0), ("b", 3, None), ("b", 7, 2.0),
     ]  # fmt: skip
     buffer.annotate_episode("b", reward=-1.0)
     buffer.annotate_episode("a", reward=4.0, version=7)
     assert {key: state[3] for key, state in states(buffer).items()} == {"a": 4.0, "b": -1.0}
-    assert run(buffer.url, VERDICTS)[2:] == [("a", 7, 4.0), ("b", 7, 2.0), ("b", 8, -1.0)]
+    assert run(buffer.url, VERDICTS)[2:] == [
+        ("a", 7, 4.0), ("b", 3, None), ("b", 7, 2.0), ("b", 8, -1.0),
+    ]  # fmt: skip
     with pytest.raises(ArgumentError, match="version"):
         buffer.annotate_episode("a", reward=1.0, version="new")
 
@@ -345,3 +347,46 @@ def test_an_episode_is_named_once_in_a_call(buffer):
     with pytest.raises(FieldError, match="is named twice"):
         buffer.end_episodes(["e", "e"], task_ids=["t", None])
     assert states(buffer)["e"] == ("open", None, None, None)
+
+
+def test_a_verdict_counts_over_the_reward_of_a_later_end(buffer):
+    writer = buffer.episode("t", episode_id="a")
+    writer.append(**step(buffer))
+    buffer.flush()
+    buffer.annotate_episode("a", reward=0.25, version=4)
+    writer.end(reward=0.5)
+    assert states(buffer)["a"][3] == 0.25
+    add(buffer, "b")
+    buffer.annotate_episode("b", reward=0.25)
+    assert buffer.end_episode("b", reward=0.5)
+    assert not buffer.end_episode("b", reward=0.5)
+    assert states(buffer)["b"][3] == 0.25
+
+
+def test_a_continued_episode_has_no_verdict_any_more(buffer):
+    writer = buffer.episode("t", episode_id="a")
+    writer.append(**step(buffer))
+    writer.abort()
+    buffer.annotate_episode("a", reward=0.25, version=4)
+    with buffer.episode("t", episode_id="a", resume=True) as writer:
+        writer.append(**step(buffer))
+    assert run(buffer.url, VERDICTS) == []
+    buffer.annotate_episode("a", reward=0.75, version=3)
+    assert states(buffer)["a"][3] == 0.75
+
+
+def test_values_have_versions_too(buffer):
+    add(buffer, "a", terminated=True)
+    buffer.annotate_episode("a", meta={"level": 9}, version=9)
+    buffer.annotate_episode("a", meta={"level": 3}, reward=1.0, version=3)
+    ((meta, reward),) = run(buffer.url, "SELECT meta, reward FROM v_episodes")
+    assert (str(meta).replace(" ", "").replace("'", '"'), reward) == ('{"level":9}', None)
+    assert run(buffer.url, VERDICTS) == [("a", 3, 1.0), ("a", 9, None)]
+    buffer.annotate_episode("a", reward=2.0, version=9)
+    assert states(buffer)["a"][3] == 2.0
+    for version in (0, -1):
+        with pytest.raises(ArgumentError, match="version"):
+            buffer.annotate_episode("a", reward=1.0, version=version)
+    buffer.annotate_episode("a", reward=3.0, version=2**63 - 1)
+    with pytest.raises(FieldError, match="has the highest version"):
+        buffer.annotate_episode("a", reward=4.0)

@@ -238,7 +238,7 @@ def test_exactly_as_many_rollouts_are_claimed_as_were_asked_for(opened):
     assert leased(buffer, **EXACTLY) == [["a", "b"]]
     assert leased(buffer, **EXACTLY, fails=True) == [["c", "d"]]
     assert leased(buffer, **{**EXACTLY, "order": "random"}) == [["c", "d"]]
-    with pytest.raises(InsufficientDataError, match=r"\('g': 1 and 1 open\)"):
+    with pytest.raises(InsufficientDataError, match=r"\('g': 1, of which 1 may, 1 open\)"):
         leased(buffer, **EXACTLY)
     for name, value in (("min_group_size", 2), ("group_by", "episode_id")):
         with pytest.raises(ArgumentError, match="group_size"):
@@ -338,3 +338,66 @@ def test_an_error_names_at_most_five_groups_and_what_each_lacks(opened):
     assert "7 with an open episode ('g0': 0 and 1 open, 'g1': 0 and 1 open" in message
     assert "'g4': 0 and 1 open, ...), 7 rollouts were aborted or abandoned ('g0': 1" in message
     assert "'g5'" not in message
+
+
+PARTIAL = {"on_partial": "drop", "group_timeout_s": 0.01}
+
+
+def test_an_exact_group_is_not_dropped_for_a_sibling_that_is_not_needed(opened):
+    buffer = opened()
+    for group in "gh":
+        for key in "ab":
+            roll(buffer, f"{key}{group}", group_id=group)
+        roll(buffer, f"o{group}", "open", group_id=group)
+    roll(buffer, "alone", group_id="i")
+    time.sleep(0.1)
+    assert leased(buffer, **EXACTLY, **PARTIAL) == [["ag", "bg"]]
+    assert leased(buffer, **EXACTLY, **PARTIAL) == [["ah", "bh"]]
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **EXACTLY, **PARTIAL)
+    assert len(buffer) == 0  # also those that were too few
+
+
+def test_an_exact_group_has_a_rollout_that_matches(opened):
+    buffer = opened()
+    for key in "abc":
+        roll(buffer, key, group_id="g")
+    buffer.annotate_episode("c", reward=9.0)
+    best = QueryBuilder().gte("episode_reward", 9.0).build()
+    assert leased(buffer, **EXACTLY, condition=best, fails=True) == [["a", "c"]]
+
+
+def test_surplus_rollouts_are_not_late(opened):
+    buffer = opened()
+    for key in "abcde":
+        roll(buffer, key, group_id="g")
+    late = {**EXACTLY, "on_late": "drop"}
+    assert leased(buffer, **late) == [["a", "b"]]
+    assert run(buffer.url, "SELECT late FROM v_groups") == [(0,)]
+    assert leased(buffer, **late) == [["c", "d"]]
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **late)
+    assert {row.exp_meta.episode_id for row in buffer} == {"e"}
+    with pytest.raises(ArgumentError, match="an episode has no siblings"):
+        buffer.lease(1, group_by="episode_id", on_late="drop")
+
+
+def test_only_siblings_of_what_was_leased_leave(opened):
+    buffer = opened()
+    roll(buffer, "a", group_id="g")
+    roll(buffer, "b", "abort", group_id="h")
+    alone = {"group_by": "episode_id", "min_group_size": None}
+    roll(buffer, "c", group_id="h")
+    assert leased(buffer, **alone, order="fifo") == [["a"]]
+    assert {row.exp_meta.episode_id for row in buffer} == {"b", "c"}
+    assert leased(buffer, min_group_size=1) == [["c"]]  # by task, whatever their groups are
+    assert len(buffer) == 0
+
+
+def test_the_queue_takes_any_version(opened):
+    buffer = opened(max_staleness=2)
+    with buffer.episode("p", episode_id="a", model_version=-(2**63)) as episode:
+        episode.append(**{"obs" if buffer.fields else "state": 0.0}, reward=1.0)
+    buffer.set_model_version(10)
+    ((reason,),) = run(buffer.url, "SELECT reason FROM v_queue")
+    assert reason.startswith("stale by 9")

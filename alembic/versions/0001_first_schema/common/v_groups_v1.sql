@@ -15,10 +15,10 @@ FROM (
             CASE WHEN c.incomplete = 0 THEN coalesce(c.own_reward, c.total) END AS reward,
             CASE WHEN c.is_unused AND c.incomplete = 0 AND EXISTS (
                 SELECT 1 FROM rollout_stats g JOIN episodes u ON u.id = g.episode_id
-                WHERE g.buffer_id = c.buffer_id AND g.group_id = c.group_id AND u.was_used
+                WHERE g.buffer_id = c.buffer_id AND g.group_id = c.group_id AND u.used_at < c.started_at
             ) THEN 1 ELSE 0 END AS late
         FROM (
-            SELECT s.buffer, s.task_id, s.steps, s.total, b.id AS buffer_id, p.reward AS own_reward,
+            SELECT s.buffer, s.task_id, s.steps, CASE WHEN p.status <> 'open' THEN p."return" ELSE s.total END AS total, b.id AS buffer_id, p.reward AS own_reward, p.started_at,
                 b.has_queue AND NOT p.was_used AS is_unused, coalesce(p.group_id, s.task_id) AS group_id,
                 CASE WHEN p.status = 'aborted' THEN 1
                     WHEN p.status = 'open' AND (SELECT e.status FROM episode_states e WHERE e.id = p.id) = 'abandoned' THEN 1

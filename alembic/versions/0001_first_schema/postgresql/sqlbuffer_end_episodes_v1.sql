@@ -9,7 +9,7 @@ DECLARE
     p record;
 BEGIN
     FOR p IN
-        SELECT e.id, e.status, e.attempt, e.writer, e.next_t, e.task_id, e.reward AS stored_reward, g.place, g.new_status, g.reward, g.final, g.its_attempt, g.its_writer
+        SELECT e.id, e.status, e.attempt, e.writer, e.next_t, e.task_id, e.reward AS stored_reward, e.verdicts IS NOT NULL AS is_judged, g.place, g.new_status, g.reward, g.final, g.its_attempt, g.its_writer
         FROM episodes e
         JOIN unnest(p_keys, p_tasks, p_statuses, p_rewards, p_finals, p_attempts, p_writers) WITH ORDINALITY
             AS g(key, task_id, new_status, reward, final, its_attempt, its_writer, place) ON g.key = e.key AND g.task_id = e.task_id
@@ -22,7 +22,7 @@ BEGIN
             RETURN;
         END IF;
         IF p.status <> 'open' THEN
-            IF p.status <> p.new_status OR (p.reward IS NOT NULL AND p.reward IS DISTINCT FROM p.stored_reward) THEN
+            IF p.status <> p.new_status OR (p.reward IS NOT NULL AND NOT p.is_judged AND p.reward IS DISTINCT FROM p.stored_reward) THEN
                 ended_place := p.place;
                 ended_status := p.status;
                 RETURN;
@@ -30,7 +30,7 @@ BEGIN
             CONTINUE;
         END IF;
         UPDATE episodes e
-        SET status = p.new_status, reward = coalesce(p.reward, e.reward), final_arrays = coalesce(p.final, e.final_arrays), is_implied = false, ended_at = now(),
+        SET status = p.new_status, reward = CASE WHEN e.verdicts IS NULL THEN coalesce(p.reward, e.reward) ELSE e.reward END, final_arrays = coalesce(p.final, e.final_arrays), is_implied = false, ended_at = now(),
             "return" = r."return", first_seq = r.first_seq, last_seq = r.last_seq,
             length = CASE WHEN p.next_t > 0 THEN p.next_t ELSE coalesce(
                 (SELECT max(x.t) + 1 FROM experiences x WHERE x.buffer_id = p_buffer_id AND x.episode_id = p.id), r.length, 0) END

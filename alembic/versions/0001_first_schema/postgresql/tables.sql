@@ -69,7 +69,7 @@ COMMENT ON COLUMN buffers.is_deleting IS 'true while the library deletes rows an
 COMMENT ON COLUMN buffers.n_expired IS 'rows that left because of their age';
 COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_use';
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
-COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete';
+COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete, or they came late';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
 COMMENT ON COLUMN buffers.config IS 'all settings; SQL reads those that are columns too';
 COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
@@ -317,6 +317,7 @@ CREATE TABLE episodes (
     writer UUID,
     writers JSONB,
     verdicts JSONB,
+    used_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_episodes PRIMARY KEY (id),
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, key, task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
@@ -349,6 +350,7 @@ COMMENT ON COLUMN episodes.attempt IS '0: steps arrive without a writer; else th
 COMMENT ON COLUMN episodes.writer IS 'random id of that writer';
 COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the seq after which its steps begin';
 COMMENT ON COLUMN episodes.verdicts IS 'rewards that annotate_episode gave it: version, reward and time';
+COMMENT ON COLUMN episodes.used_at IS 'when the first such lease was acknowledged';
 
 CREATE TABLE sessions (
     id SERIAL NOT NULL,

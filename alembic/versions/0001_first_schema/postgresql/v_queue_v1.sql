@@ -29,9 +29,9 @@ FROM (
                 sum(q.n_uses) AS uses, min(q.inserted_at) AS first_at, max(q.inserted_at) AS last_at,
                 count(*) FILTER (WHERE b.has_quarantine AND EXISTS (SELECT 1 FROM quarantine x WHERE x.buffer_id = q.buffer_id AND x.seq = q.seq)) AS n_quarantined,
                 CASE WHEN max(b.config -> 'sampling' ->> 'staleness_of') IS DISTINCT FROM 'newest'
-                        OR max(q.model_version) < max(b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint)
-                    THEN count(*) FILTER (WHERE q.model_version < b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint) ELSE 0 END AS n_stale,
-                max(b.clock - (b.config -> 'sampling' ->> 'max_staleness')::bigint) AS oldest_version, min(q.model_version) AS least_version
+                        OR max(q.model_version) < max(b.clock::numeric - (b.config -> 'sampling' ->> 'max_staleness')::numeric)
+                    THEN count(*) FILTER (WHERE q.model_version < b.clock::numeric - (b.config -> 'sampling' ->> 'max_staleness')::numeric) ELSE 0 END AS n_stale,
+                max(b.clock::numeric - (b.config -> 'sampling' ->> 'max_staleness')::numeric) AS oldest_version, min(q.model_version) AS least_version
             FROM v_windows w
             JOIN buffers b ON b.id = w.buffer_id
             JOIN queue_items q ON q.buffer_id = w.buffer_id AND q.seq > w.low_seq AND NOT q.used_up

@@ -202,6 +202,7 @@ CREATE TABLE episodes (
     writer TEXT,
     writers TEXT,
     verdicts TEXT,
+    used_at TEXT,
     CONSTRAINT uq_episodes_buffer_id_key_task_id UNIQUE (buffer_id, "key", task_id),
     CONSTRAINT ck_episodes_status_known CHECK (status IN ('open', 'complete', 'aborted'))
 );
