@@ -20,6 +20,7 @@ from sqlalchemy import (
     Integer,
     Table,
     bindparam,
+    case,
     delete,
     false,
     func,
@@ -286,7 +287,12 @@ _REMOVE = (
     .where(_IS_ONE)
     .values(length=_own.length - bindparam("n", type_=BigInteger()))
 )
-_REMOVE_ALL = _REMOVE.values({"return": _CHANGED})
+_IS_OPEN = text(
+    "NOT EXISTS (SELECT 1 FROM episodes p WHERE p.id = rollout_stats.episode_id "
+    "AND p.status <> 'open')"
+)
+# An episode that has ended keeps its return, as in `episodes`.
+_REMOVE_ALL = _REMOVE.values({"return": case((_IS_OPEN, _CHANGED), else_=_own["return"])})
 _LEAVE = delete(rollout_stats).where(_IS_ONE, _own.length <= 0)
 _FORGET = delete(rollout_stats).where(_IS_ONE)
 # Sums over the held steps; steps of earlier rollouts that have left are unknown here.
@@ -326,7 +332,7 @@ def change_returns(
 def remove_steps(
     connection: Connection, buffer_id: int, removed: Mapping[Rollout, tuple[int, float | None]]
 ) -> None:
-    """Subtract steps that a user deletes from their rollouts.
+    """Subtract steps that a user deletes from their rollouts; ended episodes keep their returns.
 
     Args:
         connection: The transaction.

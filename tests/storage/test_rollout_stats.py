@@ -203,6 +203,24 @@ def test_deletes_take_steps_out_of_their_rollouts(buffer_url, buffer):
     assert run(buffer_url, GROUPS, id=id_) == [near(row) for row in groups]
 
 
+def test_a_deleted_step_changes_no_return_of_an_ended_episode(buffer_url, buffer):
+    for key, ends in (("ended", True), ("open", False)):
+        values = [{"obs": i} if buffer.fields else {"state": i} for i in range(3)]
+        for i, value in enumerate(values):
+            end = {"terminated": True} if ends and i == 2 else {}
+            buffer.add(task_id=key, episode_id=key, reward=1.0, **value, **end)
+    buffer.flush()
+    buffer.delete([1, 4])
+    returns = dict(run(buffer_url, 'SELECT task_id, "return" FROM rollout_stats'))
+    assert returns == {"ended": 3.0, "open": 2.0}
+    assert dict(run(buffer_url, "SELECT task_id, return_mean FROM v_groups")) == returns
+    assert run(buffer_url, "SELECT episode_reward FROM v_episodes WHERE status = 'complete'") == [
+        (3.0,)
+    ]
+    buffer.delete([2, 3])
+    assert dict(run(buffer_url, 'SELECT task_id, "return" FROM rollout_stats')) == {"open": 2.0}
+
+
 def test_a_cleared_buffer_has_no_rollouts(buffer_url, buffer):
     write(buffer, "t", "e1", [1.0, 2.0])
     buffer.clear()
