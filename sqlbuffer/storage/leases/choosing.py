@@ -500,6 +500,7 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
     if request.drops_late:
         late |= (group.is_after == 1) & (group.n_open == 0) & (group.n_leased == 0)
         is_whole &= group.is_after == 0
+        is_partial &= group.is_after == 0
     may_go = is_whole & is_good
     if not request.drops and request.group_timeout_s is not None:
         may_go |= is_partial
@@ -633,14 +634,18 @@ def _is_after(part: Any, oldest_at: Any, request: ClaimRequest) -> Any:
 def _is_good(parts: Any, request: ClaimRequest) -> Any:
     """Return the expression for a rollout that may be claimed."""
     part = parts.c
-    has_lost_steps = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
-    has_ended = (episodes.c.status != "open") & (part.n >= episodes.c.length) & ~has_lost_steps
+    is_cut = episodes.c.first_seq <= bindparam(LOW, type_=BigInteger())
+    has_ended: Any = episodes.c.status != "open"
+    if request.includes_incomplete:
+        has_ended |= _IS_OPEN == 0
+    # Both are unknown of an open episode.
+    has_all = (part.n >= func.coalesce(episodes.c.length, 0)) & ~func.coalesce(is_cut, false())
+    is_whole = has_ended & has_all
     is_allowed = (part.n_ineligible == 0) & (part.every == 1)
-    return (
-        is_allowed & (_is_unjudged(parts, request) == 0) & (part.episode_id.is_(None) | has_ended)
-    )
+    return is_allowed & (_is_unjudged(parts, request) == 0) & (part.episode_id.is_(None) | is_whole)
 
 
+@remembered
 def good_rollouts(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the rollouts of named groups that may be claimed, in the order in which they are: the
     group, the number of the episode and the first row.

@@ -401,3 +401,24 @@ def test_the_queue_takes_any_version(opened):
     buffer.set_model_version(10)
     ((reason,),) = run(buffer.url, "SELECT reason FROM v_queue")
     assert reason.startswith("stale by 9")
+
+
+def test_late_rollouts_are_not_handed_out_after_a_time_out_either(opened):
+    buffer = opened()
+    for key in "abc":
+        roll(buffer, key, group_id="g")
+    late = {**BY_GROUP, "on_late": "drop", "group_timeout_s": 0.01}
+    assert leased(buffer, **late) == [["a", "b", "c"]]
+    roll(buffer, "d", group_id="g")
+    time.sleep(0.1)
+    with pytest.raises(InsufficientDataError):
+        leased(buffer, **late)
+    assert len(buffer) == 0
+
+
+def test_incomplete_rollouts_are_among_those_of_an_exact_group_on_request(opened):
+    buffer = opened(open_timeout_s=0.05)
+    roll(buffer, "a", "open", group_id="g")
+    roll(buffer, "b", "abort", group_id="g")
+    time.sleep(0.1)
+    assert leased(buffer, **EXACTLY, incomplete="include") == [["a", "b"]]
