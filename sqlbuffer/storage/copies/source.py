@@ -494,12 +494,7 @@ def chunk_columns(
         name: columns[name]
         for name in ("first_seq", "task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
-    for place, name in enumerate(("episode_id", "group_id")):
-        shared[name] = [
-            None if id_ is None else episode_names[id_][place] for id_ in columns["episode_id"]
-        ]
-    shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
-    shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
+    shared |= _shared_names(columns, episode_names, session_keys)
     batch = ColumnBatch(
         seq, steps.run_of, shared, {"id": steps.ids(), "step": steps.steps(), "t": steps.ts()}
     )
@@ -702,6 +697,21 @@ def _episode_names(
     return names
 
 
+def _shared_names(
+    columns: Mapping[str, Sequence[Any]],
+    episode_names: Mapping[int, tuple[str, str | None]],
+    session_keys: Mapping[int, str],
+) -> dict[str, list[Any]]:
+    """Return the ids of users and the times, by columns of rows or chunks."""
+    names = [(None, None) if id_ is None else episode_names[id_] for id_ in columns["episode_id"]]
+    return {
+        "episode_id": [key for key, _ in names],
+        "group_id": [group_id for _, group_id in names],
+        "session_id": list(map(session_keys.get, columns["session_id"])),
+        "inserted_at": list(map(utc_time, columns["inserted_at"])),
+    }
+
+
 def row_columns(
     layout: Layout,
     tables: Mapping[str, TableRows],
@@ -716,12 +726,7 @@ def row_columns(
         for name in ("task_id", "task_name", "agent_id", "pre_agent", "model_version")
     }
     shared["first_seq"] = columns["seq"]
-    for place, name in enumerate(("episode_id", "group_id")):
-        shared[name] = [
-            None if id_ is None else episode_names[id_][place] for id_ in columns["episode_id"]
-        ]
-    shared["session_id"] = list(map(session_keys.get, columns["session_id"]))
-    shared["inserted_at"] = list(map(utc_time, columns["inserted_at"]))
+    shared |= _shared_names(columns, episode_names, session_keys)
     batch = ColumnBatch(np.array(columns["seq"], np.int64), np.arange(n), shared, {})
     for name in ("t", "step"):
         batch.own[name] = np.array([-1 if v is None else v for v in columns[name]], np.int64)
