@@ -393,9 +393,8 @@ class ReplayBuffer:
             **fields: `state`, `actions` (or `action`), `reward`, `adv_t`, `v_t`, `messages`,
                 `terminated`, `truncated`, `extra`, `task_id`, `task_name`, `agent_id`, `step`,
                 `execute_time`, `pre_agent`, `episode_id`, `group_id`, `model_version`, `session_id`
-                and `id`;
-                `priority` as in `store_batch`; and the typed fields that the buffer declares. A
-                typed field is required unless it has a default.
+                and `id`; `priority` as in `store_batch`; and the typed fields that the buffer
+                declares. A typed field is required unless it has a default.
 
         Raises:
             FieldError: A field is unknown or missing, or a value cannot be stored; nothing is
@@ -1257,12 +1256,13 @@ class ReplayBuffer:
                 `group_id` leases the episodes that were given the same one, such as those of one
                 prompt in one epoch; those without one are grouped by task. `episode_id` leases
                 whole episodes that have ended.
-            min_group_size: Number of rollouts that make a task complete; 1 by default. Complete
-                episodes count, and so do rows without an episode. A task with an open episode is
+            min_group_size: Number of rollouts that make a group complete; 1 by default. Complete
+                episodes count, and so do rows without an episode. A group with an open episode is
                 not complete.
-            group_size: Claim exactly this number of rollouts of each group, the oldest ones that
-                have ended and that no limit excludes; the others stay in the queue. Then open
-                siblings hold up no group.
+            group_size: Claim exactly this number of rollouts of each group, of those that have
+                ended and that no limit excludes: those with a row that matches the condition come
+                first, and then the oldest. The others stay in the queue, and open siblings hold up
+                no group.
             group_timeout_s: Seconds to wait after the newest row of an incomplete group; unlimited
                 by default.
             on_partial: Treatment of the group after that time: `use` leases it as it is, `drop`

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from sqlbuffer import QueryBuilder, QueryFilter, ReplayBuffer
-from sqlbuffer.errors import ConditionError
+from sqlbuffer.errors import ConditionError, InsufficientDataError
 from sqlbuffer.orm import Experience, engine, to_sqlalchemy
 from sqlbuffer.steps import DataRow, ExpMeta
 from sqlbuffer.steps import Experience as StepData
@@ -134,7 +134,7 @@ def test_a_mirror_learns_of_later_verdicts(buffer_url):
                 for _ in range(300):  # more than a chunk
                     writer.append(obs=0.0)
         buffer.flush()
-        with pytest.raises(Exception, match="match"):
+        with pytest.raises(InsufficientDataError, match="match"):
             mirror.sample_arrays(4, condition=good)
         buffer.annotate_episode("b", reward=1.0)
         batch = mirror.sample_arrays(500, condition=good)

@@ -114,4 +114,4 @@ def test_refilled_groups_are_used_once_each_and_whole(schema_url, tmp_path, layo
     assert len(counted) == N_GROUPS
     assert scalar(schema_url, "SELECT count(DISTINCT seq) FROM counted") == N_GROUPS * SIZE * LENGTH
     # One rollout of each group came after the others, or was not needed.
-    assert scalar(schema_url, "SELECT count(*) FROM experiences") in range(N_GROUPS * LENGTH + 1)
+    assert scalar(schema_url, "SELECT count(*) FROM v_experiences") in range(N_GROUPS * LENGTH + 1)
