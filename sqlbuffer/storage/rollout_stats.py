@@ -72,7 +72,7 @@ group_changes = Table(
         "n_rollouts",
         Integer,
         nullable=False,
-        comment="1: an episode is new; -1: an episode has left",
+        comment="1: an episode counts from now on; -1: no longer; 0: its reward changed",
     ),
     Column("was", Double, comment="its reward before; null if it had none"),
     Column("now", Double, comment="its reward now; null if it has none"),

@@ -1,4 +1,4 @@
--- Adds returns to groups and subtracts others: Chan's formula for count, mean and sum of squares of
+-- Adds rewards to groups and subtracts others: Chan's formula for count, mean and sum of squares of
 -- two sets. Rewards that are infinite, or that would overflow when squared, are not counted. A group
 -- with a rollout without such a reward has no spread. The caller is the only transaction that changes
 -- groups of the buffer. Group by group: in one statement, planners without statistics compare each

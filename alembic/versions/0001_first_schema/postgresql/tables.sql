@@ -765,7 +765,7 @@ CREATE INDEX ix_group_changes_buffer_id_group_id ON group_changes (buffer_id, gr
 COMMENT ON COLUMN group_changes.id IS 'key of the change';
 COMMENT ON COLUMN group_changes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_changes.group_id IS 'the group';
-COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode is new; -1: an episode has left';
+COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode counts from now on; -1: no longer; 0: its reward changed';
 COMMENT ON COLUMN group_changes.was IS 'its reward before; null if it had none';
 COMMENT ON COLUMN group_changes.now IS 'its reward now; null if it has none';
 
