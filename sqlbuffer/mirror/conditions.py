@@ -25,6 +25,18 @@ Integers = NDArray[np.int64]
 Column = NumberColumn | TextColumn
 
 
+def check_no_abandoned(node: Node) -> None:
+    """Raise ConditionError if a condition tells open episodes from abandoned ones."""
+    if not isinstance(node, Leaf):
+        for part in node.parts:
+            check_no_abandoned(part)
+    elif node.field.column == "status" and not _names_ends(node):
+        raise ConditionError(
+            f"a mirror does not know which open episodes are abandoned ({node.field.name!r}); draw "
+            f"by this condition from the buffer itself"
+        )
+
+
 def check_in_memory(node: Node, kept: Collection[str]) -> None:
     """Raise ConditionError if a condition uses a field that is not in memory.
 
@@ -41,11 +53,7 @@ def check_in_memory(node: Node, kept: Collection[str]) -> None:
         raise ConditionError(
             f"the mirror was opened without field {field.name!r}; add it to fields=[...]"
         )
-    if field.column == "status" and not _names_ends(node):
-        raise ConditionError(
-            f"a mirror does not know which open episodes are abandoned ({field.name!r}); draw "
-            f"by this condition from the buffer itself"
-        )
+    check_no_abandoned(node)
     if field.column != DECLARED and field.column not in _COLUMNS and not field.is_of_episode:
         raise _refused(f"{field.name!r} is not in the memory of a mirror")
     lists_null = node.op == "in" and not isinstance(node.value, str) and None in node.value

@@ -13,7 +13,6 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.batches.step_table import NONE
 from sqlbuffer.display import shown_size
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import (
@@ -152,8 +151,7 @@ class Filling:
         """
         if news.is_start:
             memory = self.new_memory(news.count_steps())
-        # A reward that was given late changes the return of its episode.
-        episodes = _episodes_of(memory, news.labelled)
+        episodes = {id_ for id_ in news.judged if memory.has_episode(id_)}
         sessions: set[int] = set()
         pages: list[list[ChunkRow]] = []
         for page in news.chunks(memory):
@@ -255,12 +253,6 @@ def _read_priorities(
     slots, is_live = live_slots(memory, seqs)
     is_taken = is_live & ~priorities.is_own[slots]
     priorities.set(slots[is_taken], values[is_taken], memory.is_drawable)
-
-
-def _episodes_of(memory: StepMemory, seqs: Sequence[int]) -> set[int]:
-    """Return the keys in the database of the episodes that steps in memory belong to."""
-    slots = memory.blocks.slots_of(np.asarray(seqs, np.int64))
-    return memory.episodes.ids(memory.links["episode"][slots[slots != NONE]])
 
 
 def _fewer_fields(layout: Layout) -> str:

@@ -9,10 +9,11 @@ from sqlbuffer.arguments import Condition
 from sqlbuffer.batches.forms import checked_step_names
 from sqlbuffer.checks import checked_duration, checked_integer
 from sqlbuffer.encoding.packing import Layout
-from sqlbuffer.errors import ConditionError, StorageError, StorageUnreachableError
+from sqlbuffer.errors import StorageError, StorageUnreachableError
 from sqlbuffer.fields import Fields
+from sqlbuffer.mirror.conditions import check_no_abandoned
 from sqlbuffer.mirror.memory.records import kept_layout
-from sqlbuffer.query.tree import EVERYTHING, Node, check, facts_of_episodes
+from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.buffers.hanging import HangingWriter
 from sqlbuffer.storage.following.feed import backlog_of
 from sqlbuffer.storage.following.state import BufferState
@@ -108,17 +109,11 @@ class MirrorSettings:
 
         Raises:
             ArgumentError: A number of another kind.
-            ConditionError: The condition is malformed, or names a fact of episodes that changes.
+            ConditionError: The condition is malformed, or asks for open or abandoned episodes.
             FieldError: A field is unknown.
         """
         node = check(condition, store.info.config.fields.comparable)
-        for fact in facts_of_episodes(node):
-            if fact.column != "group_id":
-                raise ConditionError(
-                    f"{fact.name!r} changes while a mirror follows, which would have to read old "
-                    f"steps again; open the mirror without this condition, and draw by it: "
-                    f"mirror.sample_arrays(.., condition=...)"
-                )
+        check_no_abandoned(node)
         config = store.info.config
         names, _ = checked_step_names(config.fields, fields, "steps")
         kept = config.fields.model_copy(

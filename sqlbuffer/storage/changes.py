@@ -51,7 +51,7 @@ change_log = Table(
         "kind",
         Text,
         nullable=False,
-        comment="deleted, quarantined (or released), labelled, replaced, or priorities",
+        comment="deleted, quarantined (or released), labelled, replaced, priorities, or episodes",
     ),
     transaction_id(),
     Column("origin", UUID, comment="random id of the opener that wrote it; null: plain SQL"),
@@ -62,9 +62,15 @@ change_log = Table(
         server_default=utc_now(),
         comment="when the entry was written",
     ),
-    Column("seqs", SEQS, comment="the rows; null: any, plain SQL deleted some (PostgreSQL)"),
+    Column(
+        "seqs",
+        SEQS,
+        comment=(
+            "the rows; null: any, plain SQL deleted some (PostgreSQL); of kind episodes: their keys"
+        ),
+    ),
     CheckConstraint(
-        "kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities')",
+        "kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities', 'episodes')",
         name="kind_known",
     ),
     info={"learner_may": "INSERT", "is_vacuumed": True},
@@ -153,7 +159,7 @@ def _postgresql_is_trimmed(connection: Connection, buffer_id: int, position: str
     return row is not None and bool(row[0])
 
 
-Kind = Literal["deleted", "quarantined", "labelled", "replaced"]
+Kind = Literal["deleted", "quarantined", "labelled", "replaced", "episodes"]
 
 # Maximum number of rows that an entry names.
 ROWS_AN_ENTRY = 10_000
@@ -184,13 +190,14 @@ def log_change(
     seqs: Sequence[int],
     origin: str | None = None,
 ) -> None:
-    """Log that rows were changed, in the transaction that changes them.
+    """Log that rows, or episodes, were changed, in the transaction that changes them.
 
     Args:
         connection: The transaction.
         buffer_id: The buffer.
         kind: Kind of change. Releases from quarantine are "quarantined" as well.
-        seqs: The rows; may contain rows that the buffer does not hold.
+        seqs: The rows; may contain rows that the buffer does not hold. Of kind "episodes": the keys
+            of episodes.
         origin: The opener that changes them; see `OpenBuffer.origin`.
     """
     for start in range(0, len(seqs), ROWS_AN_ENTRY):

@@ -68,8 +68,8 @@ _STORED = (
     select(
         episodes.c.id, episodes.c.key, episodes.c.task_id, episodes.c.status,
         episodes.c.is_implied, episodes.c.reward, cast(episodes.c.meta, Text()).label("meta"),
-        episodes.c.final_arrays, of_rollout("last_seq").label("last_seq"),
-        cast(episodes.c.verdicts, Text()).label("verdicts"), episodes.c.ended_at,
+        episodes.c.final_arrays, cast(episodes.c.verdicts, Text()).label("verdicts"),
+        episodes.c.ended_at,
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -217,7 +217,6 @@ def _change(
         for episode in connection.execute(_STORED, parameters):
             by_key.setdefault(episode.key, {})[episode.task_id] = episode
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        last_seqs: list[int] = []
         for change in changes:
             episode = _named(by_key.get(change.key, {}), change)
             if episode is None and must_exist:
@@ -237,12 +236,11 @@ def _change(
                 **of_all,
                 **({} if more_of is None else more_of(episode, change)),
             }
-            if episode.last_seq is not None:
-                last_seqs.append(episode.last_seq)
         if rows:
             # In the order in which annotations of steps change the sums of rollouts.
             connection.execute(statement, [rows[name] for name in sorted(rows)])
-            log_change(connection, buffer.info.id, "labelled", last_seqs, buffer.origin)
+            ids = [id_ for _, id_ in sorted(rows)]
+            log_change(connection, buffer.info.id, "episodes", ids, buffer.origin)
         return len(rows)
 
     return buffer.write(work) if changes else 0
@@ -399,8 +397,7 @@ def _taken(
             "of_writers": orjson.dumps(writers).decode(),
         }
         connection.execute(_TAKE, values)
-        seqs = [] if stored.last_seq is None else [stored.last_seq]
-        log_change(connection, buffer.info.id, "labelled", seqs, buffer.origin)
+        log_change(connection, buffer.info.id, "episodes", [stored.id], buffer.origin)
     return Continued(replace(beginning, attempt=attempt), n_steps, stored.total)
 
 

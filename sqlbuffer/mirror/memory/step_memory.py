@@ -240,9 +240,12 @@ class StepMemory:
         """Return whether steps of an episode are in memory."""
         return self.episodes.find(id_) != NONE
 
-    def has_step(self, seq: int) -> bool:
-        """Return whether a step is in memory."""
-        return len(self._known([seq])) > 0
+    def missing(self, seqs: Sequence[int]) -> list[int]:
+        """Return those of some steps that are not in memory."""
+        numbers = np.asarray(seqs, np.int64)
+        held, _ = self._slots_of_those(numbers)
+        missing: list[int] = np.delete(numbers, held).tolist()
+        return missing
 
     def grow(self, n_slots: int) -> None:
         """Make room for more steps; copies everything."""

@@ -378,10 +378,6 @@ class EpisodeTable:
         """Return the number of an episode, -1 if no step of it is in memory."""
         return self._numbers.get(id_, NONE)
 
-    def ids(self, numbers: Integers) -> set[int]:
-        """Return the keys in the database of episodes by their numbers."""
-        return {self._ids[number] for number in np.unique(numbers).tolist() if number != NONE}
-
     def _next(self) -> int:
         if not self._free:
             n = len(self.status)

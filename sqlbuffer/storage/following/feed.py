@@ -8,7 +8,7 @@ connection that is kept open, and a fork would wait for it.
 
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Integer, bindparam, literal, select
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
 from sqlbuffer.errors import StorageReadOnlyError
-from sqlbuffer.query.tree import EVERYTHING, Node
+from sqlbuffer.query.tree import EVERYTHING, Node, facts_of_episodes
 from sqlbuffer.storage.buffers.hanging import (
     HangingWriter,
     postgresql_hanging_writers,
@@ -33,6 +33,7 @@ from sqlbuffer.storage.database.errors import ONCE_MORE_S, retried, translated
 from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.database.urls import is_memory, sqlite_path
 from sqlbuffer.storage.dialects import by_database
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.following import postgresql, sqlite
 from sqlbuffer.storage.following.state import (
     MOST_CHUNKS,
@@ -50,7 +51,7 @@ from sqlbuffer.storage.priorities.draws import UPDATED, arrays
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import BUFFER_ID, LOW
-from sqlbuffer.storage.schema.expressions import SeqList
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of
 
 # Some file systems store the time of a change in steps of two seconds.
 COARSEST_NS = 2_500_000_000
@@ -136,8 +137,8 @@ class KeptSteps(Protocol):
     def has_episode(self, id_: int) -> bool:
         """Return True if it has steps of an episode, by its key."""
 
-    def has_step(self, seq: int) -> bool:
-        """Return True if it has a step."""
+    def missing(self, seqs: Sequence[int]) -> list[int]:
+        """Return those of some steps that it does not have."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ class Selection:
         new: All new chunks, also those that are not read.
         unmatched: Steps that were changed and do not match.
         older: Steps of older chunks to read, whose later changes must be read too.
+        open_episodes: Episodes that may match when they end, if the condition names their facts.
     """
 
     firsts: Sequence[int]
@@ -159,6 +161,7 @@ class Selection:
     new: Sequence[ChunkSpan]
     unmatched: Sequence[int] = ()
     older: Sequence[int] = ()
+    open_episodes: frozenset[int] = frozenset()
 
 
 class SelectedSteps:
@@ -174,6 +177,8 @@ class SelectedSteps:
     def __init__(self, buffer_id: int, node: Node, steps: StepLayout, database: Any) -> None:
         self._buffer_id, self._node, self._database = buffer_id, node, database
         self._steps, self._table = steps, steps.of(buffer_id)
+        # Those of an episode that begins with its group stay what they are.
+        self._has_facts = any(fact.column != "group_id" for fact in facts_of_episodes(node))
 
     def at_start(self, connection: Connection, now: BufferState) -> Selection:
         """Return the steps to take of a whole buffer."""
@@ -186,7 +191,13 @@ class SelectedSteps:
         episodes = _episodes(hits)
         kept = {span.first_seq for span in hits}
         spans = [s for s in new if s.first_seq in kept or s.episode_id in episodes]
-        return Selection([s.first_seq for s in spans], _n_steps(spans), matching.tolist(), new)
+        return Selection(
+            [span.first_seq for span in spans],
+            _n_steps(spans),
+            matching.tolist(),
+            new,
+            open_episodes=self._open_among(connection, _episodes(new)),
+        )
 
     def at_look(
         self,
@@ -194,6 +205,8 @@ class SelectedSteps:
         before: BufferState,
         now: BufferState,
         changed: Sequence[int],
+        judged: Collection[int],
+        were_open: Collection[int],
         held: KeptSteps,
     ) -> Selection:
         """Return the steps to take of the changes.
@@ -203,26 +216,33 @@ class SelectedSteps:
             before: The state that was read last.
             now: The state to read.
             changed: Steps that were changed since.
+            judged: Episodes that a call changed since, by their keys.
+            were_open: Episodes that were open at the last look; see `Selection`.
             held: Steps that the follower has.
         """
         database, buffer_id = self._database, self._buffer_id
         new_spans = _left(database.new_spans(connection, buffer_id, before, now), now)
         firsts = {span.first_seq for span in new_spans}
+        are_open: frozenset[int] = frozenset()
+        if self._has_facts:
+            known = _episodes(new_spans).union(judged, were_open)
+            are_open = self._open_among(connection, known)
+            # An open episode has no facts but those that a call gives it.
+            ended = sorted(known.difference(are_open.intersection(were_open)).union(judged))
+            spans = _left(database.episode_spans(connection, buffer_id, ended), now)
+            changed = sorted({*changed, *_seqs(spans)})
         # Apart, because changed steps may be far from new ones.
         matching = self._matching(connection, now, _seqs(new_spans))
         matching |= self._matching(connection, now, changed)
-        missed = [seq for seq in changed if seq in matching and not held.has_step(seq)]
+        missed = held.missing([seq for seq in changed if seq in matching])
         other_spans = database.step_spans(connection, buffer_id, missed) if missed else []
         hits = _with_any([*new_spans, *other_spans], np.sort(np.array(list(matching), np.int64)))
         episodes = _episodes(hits)
         unknown = [id_ for id_ in sorted(episodes) if not held.has_episode(id_)]
         if unknown:
             other_spans = [*other_spans, *database.episode_spans(connection, buffer_id, unknown)]
-        older = {
-            span.first_seq: span
-            for span in _left(other_spans, now)
-            if span.first_seq not in firsts and not held.has_step(span.first_seq)
-        }
+        older = {s.first_seq: s for s in _left(other_spans, now) if s.first_seq not in firsts}
+        older = {first: older[first] for first in held.missing(list(older))}
         older_seqs = _seqs(older.values())
         matching |= self._matching(connection, now, older_seqs)
         hit = {span.first_seq for span in hits}
@@ -241,6 +261,18 @@ class SelectedSteps:
             new_spans,
             sorted(set(changed).difference(matching)),
             older_seqs,
+            are_open,
+        )
+
+    def _open_among(self, connection: Connection, ids: Iterable[int]) -> frozenset[int]:
+        """Return which episodes are open, by their keys; none if the condition has no facts."""
+        listed = sorted(ids) if self._has_facts else []
+        if not listed:
+            return frozenset()
+        is_named = is_number_of(episodes.c.id, bindparam(None, listed, SeqList(), unique=True))
+        is_open = (episodes.c.buffer_id == self._buffer_id) & (episodes.c.status == "open")
+        return frozenset(
+            connection.execute(select(episodes.c.id).where(is_named, is_open)).scalars()
         )
 
     def _matching(self, connection: Connection, now: BufferState, seqs: Iterable[int]) -> set[int]:
@@ -312,6 +344,7 @@ class News:
         is_start: The buffer is read from the start: earlier knowledge is no longer valid.
         marks: What became of steps after they were stored, as it is now.
         labelled: Steps that were labelled since; some may have been deleted again.
+        judged: Episodes that a call changed since, also by a later reward of a step.
         released: Steps that are no longer in quarantine.
         selection: Steps that meet the condition of the follower; None if it has no condition.
         priorities: Steps whose priorities were set, with the priorities, if the buffer keeps them.
@@ -328,6 +361,7 @@ class News:
         self._connection, self._buffer_id, self._before = connection, buffer_id, before
         self._selected = selected
         self.labelled: Sequence[int] = ()
+        self.judged: Collection[int] = ()
         self.selection: Selection | None = None
         self.state, self.is_start = now, before is None
         self.read: list[tuple[int, int, str]] = []
@@ -350,6 +384,7 @@ class News:
         for entry in entries:
             changed.setdefault(entry.kind, set()).update(entry.seqs or ())
         self.marks.deleted = sorted(changed.get("deleted", ()))
+        self.judged = changed.get("episodes", ())
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
             self.labelled = sorted(labelled)
@@ -440,7 +475,9 @@ class News:
         connection, now = self._connection, self.state
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
-        selection = selected.at_look(connection, self._before, now, self.labelled, kept)
+        selection = selected.at_look(
+            connection, self._before, now, self.labelled, self.judged, self.open_episodes, kept
+        )
         self.selection = selection
         if selection.older and self._reads_priorities:
             self._read_priorities_of(selection.older)
@@ -451,6 +488,8 @@ class News:
         episode_ids = sorted(self.open_episodes.union(new_ids))
         states = _read_episodes(self._connection, episode_ids) if episode_ids else []
         self.open_episodes = {episode.id for episode in states if episode.status == "open"}
+        if self.selection is not None:
+            self.open_episodes |= self.selection.open_episodes
         return states
 
     def session_keys(self, numbers: Sequence[int]) -> list[tuple[int, str]]:

@@ -503,6 +503,8 @@ class Labelling:
             rows += [{"of_episode": id_, "change": math.fsum(of_episodes[id_])} for id_ in ids]
         if rows:
             connection.execute(_RETURN, rows)
+            changed = [row["of_episode"] for row in rows]
+            log_change(connection, self.buffer.info.id, "episodes", changed, self.buffer.origin)
         change_returns(connection, self.buffer.info.id, changes)
 
 

@@ -2,13 +2,20 @@
 
 import math
 import random
+from contextlib import ExitStack, suppress
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from sqlbuffer import QueryBuilder, QueryFilter, ReplayBuffer
-from sqlbuffer.errors import ConditionError, InsufficientDataError
+from sqlbuffer.errors import (
+    ConditionError,
+    EpisodeEndedError,
+    EpisodeNotFoundError,
+    EpisodeTakenError,
+    InsufficientDataError,
+)
 from sqlbuffer.orm import Experience, engine, to_sqlalchemy
 from sqlbuffer.steps import DataRow, ExpMeta
 from sqlbuffer.steps import Experience as StepData
@@ -145,6 +152,68 @@ def test_a_mirror_learns_of_later_verdicts(buffer_url):
         assert mirror.sample_arrays(50, condition=good).info["seq"].max() <= 300
 
 
+def change(buffer, chooser, writers):
+    """Let something happen to one of six episodes: a step, an end, a verdict, another writer."""
+    key, what = f"e{chooser.randrange(6)}", chooser.random()
+    reward = chooser.choice([0.0, 1.0, 2.0])
+    writer = writers.pop(key, None) if what < 0.7 else None
+    if writer is not None and what < 0.5:
+        for _ in range(chooser.randint(1, 3)):
+            writer.append(**step(buffer, reward=reward))
+        writers[key] = writer
+    elif writer is not None:
+        writer.end(reward=reward) if what < 0.6 else writer.abort()
+    elif what < 0.35:
+        meta = chooser.choice([{}, {"level": 1}, {"level": 2}])
+        writers[key] = buffer.episode("t", episode_id=key, resume=True, **meta)
+    elif what < 0.7:
+        ends = {"terminated": chooser.random() < 0.6}
+        buffer.add(task_id="t", episode_id=key, **step(buffer, reward=reward, **ends))
+    elif what < 0.8:
+        buffer.end_episode(key, reward=reward, status=chooser.choice(["complete", "aborted"]))
+    elif what < 0.9:
+        buffer.annotate_episode(key, reward=reward, meta={"level": chooser.randint(1, 2)})
+    elif len(buffer):
+        change_step(buffer, chooser, reward)
+
+
+def change_step(buffer, chooser, reward):
+    seq = chooser.choice([*buffer.get_all()]).seq
+    what = chooser.random()
+    if what < 0.6:
+        buffer.annotate([seq], reward=reward)
+    if what > 0.4:
+        buffer.delete(QueryBuilder().eq("seq", seq))
+
+
+REFUSED = (EpisodeEndedError, EpisodeNotFoundError, EpisodeTakenError)
+LIMITS = [{}, {"max_capacity": 12}, {"max_capacity": 4, "evict_by": "episode"}]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_mirrors_of_what_matches_follow_the_lives_of_episodes(buffer_url, limits):
+    chooser = random.Random(f"{buffer_url.split(':')[0]}{limits}")
+    with ReplayBuffer(buffer_url, **LAYOUTS["typed"], **limits) as buffer, ExitStack() as stack:
+        trees = [random_tree(chooser) for _ in range(6)]
+        mirrors, writers = [], {}
+        whole = stack.enter_context(buffer.mirror(refresh_s=3_600))
+        for number in range(48):
+            if number % 8 == 0 and trees:  # some begin in the middle
+                tree = trees.pop()
+                mirror = buffer.mirror(condition=tree, refresh_s=3_600)
+                mirrors.append((tree, stack.enter_context(mirror), {}))
+            with suppress(*REFUSED):  # what is left of an episode may not take this
+                change(buffer, chooser, writers)
+                buffer.flush()
+            drawn, _, _ = chooser.choice(mirrors)
+            for tree, mirror, options in [*mirrors, (drawn, whole, {"condition": drawn})]:
+                mirror.refresh()
+                seqs = [row.seq for row in buffer.get_all(tree)]
+                batches = mirror.loader("step", 64, shuffle=False, epochs=1, **options)
+                assert [seq for b in batches for seq in b.info["seq"].tolist()] == seqs, tree
+                assert len(mirror) == len(seqs) or mirror is whole
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_leases_and_deletes_take_facts_of_episodes(buffer_url, layout):
     with ReplayBuffer(buffer_url, leases=True, max_use=9, **LAYOUTS[layout]) as buffer:
@@ -169,10 +238,11 @@ def test_what_cannot_be_compared_says_what_to_do(buffer):
     with pytest.raises(ConditionError, match="did you mean episode_reward"):
         buffer.size(QueryBuilder().gte("episode_rewards", 2.0).build())
     if buffer.fields:
-        with pytest.raises(ConditionError, match="open the mirror without"):
-            buffer.mirror(condition=good)
+        are_open = QueryBuilder().eq("status", "open").build()
+        with pytest.raises(ConditionError, match="abandoned"):
+            buffer.mirror(condition=are_open)
         with buffer.mirror() as mirror, pytest.raises(ConditionError, match="abandoned"):
-            mirror.sample_arrays(1, condition=QueryBuilder().eq("status", "open").build())
+            mirror.sample_arrays(1, condition=are_open)
 
 
 def test_a_declared_field_comes_before_a_fact_of_the_same_name(buffer_url):

@@ -658,16 +658,16 @@ CREATE TABLE change_log (
     inserted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     seqs BIGINT[],
     CONSTRAINT pk_change_log PRIMARY KEY (id),
-    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities'))
+    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities', 'episodes'))
 );
 CREATE INDEX ix_change_log_buffer_id_xid ON change_log (buffer_id, xid);
 COMMENT ON COLUMN change_log.id IS 'number of the entry';
 COMMENT ON COLUMN change_log.buffer_id IS 'the buffer';
-COMMENT ON COLUMN change_log.kind IS 'deleted, quarantined (or released), labelled, replaced, or priorities';
+COMMENT ON COLUMN change_log.kind IS 'deleted, quarantined (or released), labelled, replaced, priorities, or episodes';
 COMMENT ON COLUMN change_log.xid IS 'transaction that wrote it (PostgreSQL; null on SQLite)';
 COMMENT ON COLUMN change_log.origin IS 'random id of the opener that wrote it; null: plain SQL';
 COMMENT ON COLUMN change_log.inserted_at IS 'when the entry was written';
-COMMENT ON COLUMN change_log.seqs IS 'the rows; null: any, plain SQL deleted some (PostgreSQL)';
+COMMENT ON COLUMN change_log.seqs IS 'the rows; null: any, plain SQL deleted some (PostgreSQL); of kind episodes: their keys';
 
 CREATE TABLE change_log_starts (
     buffer_id INTEGER NOT NULL,

@@ -411,7 +411,7 @@ CREATE TABLE change_log (
     origin TEXT,
     inserted_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     seqs TEXT,
-    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities'))
+    CONSTRAINT ck_change_log_kind_known CHECK (kind IN ('deleted', 'quarantined', 'labelled', 'replaced', 'priorities', 'episodes'))
 );
 CREATE INDEX ix_change_log_buffer_id_xid ON change_log (buffer_id, xid) WHERE xid IS NOT NULL;
 
