@@ -354,6 +354,8 @@ def _overdrawn(n: int) -> int:
 
 
 MAX_ROUNDS = 50
+# After so many draws for each known key, one of them is left out once in nine million times.
+TRIES_OF_EACH = 16
 MOST_AT_ONCE = 65_536
 MOST_GROWTH = 8
 LARGE_STEP = 4_096  # bytes
@@ -446,8 +448,8 @@ class FormReader:
                 accepted = _keys_to_keep(sampler, accepted, n - len(kept))
             kept = np.concatenate([kept, accepted]) if adds_up else accepted
             n_asked, n_accepted = n_asked + len(chosen), n_accepted + len(accepted)
-            learnt_nothing = not n_accepted and candidates.n_probed == n_probed
-            if len(kept) >= n or not chosen or learnt_nothing:
+            has_tried_all = candidates.n_probed == n_probed <= n_asked / TRIES_OF_EACH
+            if len(kept) >= n or not chosen or (has_tried_all and not n_accepted):
                 break
             wanted = _n_to_request(n - len(kept) if adds_up else n, n_asked, n_accepted)
             larger = min(wanted, MOST_GROWTH * size, most)

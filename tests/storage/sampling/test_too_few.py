@@ -247,3 +247,11 @@ def test_a_limiter_that_is_set_later_counts_the_rows_there_are(buffer_url):
         buffer.add(step=0)
         buffer.set_rate_limiter(LIMITER)
         assert buffer.flow().policy == LIMITER
+
+
+def test_one_transition_among_few_steps_is_always_found(buffer_url):
+    with ReplayBuffer(buffer_url, fields=FIELDS) as buffer:
+        for n in (1, 1, 1, 1, 2):
+            buffer.store_episode({"obs": np.zeros(n)})
+        drawn = [buffer.sample_transitions(1).info["seq"][0] for _ in range(200)]
+    assert set(drawn) == {5}
