@@ -340,27 +340,29 @@ def check_n_step(n_step: Any, gamma: Any) -> None:
     checked_number(gamma, "gamma", 0, 1)
 
 
-def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, str]]:
+def checked_episodes(episode_ids: Any, task_ids: Any = None) -> list[tuple[str, str | None]]:
     """Return the ids of episodes and their tasks.
 
     Args:
         episode_ids: The ids.
-        task_ids: Their tasks; None: those of the same names.
+        task_ids: Their tasks; None, also for one of them: the only task with such an episode.
 
     Raises:
         ArgumentError: They are not lists of one length.
         FieldError: A key is not text that a database can store.
     """
     ids = checked_items(episode_ids, "episode_ids", "a list of ids such as ['e1']", MAX_TASKS)
-    tasks = ids
+    tasks: Sequence[Any] = [None] * len(ids)
     if task_ids is not None:
         tasks = checked_items(task_ids, "task_ids", "a list of ids such as ['t1']", MAX_TASKS)
     if len(tasks) != len(ids):
         raise ArgumentError(
             f"task_ids has {len(tasks)} values for {len(ids)} episode_ids; give one for each"
         )
-    of_tasks = "each of episode_ids" if task_ids is None else "each of task_ids"
     return [
-        (encode_key(key, "each of episode_ids"), encode_key(task, of_tasks))
+        (
+            encode_key(key, "each of episode_ids"),
+            None if task is None else encode_key(task, "each of task_ids"),
+        )
         for key, task in zip(ids, tasks, strict=True)
     ]

@@ -1919,7 +1919,7 @@ class ReplayBuffer:
         return self._episode_changes.annotate(episode_ids, task_ids, rewards, metas, version)
 
     def delete_episodes(
-        self, episode_ids: Sequence[str], *, task_ids: Sequence[str] | None = None
+        self, episode_ids: Sequence[str], *, task_ids: Sequence[str | None] | None = None
     ) -> int:
         """Delete episodes with all their steps, and return how many the buffer had.
 
@@ -1927,11 +1927,12 @@ class ReplayBuffer:
 
         Args:
             episode_ids: Their ids.
-            task_ids: Their tasks; None: the task of each has the id of the episode.
+            task_ids: Their tasks; None: the only one that has such an episode.
 
         Raises:
             ArgumentError: The arguments are not lists, or have different lengths.
-            FieldError: A key is not text that a database can store.
+            FieldError: A key is not text that a database can store, or several tasks have an
+                episode that was named without its task; nothing is deleted.
 
         Example:
             >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})

@@ -40,6 +40,7 @@ from sqlbuffer.storage.episodes import (
     episodes,
     of_rollout,
     reward_of_end,
+    several_tasks,
 )
 from sqlbuffer.storage.leases.choosing import queue_items
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
@@ -259,11 +260,7 @@ def _named(by_task: Mapping[str, Any], change: EpisodeChange) -> Any:
     if change.task_id is not None:
         return by_task.get(change.task_id)
     if len(by_task) > 1:
-        tasks = ", ".join(map(repr, sorted(by_task)[:5]))
-        raise FieldError(
-            f"episode {change.key!r}: {len(by_task)} tasks have an episode with this id ({tasks}); "
-            f"name its task"
-        )
+        raise several_tasks(change.key, by_task)
     return next(iter(by_task.values()), None)
 
 

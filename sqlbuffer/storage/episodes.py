@@ -557,6 +557,44 @@ def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
     )
 
 
+_TASKS_OF_KEYS = select(episodes.c.key, episodes.c.task_id).where(
+    episodes.c.buffer_id == bindparam("buffer_id"),
+    is_one_of(episodes.c.key, bindparam("keys", type_=KeyList())),
+)
+
+
+def with_tasks(
+    connection: Connection, buffer_id: int, named: Sequence[tuple[str, str | None]]
+) -> list[EpisodeKey]:
+    """Return episodes with their tasks: the only one that has such an episode, if none is named.
+
+    Raises:
+        FieldError: Several tasks have one.
+    """
+    keys = [key for key, task in named if task is None]
+    tasks_by_key: dict[str, list[str]] = {}
+    if keys:
+        parameters = {"buffer_id": buffer_id, "keys": keys}
+        for key, task in connection.execute(_TASKS_OF_KEYS, parameters):
+            tasks_by_key.setdefault(key, []).append(task)
+    for key, tasks in tasks_by_key.items():
+        if len(tasks) > 1:
+            raise several_tasks(key, tasks)
+    only_tasks = {key: task for key, (task,) in tasks_by_key.items()}
+    completed = ((key, only_tasks.get(key) if task is None else task) for key, task in named)
+    return [(key, task) for key, task in completed if task is not None]
+
+
+def several_tasks(key: str, tasks: Iterable[str]) -> FieldError:
+    """Return the error of an episode that was named without its task."""
+    ordered = sorted(tasks)
+    shown = ", ".join(map(repr, ordered[:5]))
+    return FieldError(
+        f"episode {key!r}: {len(ordered)} tasks have an episode with this id ({shown}); "
+        f"name its task"
+    )
+
+
 def begin(connection: Connection, buffer_id: int, beginning: EpisodeStart) -> bool:
     """Make the row of an episode; return False if it existed."""
     values = {"buffer_id": buffer_id, **vars(beginning)}

@@ -333,7 +333,7 @@ class BookChange:
         """Delete episodes with their steps."""
         keys = [self.book.key(number) for number in numbers if number >= 0]
         if keys:
-            self.tx.delete_episodes(keys)
+            self.tx.delete_episodes(keys, task_ids=keys)
             self.ring.deletions = self.tx.locked([])[1]
 
     def empty_gone(self, deletions: int) -> None:

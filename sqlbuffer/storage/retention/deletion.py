@@ -19,7 +19,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import is_joined
 from sqlbuffer.storage.database.urls import Database
 from sqlbuffer.storage.dialects import by_database, make_room, writing
-from sqlbuffer.storage.episodes import EpisodeKey, episodes, of_keys
+from sqlbuffer.storage.episodes import EpisodeKey, episodes, of_keys, with_tasks
 from sqlbuffer.storage.labels.reading import resolve_labels, with_labels
 from sqlbuffer.storage.migrations.migrate import with_schema
 from sqlbuffer.storage.priorities.keeping import add_sums, weightless_sums
@@ -214,15 +214,19 @@ class Deletion:
         sums = select(*rollout, func.count(), func.sum(reward)).group_by(*rollout)
         return {(task, episode): (n, total) for task, episode, n, total in connection.execute(sums)}
 
-    def delete_episodes(self, keys: Sequence[EpisodeKey]) -> int:
+    def delete_episodes(self, named: Sequence[tuple[str, str | None]]) -> int:
         """Delete episodes with their steps; return how many there were.
 
         Rows of those that had ended stay in the list of episodes.
+
+        Args:
+            named: The id and the task of each; see `with_tasks`.
         """
         info = self.buffer.info
         check_known(info)
 
         def work(connection: Connection) -> int:
+            keys = with_tasks(connection, info.id, named)
             if info.has_chunks:
                 removed = remove_episodes(connection, info.id, keys) if keys else []
             else:

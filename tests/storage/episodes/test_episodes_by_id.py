@@ -18,9 +18,9 @@ def buffer(buffer_url, request):
         yield buffer
 
 
-def append(buffer, episode, *rewards):
+def append(buffer, episode, *rewards, task=None):
     columns = {"obs" if buffer.fields else "state": [*rewards], "reward": [*rewards]}
-    return buffer.extend(columns, episode_id=episode, task_id=episode)
+    return buffer.extend(columns, episode_id=episode, task_id=task or episode)
 
 
 def episodes(url):
@@ -61,6 +61,10 @@ def test_deleted_episodes_take_their_steps_along(buffer, buffer_url):
     assert len(buffer) == 4
     assert [key for key, *_ in episodes(buffer_url)] == ["a", "b", "c"]
     assert buffer.delete_episodes(["a"], task_ids=["c"]) == 0
+    append(buffer, "a", 1.0, task="other")
+    with pytest.raises(FieldError, match=r"2 tasks have .*'a', 'other'.*name its task"):
+        buffer.delete_episodes(["c", "a"])
+    assert buffer.delete_episodes(["a"], task_ids=["other"]) == 1
     append(buffer, "open", 6.0)
     assert len(buffer) == 5
 
