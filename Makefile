@@ -38,7 +38,7 @@ test-rest: $(VENV)/.installed-test $(VENV)/.installed-integrations $(VENV)/.inst
 	$(BIN)/python -m pytest -n 4 --dist worksteal --ignore tests/storage/plans $(OF_OTHERS) --part rest $(ARGS)
 	$(PEERS)/bin/python -m pytest -n 3 --dist worksteal tests/peers $(ARGS)
 
-test-nightly: $(VENV)/.installed-test ## run the tests on millions of rows
+test-nightly: $(VENV)/.installed-test ## run the tests on very many rows
 	$(BIN)/python -m pytest tests/nightly $(ARGS)
 
 # Types of other libraries too: those that the journeys of tests/journeys import.

@@ -1,6 +1,7 @@
 """The fixtures keep their promises, on which every storage test relies."""
 
 import re
+from collections import Counter
 
 import psycopg
 import pytest
@@ -124,12 +125,31 @@ def test_each_value(x, kind): pass
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["a", "b"])
 def test_thorough(kind): pass
+
+@pytest.mark.parametrize("x", range(4))
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_large(x, kind): pass
+
+@pytest.mark.combinations
+@pytest.mark.parametrize("x", range(4))
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_combinations(x, kind): pass
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("x", range(3))
+def test_databases(kind, x): pass
+
+@pytest.mark.thorough
+@pytest.mark.combinations
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_both_databases(kind): pass
 """
 
 
 def test_the_parts_have_every_case_once_and_the_first_has_every_value(pytester):
     pytester.makepyfile(test_cases=CASES)
-    markers = "markers=each_value: one\nthorough: two"
+    markers = "markers=each_value: one\nthorough: two\ncombinations: three"
 
     def listed(*options):
         arguments = ("-p", "tests.support.parts", "-o", markers, "--collect-only", "-q")
@@ -138,7 +158,11 @@ def test_the_parts_have_every_case_once_and_the_first_has_every_value(pytester):
 
     every, quick, rest = listed(), listed("--part", "test"), listed("--part", "rest")
     assert sorted(quick + rest) == sorted(every)
-    assert len([case for case in every if "test_each_value" in case]) == 3
+    counts = Counter(case.partition("[")[0] for case in every)
+    assert counts == {
+        "test_single": 5, "test_product": 6, "test_each_value": 3, "test_thorough": 2,
+        "test_large": 4, "test_combinations": 8, "test_databases": 3, "test_both_databases": 2,
+    }  # fmt: skip
     assert [case for case in quick if "test_thorough" in case] == []
     assert len([case for case in quick if "test_single" in case]) == 5
     product = [case for case in quick if "test_product" in case]

@@ -15,6 +15,8 @@ from sqlbuffer.errors import FieldError, InsufficientDataError
 from tests.engine.naive import Item, Step
 from tests.engine.worlds import KINDS, World, difference, items_of
 
+pytestmark = pytest.mark.combinations
+
 N_CALLS = 30
 CONDITIONS: list[tuple[Any, Callable[[Step], bool]]] = [
     (None, lambda step: True),

@@ -24,6 +24,8 @@ from tests.support.processes import running, wait_until
 from tests.support.proxy import proxied
 from tests.support.sql import scalar
 
+pytestmark = pytest.mark.combinations
+
 OF_REWARD = QueryBuilder().gt("reward", 0.5)
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 

@@ -4,13 +4,19 @@
 enough cases for each value of each of them. `rest` is what `test` leaves out. `minute` is for use
 while editing: SQLite only, no process, no slow test, two cases of each test.
 
-Without it all tests run. Of one that is marked `each_value`, whose parameters have nothing to do
-with each other, there are only ever the cases of each value.
+Without it all tests run. Some cases never do, since they would repeat what others show:
+
+- Of a test that is marked `each_value`, whose parameters have nothing to do with each other, and of
+  one with more than `MOST_COMBINATIONS` cases there are only those of each value.
+- A thorough test runs on one of the databases by turns. Others run each of its lines on both.
+
+A test that is marked `combinations` has more of them, on both databases.
 """
 
 import multiprocessing.process
 import os
 import subprocess
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -20,7 +26,9 @@ import pytest
 _OF_POSTGRESQL = {"postgres_server", "postgres_url", "both_urls", "icu_server", "jit_database_url"}
 _LEFT_OUT = {*_OF_POSTGRESQL, "large_url"}  # which takes 20 s to fill
 _OF_A_DATABASE = {"make_database_url", "url_of", "filled_once"}
+_DATABASES = {"sqlite", "postgresql"}
 _MOST_CASES = 2
+MOST_COMBINATIONS = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     for _, group in groupby(items, key=_function_of):
         cases = list(group)
-        if cases[0].get_closest_marker("each_value"):
+        has_combinations = cases[0].get_closest_marker("combinations") is not None
+        is_large = len(cases) > MOST_COMBINATIONS and not has_combinations
+        if is_large or cases[0].get_closest_marker("each_value"):
             cases = cases_of_each_value(cases)
+        if _is_thorough(cases[0]) and not has_combinations:
+            cases = _on_one_database(cases)
         if part == "minute":
             cases = _of_a_minute(cases)
         elif part is not None:
@@ -56,6 +68,26 @@ def cases_of_each_value(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
         chosen.append(best)
         pending -= values[best]
     return chosen
+
+
+def _on_one_database(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Choose one of two cases that only differ in the kind of database."""
+    chosen: list[pytest.Item] = []
+    for names, group in groupby(sorted(cases, key=_name_without_database), _name_without_database):
+        same = list(group)
+        if len(same) == 2:
+            same = [same[zlib.crc32(names.encode()) % 2]]
+        chosen += same
+    return chosen
+
+
+def _name_without_database(case: pytest.Item) -> str:
+    """Return the id of a case, in which its only kind of database is not named."""
+    function, _, values = case.nodeid.partition("[")
+    names = values.rstrip("]").split("-")
+    if sum(name in _DATABASES for name in names) == 1:
+        names = ["" if name in _DATABASES else name for name in names]
+    return f"{function}[{'-'.join(names)}]"
 
 
 def _values_of(case: pytest.Item) -> set[tuple[object, ...]]:

@@ -10,7 +10,7 @@ from tests.integrations.cli.terminal import run_on_terminal
 from tests.support import sql
 from tests.support.processes import wait_until
 
-ROWS, FEWER_ROWS = 60_000, 20_000
+ROWS, FEWER_ROWS = 60_000, 8_000
 
 
 def test_a_terminal_shows_a_bar_and_how_fast_it_is(schema_url, tmp_path):

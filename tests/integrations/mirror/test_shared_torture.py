@@ -22,6 +22,8 @@ from tests.integrations.mirror.test_torture import (
 from tests.support.mirrors import assert_same_draws
 from tests.support.processes import running
 
+pytestmark = pytest.mark.combinations
+
 
 def learn(url, until):
     """Draw from a shared mirror, and check every step; return how many draws there were."""

@@ -19,8 +19,10 @@ from tests.support.mirrors import assert_same_draws, assert_same_priorities
 from tests.support.processes import running
 from tests.support.sql import connected, is_sqlite
 
+pytestmark = pytest.mark.combinations
+
 CAPACITY = 1_000
-SECONDS = float(os.environ.get("SQLBUFFER_TORTURE_SECONDS", "12"))
+SECONDS = float(os.environ.get("SQLBUFFER_TORTURE_SECONDS", "6"))
 FIELDS = {"obs": ("int64", (3,)), "sum": "uint32", "noise": ("float32", (8,))}
 SETTINGS = {"fields": FIELDS, "max_capacity": CAPACITY, "priorities": True}
 LABEL = 1_000_000.0

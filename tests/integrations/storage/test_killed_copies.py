@@ -18,6 +18,8 @@ from tests.support.processes import TIMEOUT_S, wait_until
 from tests.support.sql import buffer_id, run, scalar
 from tests.support.views import shown
 
+pytestmark = pytest.mark.combinations
+
 KILLS = 8
 EPISODES, STEPS = 100, 40
 FIELDS = {"obs": ("float32", (3,)), "tokens": ("int64", (-1,))}

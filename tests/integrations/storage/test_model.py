@@ -9,4 +9,4 @@ from tests.storage.writing.buffer_machine import check_buffer
 @pytest.mark.each_value
 @pytest.mark.parametrize("is_typed", [False, True], ids=["json", "typed"])
 def test_the_buffer_is_what_the_model_says(buffer_url, is_typed):
-    check_buffer(buffer_url, is_typed=is_typed, examples=4, steps=25, explore=True)
+    check_buffer(buffer_url, is_typed=is_typed, examples=2, steps=25, explore=True)

@@ -22,6 +22,8 @@ from tests.support.processes import TIMEOUT_S, run_at_once, running, wait_until
 from tests.support.sql import scalar
 from tests.support.stepped_rows import make_row, make_rows
 
+pytestmark = pytest.mark.combinations
+
 N_ROWS = 150
 
 

@@ -17,6 +17,8 @@ from tests.support.leases import GivenBack, store
 from tests.support.processes import wait_until
 from tests.support.sql import run, scalar
 
+pytestmark = pytest.mark.combinations
+
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
     "AND wait_event_type = 'Lock'"

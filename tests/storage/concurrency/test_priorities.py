@@ -12,6 +12,8 @@ from tests.support.proxy import proxied
 from tests.support.rows import make_row
 from tests.support.sql import run, scalar
 
+pytestmark = pytest.mark.combinations
+
 FIELDS = {"x": "int64"}
 LIMITS = {
     "row": {"max_capacity": 600},

@@ -9,6 +9,8 @@ from sqlbuffer.storage.reading import FIRST_PAGE_ROWS
 from tests.support.sql import buffer_id, plain_engine
 from tests.support.stepped_rows import make_rows, steps_of, tasks_of
 
+pytestmark = pytest.mark.combinations
+
 EARLIER = FIRST_PAGE_ROWS + BLOCK
 INSERT = text(
     "INSERT INTO new_experiences (buffer_id, task_id, agent_id, step) VALUES (:id, 'late', 'a', 1)"

@@ -12,6 +12,8 @@ from sqlbuffer.errors import StorageReadOnlyError, StorageUnreachableError
 from tests.support.batches import is_as_written, make_batch
 from tests.support.processes import run_at_once, running, wait_until
 
+pytestmark = pytest.mark.combinations
+
 CAPACITY, BATCH, ROUNDS = 400, 8, 10
 NOBODY = 65534
 

@@ -21,6 +21,8 @@ from tests.support.proxy import assert_one_line_each, losing_each_message, proxi
 from tests.support.sql import run, scalar
 from tests.support.stepped_rows import make_row, make_rows, steps_of
 
+pytestmark = pytest.mark.combinations
+
 CUTS = ["before", "after"]
 LOG_INSERTS = [
     "CREATE TABLE inserted (seq bigint, id text)",

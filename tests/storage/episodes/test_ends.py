@@ -15,6 +15,8 @@ from sqlbuffer.errors import (
 )
 from tests.support.sql import run
 
+pytestmark = pytest.mark.combinations
+
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 STATES = (
     "SELECT episode_id, status, length, episode_return, reward FROM v_episodes "

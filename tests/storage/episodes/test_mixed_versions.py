@@ -6,6 +6,8 @@ from sqlbuffer import ReplayBuffer
 from sqlbuffer.errors import BufferConfigError, InsufficientDataError
 from tests.support.sql import run
 
+pytestmark = pytest.mark.combinations
+
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 
 

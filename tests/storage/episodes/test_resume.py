@@ -21,6 +21,8 @@ from sqlbuffer.interchange import export_parquet, import_parquet
 from tests.support.processes import FRESH, wait_until
 from tests.support.sql import run
 
+pytestmark = pytest.mark.combinations
+
 KILLS = int(os.environ.get("SQLBUFFER_TEST_KILLS", "12"))
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 STATE = "SELECT status, length, episode_return, attempt FROM v_episodes WHERE episode_id = 'e'"

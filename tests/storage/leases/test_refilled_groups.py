@@ -15,6 +15,8 @@ from sqlbuffer.errors import (
 )
 from tests.support.sql import run
 
+pytestmark = pytest.mark.combinations
+
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
 GROUP = {"group_by": "task_id", "min_group_size": 3, "timeout_s": 0}
 

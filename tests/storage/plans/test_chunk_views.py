@@ -11,7 +11,7 @@ from sqlbuffer.web.pages.sql_page import EXAMPLES
 from tests.storage.plans.test_views import DRAWS_AND_STEPS, N_BATCHES
 from tests.support.watch import assert_compares_little, wait_for_cleaner, watched
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_STEPS = 100_000
 PER_TASK = 100

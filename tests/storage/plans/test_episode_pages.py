@@ -28,7 +28,7 @@ from sqlbuffer.storage.database.transactions import snapshot
 from tests.support.sql import buffer_id, fill, is_sqlite, numbered, run
 from tests.support.watch import wait_for_cleaner, watched
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_STEPS = 100_000
 LONG, SHORT, PER_TASK = 60_000, 100, 20

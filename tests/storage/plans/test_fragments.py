@@ -10,7 +10,7 @@ from sqlbuffer.compat.minestudio import ReplayBufferInterface, chunks
 from tests.storage.plans.test_leases import Cost
 from tests.support.sql import fill
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_CHUNKS = 100_000
 N_WORKERS = 10_000

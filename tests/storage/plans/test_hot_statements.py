@@ -43,7 +43,7 @@ from tests.support.watch import (
     watched,
 )
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_ROWS = 100_000
 ROWS_PER_TASK = 20

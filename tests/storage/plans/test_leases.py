@@ -10,7 +10,7 @@ from sqlbuffer.storage.database.transactions import answer
 from sqlbuffer.storage.leases.choosing import ClaimRequest, GroupChoice, Scope, choose_rows
 from tests.support.sql import fill, is_sqlite, run
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_ROWS = 100_000
 MOST_ROWS_READ = 25_000

@@ -7,7 +7,7 @@ from sqlbuffer.compat.ding import AdvancedReplayBuffer
 from tests.storage.plans.test_hot_statements import MOST_ROWS_READ, MOST_STEPS, N_ROWS, SCAN, Watch
 from tests.support.sql import buffer_id, fill, run
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 NUMBERS = range(500, 99_000, 1_500)
 INFO = {

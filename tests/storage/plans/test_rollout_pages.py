@@ -9,7 +9,7 @@ from sqlbuffer.storage.database.transactions import driver_of
 from tests.support.sql import buffer_id, connected, fill, is_sqlite
 from tests.support.watch import TABLES, watched
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_EPISODES = 100_000
 READ = (*TABLES, "rollout_stats", "group_stats", "group_changes")

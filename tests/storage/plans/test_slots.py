@@ -15,7 +15,7 @@ from sqlbuffer.storage.schema.metadata import metadata
 from tests.support.sql import buffer_id, connected, fill, is_sqlite, numbered, run
 from tests.support.watch import watched
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_SLOTS, N_STEPS = 1_000, 100
 MOST_ROWS_READ = 10_000

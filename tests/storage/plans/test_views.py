@@ -8,7 +8,7 @@ import pytest
 from tests.support.sql import fill
 from tests.support.watch import assert_compares_little, wait_for_cleaner, watched
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.combinations]
 
 N_ROWS = 100_000
 N_BATCHES = 20

@@ -357,9 +357,10 @@ def _clean(buffer):
         cleaner.wrote(engine, 0)
         cleaner.thread.join(30)
         dead = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'experiences'"
-        return not cleaner.thread.is_alive() and scalar(url, dead) == 0
+        # Fewer than MIN_DEAD_BYTES of them are left alone.
+        return not cleaner.thread.is_alive() and scalar(url, dead) <= 10
 
-    wait_until(is_clean, "a table without dead rows")
+    wait_until(is_clean, "a table with few dead rows")
 
 
 def _size(url):

@@ -9,6 +9,8 @@ import pytest
 
 from tests.storage.writing.buffer_machine import check_buffer
 
+pytestmark = pytest.mark.combinations
+
 EXAMPLES = os.environ.get("MODEL_EXAMPLES")
 
 

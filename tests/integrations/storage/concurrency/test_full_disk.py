@@ -20,6 +20,8 @@ from tests.support.servers import own_server, server_programs, server_user
 from tests.support.small_disk import fill, may_mount, mount_small_disk
 from tests.support.typed_buffer import both_layouts
 
+pytestmark = pytest.mark.combinations
+
 BATCH = 64
 MIB = 2**20
 

@@ -24,6 +24,8 @@ from tests.support.processes import running, wait_until
 from tests.support.sql import run_outside_transaction, scalar
 from tests.support.stepped_rows import EVERY_ROW
 
+pytestmark = pytest.mark.combinations
+
 BATCH, WRITERS = 32, 4
 PATIENCE_S = 120.0
 

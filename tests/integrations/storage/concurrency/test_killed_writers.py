@@ -22,6 +22,8 @@ from tests.support.batches import (
 from tests.support.processes import TIMEOUT_S, running, wait_until
 from tests.support.sql import is_sqlite, stored_rows
 
+pytestmark = pytest.mark.combinations
+
 BATCH = 8
 ROUNDS, VICTIMS = 12, 4
 

@@ -16,6 +16,8 @@ from tests.support.leases import expire, row_of
 from tests.support.processes import TIMEOUT_S, running, wait_until
 from tests.support.sql import is_sqlite, run, scalar
 
+pytestmark = pytest.mark.combinations
+
 GROUP, MAX_USE = 3, 2
 N_PRODUCERS, N_CONSUMERS, N_KILLS = 4, 6, 8
 LEASE_S = 1.0

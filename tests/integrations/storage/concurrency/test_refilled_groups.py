@@ -22,6 +22,8 @@ from tests.support.leases import expire
 from tests.support.processes import TIMEOUT_S, running, wait_until
 from tests.support.sql import run, scalar
 
+pytestmark = pytest.mark.combinations
+
 N_GROUPS, SIZE, LENGTH = 12, 4, 5
 N_PLAYERS, N_LEARNERS = 4, 3
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}

@@ -22,6 +22,8 @@ from tests.support.processes import running, wait_until
 from tests.support.sql import is_sqlite, run, scalar, stored_rows
 from tests.support.stepped_rows import EVERY_ROW
 
+pytestmark = pytest.mark.combinations
+
 WRITERS, READERS, BATCH = 8, 2, 8
 PATIENCE_S = 200.0
 
