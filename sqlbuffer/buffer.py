@@ -1192,7 +1192,8 @@ class ReplayBuffer:
             max_lag_s: Largest age in seconds of the last successful look; draws fail after it.
                 None: draws never fail for this reason.
             condition: Condition that drawn steps must match; only their episodes are copied. It may
-                use any field, also payloads and labels.
+                use any field, also payloads, labels and facts of episodes, except a `status` that
+                tells open episodes from abandoned ones.
             fields: Declared fields to copy; all by default.
             shared: True lets one process of the machine follow the buffer, while the others draw
                 from the same memory. The settings `max_bytes` and `refresh_s` of that process
@@ -1205,7 +1206,7 @@ class ReplayBuffer:
             ArgumentError: An argument is invalid.
             BufferConfigError: The buffer has no typed fields, counts uses, or has leases; or this
                 machine cannot share a mirror.
-            ConditionError: The condition is malformed.
+            ConditionError: The condition is malformed, or asks for open or abandoned episodes.
             FieldError: A field is unknown.
             MirrorFullError: The buffer does not fit.
             StorageReadOnlyError: The buffer evicts by task or episode, and the role may not

@@ -18,6 +18,7 @@ from sqlbuffer.batches.step_table import (
 from sqlbuffer.errors import ConditionError
 from sqlbuffer.mirror.memory.records import AGENT, SEQ, STEP, TASK
 from sqlbuffer.mirror.memory.step_memory import StepMemory
+from sqlbuffer.mirror.memory.tables import EpisodeTable
 from sqlbuffer.query.query_filter import NumberColumn, TextColumn, matching, value_at
 from sqlbuffer.query.tree import DECLARED, EVERYTHING, Field, Leaf, Node, facts_of_episodes
 
@@ -144,30 +145,42 @@ def _episode(memory: StepMemory, slots: Integers) -> Column:
 
 def _fact(memory: StepMemory, field: Field, slots: Integers) -> Column:
     """Return a fact of the episodes of steps."""
-    episodes, numbers = memory.episodes, memory.links["episode"][slots]
+    numbers = memory.links["episode"][slots]
     has_none = numbers == NONE
     if has_none.all():
         return NumberColumn(np.zeros(len(slots)), has_none)
-    if field.column == "episode_length":
-        lengths = episodes.length[numbers]
-        return NumberColumn(lengths, has_none | (lengths == NONE))
-    if field.column in ("episode_return", "episode_reward"):
-        values = episodes.returns[numbers]
-        if field.column == "episode_reward":
-            rewards = episodes.rewards[numbers]
-            values = np.where(np.isnan(rewards), values, rewards)
-        return NumberColumn(values, has_none | np.isnan(values))
-    if field.column == "status":
-        facts: list[Any] = STATUS_NAMES[episodes.status].tolist()
-    elif field.column == "group_id":
-        facts = episodes.group_ids.tolist()
-    else:
-        metas = episodes.metas.tolist()
-        facts = [
-            None if meta is None else value_at(orjson.loads(meta), field.path) for meta in metas
-        ]
-    # The last one is that of steps without an episode.
-    return TextColumn([*facts, None], np.where(has_none, len(facts), numbers))
+    facts = _FACTS[field.column](memory.episodes, field)
+    if isinstance(facts, list):
+        # The last one is that of steps without an episode.
+        return TextColumn([*facts, None], np.where(has_none, len(facts), numbers))
+    values = facts[numbers]
+    return NumberColumn(values, has_none | np.isnan(values))
+
+
+def _length(episodes: EpisodeTable, _: Field) -> NDArray[Any]:
+    return np.where(episodes.length == NONE, np.nan, episodes.length)
+
+
+def _episode_reward(episodes: EpisodeTable, _: Field) -> NDArray[Any]:
+    return np.where(np.isnan(episodes.rewards), episodes.returns, episodes.rewards)
+
+
+def _meta(episodes: EpisodeTable, field: Field) -> list[Any]:
+    return [
+        None if meta is None else value_at(orjson.loads(meta), field.path)
+        for meta in episodes.metas.tolist()
+    ]
+
+
+# What each episode of the table has: numbers with NaN for none, or a list with None.
+_FACTS: dict[str, Callable[[EpisodeTable, Field], NDArray[Any] | list[Any]]] = {
+    "episode_reward": _episode_reward,
+    "episode_return": lambda episodes, _: episodes.returns,
+    "episode_length": _length,
+    "status": lambda episodes, _: STATUS_NAMES[episodes.status].tolist(),
+    "group_id": lambda episodes, _: episodes.group_ids.tolist(),
+    "meta": _meta,
+}
 
 
 _COLUMNS: dict[str, Callable[[StepMemory, Integers], Column]] = {

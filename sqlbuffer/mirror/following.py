@@ -151,7 +151,7 @@ class Filling:
         """
         if news.is_start:
             memory = self.new_memory(news.count_steps())
-        episodes = {id_ for id_ in news.judged if memory.has_episode(id_)}
+        episodes = {id_ for id_ in news.changed_episodes if memory.has_episode(id_)}
         sessions: set[int] = set()
         pages: list[list[ChunkRow]] = []
         for page in news.chunks(memory):

@@ -100,7 +100,7 @@ class Field:
 
     Attributes:
         name: As the user wrote it.
-        column: Column of `experiences`.
+        column: Column of `experiences`, or a fact of the episode.
         kind: Type of the column.
         path: Keys (str) and list indexes (int).
         is_labelled: Rows may have a value that was given late; known where the condition is used.

@@ -32,6 +32,7 @@ from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.tables import experiences
 from sqlbuffer.storage.changes import log_change
 from sqlbuffer.storage.chunks.tables import chunks
+from sqlbuffer.storage.database.errors import ended_otherwise
 from sqlbuffer.storage.episodes import (
     ENDED,
     LENGTH,
@@ -79,7 +80,7 @@ _STORED = (
     .order_by(episodes.c.id)
     .with_for_update(key_share=True)
 )  # fmt: skip
-_ANNOTATE = (
+_SET_VALUES = (
     update(episodes)
     .where(episodes.c.id == bindparam("of_id"))
     .values(
@@ -87,10 +88,10 @@ _ANNOTATE = (
         meta=func.coalesce(json_parameter("of_meta"), episodes.c.meta),
     )
 )
-_JUDGE = _ANNOTATE.values(
+_ANNOTATE = _SET_VALUES.values(
     verdicts=func.coalesce(json_parameter("of_verdicts"), episodes.c.verdicts)
 )
-_END = _ANNOTATE.values(
+_END = _SET_VALUES.values(
     {
         "status": bindparam("of_status"),
         "reward": reward_of_end(bindparam("of_reward", type_=Double())),
@@ -124,11 +125,7 @@ def end_stored(
             return True
         difference = _difference(episode, status, change)
         if difference is not None:
-            raise EpisodeEndedError(
-                f"episode {episode.key!r} of task {episode.task_id!r} has ended already, with "
-                f"{difference}; annotate_episode() changes its reward and its values",
-                [(episode.key, episode.task_id)],
-            )
+            raise ended_otherwise(episode.key, episode.task_id, difference)
         return False
 
     return _change(buffer, changes, is_to_end, _END, {"of_status": status}, must_exist)
@@ -177,7 +174,7 @@ def annotate_stored(
             values |= {"of_reward": None, "of_meta": None}
         return values
 
-    return _change(buffer, changes, lambda *_: True, _JUDGE, {}, must_exist, judged)
+    return _change(buffer, changes, lambda *_: True, _ANNOTATE, {}, must_exist, judged)
 
 
 def _time_text(time: datetime) -> str:
@@ -358,17 +355,17 @@ def continue_episode(buffer: OpenBuffer, beginning: EpisodeStart) -> Continued:
             # Read after the lock, which may have waited for a writer or a lease.
             if connection.execute(_LOCK, names).one_or_none() is not None:
                 stored = connection.execute(_CONTINUED, names).one()
-                return _taken(connection, buffer, beginning, stored)
+                return _take_over(connection, buffer, beginning, stored)
             if begin(connection, buffer.info.id, beginning):
                 return Continued(beginning)
 
     return buffer.write(work)
 
 
-def _taken(
+def _take_over(
     connection: Connection, buffer: OpenBuffer, beginning: EpisodeStart, stored: Any
 ) -> Continued:
-    """Raise the attempt of an episode; it was raised if the commit was lost."""
+    """Give an episode its next attempt, unless a commit whose answer was lost has done so."""
     attempt, n_steps = stored.attempt, stored.length
     if not buffer.info.has_chunks:  # rows of others have no place in it
         n_steps = max(n_steps, stored.n_stored or 0)
@@ -383,7 +380,7 @@ def _taken(
             {
                 "attempt": attempt,
                 "holder": f"{os.uname().nodename}/{os.getpid()}",
-                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "at": _time_text(datetime.now(UTC)),
                 "after_seq": stored.last_seq or 0,
             }
         )

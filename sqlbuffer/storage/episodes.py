@@ -35,12 +35,11 @@ from sqlbuffer.encoding.episode_records import EpisodeEnd, EpisodeStart
 from sqlbuffer.errors import EpisodeExistsError, EpisodeTakenError, FieldError
 from sqlbuffer.storage.buffers.sessions import INSERT_SESSION
 from sqlbuffer.storage.buffers.tables import experiences, sessions
-from sqlbuffer.storage.database.errors import EPISODE_ENDED, episode_ended
+from sqlbuffer.storage.database.errors import EPISODE_ENDED, ended_otherwise, episode_ended
 from sqlbuffer.storage.database.transactions import driver_of
 from sqlbuffer.storage.dialects import by_database, number_array
 from sqlbuffer.storage.rollout_stats import rollout_stats
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, utc_now
-from sqlbuffer.storage.schema.expressions import one_of as listed
 from sqlbuffer.storage.schema.metadata import (
     BYTES,
     JSON,
@@ -264,7 +263,7 @@ _EPISODES = (
     select(
         episodes.c.key, episodes.c.task_id, episodes.c.id, episodes.c.status,
         episodes.c.attempt, episodes.c.writer, episodes.c.reward, episodes.c.group_id,
-        episodes.c.verdicts.is_not(None),
+        episodes.c.verdicts.is_not(None).label("is_judged"),
     )
     .where(
         episodes.c.buffer_id == bindparam("buffer_id"),
@@ -433,15 +432,15 @@ def locked_episodes(
         "tasks": list({task_id for _, task_id in wanted}),
     }
     known: dict[EpisodeKey, int] = {}
-    rows = connection.execute(_EPISODES, parameters)
-    for key, task_id, id_, _, attempt, writer, _, group_id, _ in rows:
-        known[key, task_id] = id_
-        if (key, task_id) in groups:
-            check_group(key, task_id, group_id, groups[key, task_id])
-        if beginnings is not None and (key, task_id) in wanted:
-            beginning = beginnings.get((key, task_id))
-            if _is_other(beginning, attempt, writer):
-                raise _taken(connection, id_, beginning)
+    for episode in connection.execute(_EPISODES, parameters):
+        name = episode.key, episode.task_id
+        known[name] = episode.id
+        if name in groups:
+            check_group(*name, episode.group_id, groups[name])
+        if beginnings is not None and name in wanted:
+            beginning = beginnings.get(name)
+            if _is_other(beginning, episode.attempt, episode.writer):
+                raise _taken(connection, episode.id, beginning)
     return known
 
 
@@ -470,11 +469,6 @@ def _taken(connection: Connection, id_: int, beginning: EpisodeStart | None) -> 
 def _known_sessions(connection: Connection, buffer_id: int, keys: Iterable[str]) -> dict[str, int]:
     parameters = {"buffer_id": buffer_id, "keys": list(keys)}
     return dict(connection.execute(_SESSIONS, parameters).all())
-
-
-def one_of(column: Any, keys: Iterable[str]) -> Any:
-    """Return the expression that is true if a text column is one of the keys."""
-    return listed(column, bindparam(None, list(keys), KeyList(), unique=True))
 
 
 free_episode = by_database(sqlite=_sqlite_free_episode, postgresql=_postgresql_free_episode)
@@ -658,7 +652,7 @@ def _sqlite_end(
         beginnings: The beginnings of these episodes.
 
     Raises:
-        EpisodeEndedError: One has ended with another status.
+        EpisodeEndedError: One has ended with another status or reward.
         EpisodeTakenError: Another writer has continued one of them.
     """
     of_endings = {(ending.key, ending.task_id): ending for ending in endings}
@@ -675,17 +669,25 @@ def _sqlite_end(
         }
         for ending in endings
     ]
-    if connection.execute(_END, rows).rowcount == len(rows):
-        return
+    if connection.execute(_END, rows).rowcount < len(rows):
+        _check_ends(connection, buffer_id, of_endings)
+
+
+def _check_ends(
+    connection: Connection, buffer_id: int, of_endings: Mapping[EpisodeKey, EpisodeEnd]
+) -> None:
+    """Raise EpisodeEndedError if an episode has another end than the one that is stored again."""
     keys, tasks = (list(set(names)) for names in zip(*of_endings, strict=True))
     parameters = {"buffer_id": buffer_id, "keys": keys, "tasks": tasks}
-    for key, task_id, _, status, _, _, reward, _, is_judged in connection.execute(
-        _EPISODES, parameters
-    ):
-        ending = of_endings.get((key, task_id))
-        is_other = not is_judged and ending is not None and ending.reward not in (None, reward)
-        if ending is not None and (ending.status != status or is_other):
-            raise episode_ended(key, task_id, status)
+    for episode in connection.execute(_EPISODES, parameters):
+        ending = of_endings.get((episode.key, episode.task_id))
+        if ending is None:
+            continue
+        if ending.status != episode.status:
+            raise episode_ended(episode.key, episode.task_id, episode.status)
+        if ending.reward not in (None, episode.reward) and not episode.is_judged:
+            difference = f"reward {episode.reward}, and not {ending.reward}"
+            raise ended_otherwise(episode.key, episode.task_id, difference)
 
 
 _POSTGRESQL_END = (
@@ -718,7 +720,7 @@ def _postgresql_end(
         raise _taken(connection, taken_id, owners[place - 1])
     if status is not None:
         ending = endings[place - 1]
-        raise episode_ended(ending.key, ending.task_id, status)
+        _check_ends(connection, buffer_id, {(ending.key, ending.task_id): ending})
 
 
 end = by_database(sqlite=_sqlite_end, postgresql=_postgresql_end)

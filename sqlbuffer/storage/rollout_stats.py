@@ -43,7 +43,7 @@ group_stats = Table(
     Column("group_id", KEY, primary_key=True, comment="group_id of its episodes, or their task"),
     Column("n_rollouts", BigInteger, nullable=False, comment="its episodes, without aborted ones"),
     Column(
-        "n_returns",
+        "n_rewards",
         BigInteger,
         nullable=False,
         comment=("those with a finite reward: of the episode itself, or else the sum of its steps"),

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from sqlbuffer import PrioritizedSampler, QueryBuilder, ReplayBuffer
 from sqlbuffer.cli import app
 from tests.conftest import close_pool
+from tests.support.processes import wait_until
 from tests.support.rows import make_row
 from tests.support.servers import all_server_programs, primary_and_standby
 
@@ -82,6 +83,9 @@ def test_a_standby_is_read_and_followed(urls):
 
 
 def test_doctor_finds_nothing_that_fails(urls):
+    ReplayBuffer(urls[0], "checked", create=True).close()
+    runner = CliRunner()
+    wait_until(lambda: runner.invoke(app, ["ls", urls[1]]).exit_code == 0, "a schema there too")
     for url in urls:
-        checked = CliRunner().invoke(app, ["doctor", url])
+        checked = runner.invoke(app, ["doctor", url])
         assert checked.exit_code == 0, checked.output

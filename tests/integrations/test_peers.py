@@ -1,8 +1,6 @@
 """Other buffers are measured where they are installed; how fast anything is is not asserted."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from tests.benchmarks.peer_priorities import HEADER as PRIORITIES
 from tests.benchmarks.peer_priorities import PRIORITIZED, MirrorPriorities, SQLPriorities
 from tests.benchmarks.report import HEADER as FIGURES
 from tests.benchmarks.report import shown_time, shown_times
-from tests.support.markdown import ROOT
 
 NAMES = [peer.name for peer in command.PEERS]
 PRIORITIZED_NAMES = [peer.name for peer in PRIORITIZED]
@@ -76,27 +73,6 @@ def test_without_any_peer_ours_is_measured_on_both_databases(postgres_server, ca
     assert "earlier" not in written
     assert written.startswith("# Before\n")
     assert written.endswith("\nAfter.\n")
-
-
-def test_the_command_measures_the_peers_that_are_installed():
-    # Peers warn of what they please, so they are kept out of this process.
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.peers", "--rows=1000", "--database=sqlite"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    for header, names in ((command.HEADER, NAMES), (PRIORITIES, PRIORITIZED_NAMES)):
-        lines = tables_of(run.stdout)[header]
-        assert [line[0] for line in lines if not line[0].startswith("sqlbuffer")] == names
-        for name, first, *others in lines:
-            if first == "not installed":
-                assert name in names
-                assert not any(others)
-            else:
-                assert all(others), name
 
 
 def test_a_section_that_is_not_measured_stays_in_the_document(capsys, tmp_path):

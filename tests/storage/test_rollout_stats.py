@@ -19,7 +19,7 @@ ROLLOUTS = (
     "ORDER BY r.task_id, p.key IS NULL DESC, p.key"
 )
 GROUPS = (
-    "SELECT group_id, n_rollouts, n_returns, mean, m2, min, max, spread FROM group_stats "
+    "SELECT group_id, n_rollouts, n_rewards, mean, m2, min, max, spread FROM group_stats "
     "WHERE buffer_id = :id ORDER BY group_id"
 )
 STEPS = (

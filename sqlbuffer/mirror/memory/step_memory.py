@@ -503,13 +503,13 @@ class StepMemory:
             limited.oldest, limited.only = changes.limits
             changed = [np.arange(self.blocks.n_used)]
         for slots in changed:
-            self._judge(slots)
+            self._update_drawable(slots)
         self._mark_ends(changes.episodes)
         self._evict(low, gone)
 
     def make_room(self, low: int) -> None:
         """Make staged steps visible, and free the slots of steps up to a number."""
-        list(map(self._judge, self._show_staged(low)))
+        list(map(self._update_drawable, self._show_staged(low)))
         self._evict(low, np.zeros(0, np.int64))
 
     def _show_staged(self, low: int) -> list[Integers]:
@@ -572,7 +572,7 @@ class StepMemory:
         which = np.flatnonzero((slots != NONE) & (self.records[SEQ][slots] == numbers))
         return which, slots[which]
 
-    def _judge(self, slots: Integers) -> None:
+    def _update_drawable(self, slots: Integers) -> None:
         """Find out which steps may be sampled."""
         is_barred = self.limits.are_barred(slots)
         self.has_barred |= bool(is_barred.any())

@@ -21,7 +21,6 @@ from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.urls import sqlite_path
 from sqlbuffer.storage.database.wal import wal_path
 from sqlbuffer.storage.dialects import by_database
-from sqlbuffer.storage.episodes import one_of
 from sqlbuffer.storage.flow import flow
 from sqlbuffer.storage.inspect import buffer_stats, listings
 from sqlbuffer.storage.rollout_stats import (
@@ -30,7 +29,7 @@ from sqlbuffer.storage.rollout_stats import (
     rollout_reward,
     rollout_stats,
 )
-from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of
+from sqlbuffer.storage.schema.expressions import IntegerList, age_s, is_one_of, one_of_keys
 from sqlbuffer.storage.schema.metadata import metadata
 
 WINDOW_S = 60.0
@@ -251,7 +250,7 @@ class ListedGroup:
     Attributes:
         group_id: Their `group_id`, or their task.
         n_rollouts: Number of episodes, without aborted ones.
-        n_returns: Number of those with a finite reward.
+        n_rewards: Number of those with a finite reward.
         mean: Mean of these rewards; None if there is none.
         std: Their standard deviation (of the population).
         least: Smallest of them.
@@ -260,7 +259,7 @@ class ListedGroup:
 
     group_id: str
     n_rollouts: int
-    n_returns: int
+    n_rewards: int
     mean: float | None
     std: float | None
     least: float | None
@@ -269,14 +268,14 @@ class ListedGroup:
     @property
     def spread(self) -> float | None:
         """The greatest reward less the least; None while a rollout has no finite reward."""
-        if self.least is None or self.greatest is None or self.n_returns < self.n_rollouts:
+        if self.least is None or self.greatest is None or self.n_rewards < self.n_rollouts:
             return None
         return self.greatest - self.least
 
     @property
     def is_alike(self) -> bool:
         """All of several rewards are equal, so a policy gradient learns nothing from them."""
-        return self.n_returns > 1 and self.spread == 0
+        return self.n_rewards > 1 and self.spread == 0
 
 
 @dataclass(frozen=True)
@@ -342,14 +341,14 @@ def _listed_groups(
 def _group(
     group_id: str,
     n_rollouts: int,
-    n_returns: int,
+    n_rewards: int,
     mean: float | None,
     m2: float,
     least: float | None,
     greatest: float | None,
 ) -> ListedGroup:
-    std = math.sqrt(m2 / n_returns) if n_returns else None
-    return ListedGroup(group_id, n_rollouts, n_returns, mean, std, least, greatest)
+    std = math.sqrt(m2 / n_rewards) if n_rewards else None
+    return ListedGroup(group_id, n_rollouts, n_rewards, mean, std, least, greatest)
 
 
 def _recomputed_groups(
@@ -358,7 +357,7 @@ def _recomputed_groups(
     """Return the groups that have unapplied changes, computed from their rollouts."""
     change = group_changes.c
     pending = select(change.group_id).where(
-        change.buffer_id == buffer_id, one_of(change.group_id, group_ids)
+        change.buffer_id == buffer_id, one_of_keys(change.group_id, group_ids)
     )
     changed = list(connection.execute(pending.distinct()).scalars()) if group_ids else []
     if not changed:
@@ -366,7 +365,7 @@ def _recomputed_groups(
     rollout = rollout_stats.c
     is_one = (
         (rollout.buffer_id == buffer_id)
-        & one_of(rollout.group_id, changed)
+        & one_of_keys(rollout.group_id, changed)
         & (rollout.episode_id != 0)
         & ~rollout.is_aborted
     )

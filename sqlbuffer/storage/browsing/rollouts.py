@@ -33,12 +33,18 @@ from sqlbuffer.storage.buffers.catalog import BufferInfo, find_buffer, not_found
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.buffers.window import windows
 from sqlbuffer.storage.dialects import by_database
-from sqlbuffer.storage.episodes import episode_states, episodes, one_of
+from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rollout_stats import group_stats, rollout_reward, rollout_stats
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.statements import matching
-from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, numbers_in, unindexed
+from sqlbuffer.storage.schema.expressions import (
+    SeqList,
+    is_number_of,
+    numbers_in,
+    one_of_keys,
+    unindexed,
+)
 
 
 def is_behind(columns: Sequence[Any], after: Sequence[Any], descends: bool) -> ColumnElement[bool]:
@@ -557,7 +563,7 @@ def _with_steps(
     of_episode = step.where(table.c.episode_id == listed.c.value).offset(0).exists()
     held = set(connection.execute(select(listed.c.value).where(of_episode)).scalars())
     of_tasks = {row.task_id for row in rows if not row.episode_id}
-    is_own = one_of(table.c.task_id, of_tasks) & table.c.episode_id.is_(None)
+    is_own = one_of_keys(table.c.task_id, of_tasks) & table.c.episode_id.is_(None)
     without = step.with_only_columns(table.c.task_id).where(is_own).distinct()
     tasks = set(connection.execute(without).scalars()) if of_tasks else set()
     return [
@@ -570,7 +576,7 @@ def _spreads(
 ) -> dict[str, float | None]:
     group = group_stats.c
     statement = select(group.group_id, group.spread).where(
-        group.buffer_id == buffer_id, one_of(group.group_id, group_ids)
+        group.buffer_id == buffer_id, one_of_keys(group.group_id, group_ids)
     )
     return dict(connection.execute(statement).all())
 
@@ -619,7 +625,7 @@ def _without_episode(
         select(
             _own.task_id, func.sum(_own.length), func.sum(_own["return"]), func.max(_own.last_seq)
         )
-        .where(_own.buffer_id == buffer_id, one_of(_own.task_id, tasks), _own.episode_id == 0)
+        .where(_own.buffer_id == buffer_id, one_of_keys(_own.task_id, tasks), _own.episode_id == 0)
         .group_by(_own.task_id)
     )
     return {task: (int(n), total, last) for task, n, total, last in connection.execute(sums)}

@@ -86,6 +86,15 @@ def episode_ended(key: str, task_id: str, status: str) -> EpisodeEndedError:
     )
 
 
+def ended_otherwise(key: str, task_id: str, difference: str) -> EpisodeEndedError:
+    """Return the error of an end that is not the one that an episode has."""
+    return EpisodeEndedError(
+        f"episode {key!r} of task {task_id!r} has ended already, with {difference}; "
+        f"annotate_episode() changes its reward and its values",
+        [(key, task_id)],
+    )
+
+
 _REMEDIES: dict[str, tuple[type[StorageError], str]] = {
     "40001": (Deadlock, "try again"),
     "40P01": (Deadlock, "try again"),

@@ -177,7 +177,7 @@ class SelectedSteps:
     def __init__(self, buffer_id: int, node: Node, steps: StepLayout, database: Any) -> None:
         self._buffer_id, self._node, self._database = buffer_id, node, database
         self._steps, self._table = steps, steps.of(buffer_id)
-        # Those of an episode that begins with its group stay what they are.
+        # The group of an episode never changes.
         self._has_facts = any(fact.column != "group_id" for fact in facts_of_episodes(node))
 
     def at_start(self, connection: Connection, now: BufferState) -> Selection:
@@ -188,9 +188,9 @@ class SelectedSteps:
         matching = np.sort(np.array(seqs, np.int64))
         new = _left(self._database.all_spans(connection, self._buffer_id, now.low), now)
         hits = _with_any(new, matching)
-        episodes = _episodes(hits)
+        hit_episodes = _episodes(hits)
         kept = {span.first_seq for span in hits}
-        spans = [s for s in new if s.first_seq in kept or s.episode_id in episodes]
+        spans = [s for s in new if s.first_seq in kept or s.episode_id in hit_episodes]
         return Selection(
             [span.first_seq for span in spans],
             _n_steps(spans),
@@ -205,7 +205,7 @@ class SelectedSteps:
         before: BufferState,
         now: BufferState,
         changed: Sequence[int],
-        judged: Collection[int],
+        changed_episodes: Collection[int],
         were_open: Collection[int],
         held: KeptSteps,
     ) -> Selection:
@@ -216,7 +216,7 @@ class SelectedSteps:
             before: The state that was read last.
             now: The state to read.
             changed: Steps that were changed since.
-            judged: Episodes that a call changed since, by their keys.
+            changed_episodes: Episodes that a call changed since, by their keys.
             were_open: Episodes that were open at the last look; see `Selection`.
             held: Steps that the follower has.
         """
@@ -225,20 +225,20 @@ class SelectedSteps:
         firsts = {span.first_seq for span in new_spans}
         are_open: frozenset[int] = frozenset()
         if self._has_facts:
-            known = _episodes(new_spans).union(judged, were_open)
+            known = _episodes(new_spans).union(changed_episodes, were_open)
             are_open = self._open_among(connection, known)
-            # An open episode has no facts but those that a call gives it.
-            ended = sorted(known.difference(are_open.intersection(were_open)).union(judged))
-            spans = _left(database.episode_spans(connection, buffer_id, ended), now)
-            changed = sorted({*changed, *_seqs(spans)})
+            # While an episode stays open, only a call changes its facts.
+            stay_open = are_open.intersection(were_open).difference(changed_episodes)
+            spans = database.episode_spans(connection, buffer_id, sorted(known - stay_open))
+            changed = sorted({*changed, *_seqs(_left(spans, now))})
         # Apart, because changed steps may be far from new ones.
         matching = self._matching(connection, now, _seqs(new_spans))
         matching |= self._matching(connection, now, changed)
         missed = held.missing([seq for seq in changed if seq in matching])
         other_spans = database.step_spans(connection, buffer_id, missed) if missed else []
         hits = _with_any([*new_spans, *other_spans], np.sort(np.array(list(matching), np.int64)))
-        episodes = _episodes(hits)
-        unknown = [id_ for id_ in sorted(episodes) if not held.has_episode(id_)]
+        hit_episodes = _episodes(hits)
+        unknown = [id_ for id_ in sorted(hit_episodes) if not held.has_episode(id_)]
         if unknown:
             other_spans = [*other_spans, *database.episode_spans(connection, buffer_id, unknown)]
         older = {s.first_seq: s for s in _left(other_spans, now) if s.first_seq not in firsts}
@@ -250,7 +250,7 @@ class SelectedSteps:
             span
             for span in new_spans
             if span.first_seq in hit
-            or span.episode_id in episodes
+            or span.episode_id in hit_episodes
             or (span.episode_id is not None and held.has_episode(span.episode_id))
         ]
         spans = sorted([*kept, *older.values()])
@@ -344,7 +344,7 @@ class News:
         is_start: The buffer is read from the start: earlier knowledge is no longer valid.
         marks: What became of steps after they were stored, as it is now.
         labelled: Steps that were labelled since; some may have been deleted again.
-        judged: Episodes that a call changed since, also by a later reward of a step.
+        changed_episodes: Episodes that a call changed since, also by a later reward of a step.
         released: Steps that are no longer in quarantine.
         selection: Steps that meet the condition of the follower; None if it has no condition.
         priorities: Steps whose priorities were set, with the priorities, if the buffer keeps them.
@@ -361,7 +361,7 @@ class News:
         self._connection, self._buffer_id, self._before = connection, buffer_id, before
         self._selected = selected
         self.labelled: Sequence[int] = ()
-        self.judged: Collection[int] = ()
+        self.changed_episodes: Collection[int] = ()
         self.selection: Selection | None = None
         self.state, self.is_start = now, before is None
         self.read: list[tuple[int, int, str]] = []
@@ -372,7 +372,7 @@ class News:
         self.cursor: _Cursor | None = None
         self._reads_priorities = False
 
-    def read_overlays(self, entries: Sequence[ChangeEntry]) -> None:
+    def read_changes(self, entries: Sequence[ChangeEntry]) -> None:
         """Read the changes of steps that were stored before; `chunks` reads those of other steps.
 
         Args:
@@ -384,7 +384,7 @@ class News:
         for entry in entries:
             changed.setdefault(entry.kind, set()).update(entry.seqs or ())
         self.marks.deleted = sorted(changed.get("deleted", ()))
-        self.judged = changed.get("episodes", ())
+        self.changed_episodes = changed.get("episodes", ())
         labelled, moved = changed.get("labelled"), changed.get("quarantined")
         if labelled:
             self.labelled = sorted(labelled)
@@ -476,7 +476,13 @@ class News:
         if self._before is None:
             return self.selection or selected.at_start(connection, now)
         selection = selected.at_look(
-            connection, self._before, now, self.labelled, self.judged, self.open_episodes, kept
+            connection,
+            self._before,
+            now,
+            self.labelled,
+            self.changed_episodes,
+            self.open_episodes,
+            kept,
         )
         self.selection = selection
         if selection.older and self._reads_priorities:
@@ -650,7 +656,7 @@ class Feed:
                     before = None
             news = News(connection, buffer_id, before, now, self._selected)
             news.open_episodes = set() if before is None else set(self._open_episodes)
-            news.read_overlays(entries)
+            news.read_changes(entries)
             if self._reads_priorities:
                 news.read_priorities(entries, self.origin)
             yield news

@@ -205,7 +205,6 @@ in_queue_by_key = (
 is_free: Any = or_(queue_items.c.leased_until.is_(None), is_past(queue_items.c.leased_until))
 
 
-# The number of a group that takes no more rows: it is leased, or was used.
 def _closed_group_of(items: Any) -> Any:
     """Return the number of a group that takes no more rows: it is leased, or was used."""
     is_closed = (items.c.n_uses > 0) | ~is_past(items.c.leased_until)

@@ -25,7 +25,7 @@ from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
 from sqlbuffer.storage.dialects import hurried
 from sqlbuffer.storage.eligibility import Eligibility, is_in_quarantine, is_used_up
-from sqlbuffer.storage.episodes import episode_states, one_of
+from sqlbuffer.storage.episodes import episode_states
 from sqlbuffer.storage.holds import held_low
 from sqlbuffer.storage.leases.leases import not_leased
 from sqlbuffer.storage.leases.retirement import retire
@@ -34,7 +34,7 @@ from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
-from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of, unindexed
+from sqlbuffer.storage.schema.expressions import IntegerList, is_one_of, one_of_keys, unindexed
 
 # Interval at which a process removes rows on its own, and the maximum duration: a hundredth of its
 # time.
@@ -229,7 +229,7 @@ class Expiry:
         number = self._buffer.info.id
         free: Any = steps_of(self._buffer.info).alias("free")
         has_none = statements.has_no_row(number, low, tasks.c.task_id, free, limits.hold(free))
-        is_named = (tasks.c.buffer_id == number) & one_of(tasks.c.task_id, ids)
+        is_named = (tasks.c.buffer_id == number) & one_of_keys(tasks.c.task_id, ids)
         return set(connection.execute(select(tasks.c.task_id).where(is_named, has_none)).scalars())
 
     def _ineligible_episodes(

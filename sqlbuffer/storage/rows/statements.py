@@ -35,11 +35,11 @@ from sqlbuffer.storage.eligibility import (
     EligibilityKind,
     hold_by_parameters,
 )
-from sqlbuffer.storage.episodes import episodes, one_of
+from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout, layout_of, steps_of
-from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, unindexed
+from sqlbuffer.storage.schema.expressions import KeyList, SeqList, is_one_of, one_of_keys, unindexed
 from sqlbuffer.storage.schema.number_keys import has_number
 
 P = ParamSpec("P")
@@ -193,7 +193,7 @@ def of_tasks(buffer_id: int, low: int, task_ids: Sequence[str], steps: Any) -> C
     """Return the expression for steps of a buffer above `low` that belong to one of the tasks."""
     return and_(
         steps.c.buffer_id == buffer_id,
-        one_of(steps.c.task_id, task_ids),
+        one_of_keys(steps.c.task_id, task_ids),
         unindexed(steps.c.seq) > low,
     )
 

@@ -5,12 +5,22 @@ Lists and numbers as parameters, the clock of the server, and hints for the plan
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import orjson
-from sqlalchemy import BigInteger, Boolean, Double, Executable, Float, Numeric, Select, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Double,
+    Executable,
+    Float,
+    Numeric,
+    Select,
+    Text,
+    bindparam,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, TIMESTAMP
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.engine import Dialect
@@ -218,6 +228,11 @@ def one_of(column: Any, values: Any) -> ColumnElement[bool]:
     among = getattr(column.type, "among", None)
     condition: ColumnElement[bool] = is_listed
     return condition if among is None else among(column, is_listed, values)
+
+
+def one_of_keys(column: Any, keys: Iterable[str]) -> ColumnElement[bool]:
+    """Return the condition for a text column to be one of some keys."""
+    return one_of(column, bindparam(None, list(keys), KeyList(), unique=True))
 
 
 class is_number_of(is_one_of):

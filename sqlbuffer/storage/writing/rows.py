@@ -27,14 +27,13 @@ from sqlbuffer.storage.episodes import (
     episode_ids,
     exists,
     free_episode,
-    one_of,
     session_ids,
 )
 from sqlbuffer.storage.flow import Pacer
 from sqlbuffer.storage.rows import statements
 from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
-from sqlbuffer.storage.schema.expressions import unindexed
+from sqlbuffer.storage.schema.expressions import one_of_keys, unindexed
 from sqlbuffer.storage.writing.inserts import insert_records, reserve_seqs
 
 # A time that the library made is not content: it never makes a conflict.
@@ -216,7 +215,7 @@ def _rows_of_ids(
 ) -> dict[str, Row]:
     if not ids:
         return {}
-    where = (experiences.c.buffer_id == buffer_id) & one_of(experiences.c.id, ids)
+    where = (experiences.c.buffer_id == buffer_id) & one_of_keys(experiences.c.id, ids)
     rows = fetch(connection, select(*statements.ROW_COLUMNS).where(where))
     stored = payloads.held(connection, rows)
     return {row[_ID]: row for row in stored}

@@ -31,19 +31,19 @@ BEGIN
             DELETE FROM group_stats s WHERE s.buffer_id = p_buffer_id AND s.group_id = c.group_id;
             CONTINUE;
         END IF;
-        g.n_returns := coalesce(g.n_returns, 0);
+        g.n_rewards := coalesce(g.n_rewards, 0);
         g.m2 := coalesce(g.m2, 0);
         IF c.n_in > 0 THEN
-            n := g.n_returns + c.n_in;
-            g.m2 := g.m2 + c.m2_in + coalesce((c.mean_in - g.mean) ^ 2 * g.n_returns * c.n_in / n, 0);
+            n := g.n_rewards + c.n_in;
+            g.m2 := g.m2 + c.m2_in + coalesce((c.mean_in - g.mean) ^ 2 * g.n_rewards * c.n_in / n, 0);
             g.mean := coalesce(g.mean + (c.mean_in - g.mean) * c.n_in / n, c.mean_in);
-            g.n_returns := n;
+            g.n_rewards := n;
         END IF;
         IF c.n_out > 0 THEN
-            n := g.n_returns - c.n_out;
-            g.m2 := CASE WHEN n > 0 THEN greatest(0, g.m2 - c.m2_out - (c.mean_out - g.mean) ^ 2 * g.n_returns * c.n_out / n) ELSE 0 END;
+            n := g.n_rewards - c.n_out;
+            g.m2 := CASE WHEN n > 0 THEN greatest(0, g.m2 - c.m2_out - (c.mean_out - g.mean) ^ 2 * g.n_rewards * c.n_out / n) ELSE 0 END;
             g.mean := CASE WHEN n > 0 THEN g.mean + (g.mean - c.mean_out) * c.n_out / n END;
-            g.n_returns := n;
+            g.n_rewards := n;
             -- Compared as rows, so that no other index gives the required order.
             g.min := (
                 SELECT coalesce(r.reward, r."return") FROM rollout_stats r
@@ -59,10 +59,10 @@ BEGIN
             g.min := least(g.min, c.low);
             g.max := greatest(g.max, c.high);
         END IF;
-        INSERT INTO group_stats AS s (buffer_id, group_id, n_rollouts, n_returns, mean, m2, min, max, spread)
-        VALUES (p_buffer_id, c.group_id, g.n_rollouts, g.n_returns, g.mean, g.m2, g.min, g.max, CASE WHEN g.n_returns = g.n_rollouts THEN g.max - g.min END)
+        INSERT INTO group_stats AS s (buffer_id, group_id, n_rollouts, n_rewards, mean, m2, min, max, spread)
+        VALUES (p_buffer_id, c.group_id, g.n_rollouts, g.n_rewards, g.mean, g.m2, g.min, g.max, CASE WHEN g.n_rewards = g.n_rollouts THEN g.max - g.min END)
         ON CONFLICT (buffer_id, group_id) DO UPDATE
-        SET n_rollouts = excluded.n_rollouts, n_returns = excluded.n_returns, mean = excluded.mean, m2 = excluded.m2,
+        SET n_rollouts = excluded.n_rollouts, n_rewards = excluded.n_rewards, mean = excluded.mean, m2 = excluded.m2,
             min = excluded.min, max = excluded.max, spread = excluded.spread;
     END LOOP;
 END

@@ -1,5 +1,5 @@
 -- Ends open episodes, each by the writer that owns it. Returns the first one that another writer has
--- taken, or that has ended with another status.
+-- taken, or that has ended with another status or reward.
 CREATE FUNCTION sqlbuffer_end_episodes_v1(
     p_buffer_id integer, p_keys text[], p_tasks text[], p_statuses text[], p_rewards double precision[], p_finals bytea[],
     p_attempts integer[], p_writers uuid[], OUT taken_id bigint, OUT ended_place integer, OUT ended_status text

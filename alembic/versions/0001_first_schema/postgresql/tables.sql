@@ -733,7 +733,7 @@ CREATE TABLE group_stats (
     buffer_id INTEGER NOT NULL,
     group_id TEXT COLLATE "C" NOT NULL,
     n_rollouts BIGINT NOT NULL,
-    n_returns BIGINT NOT NULL,
+    n_rewards BIGINT NOT NULL,
     mean DOUBLE PRECISION,
     m2 DOUBLE PRECISION NOT NULL,
     min DOUBLE PRECISION,
@@ -745,7 +745,7 @@ CREATE INDEX ix_group_stats_buffer_id_spread_group_id ON group_stats (buffer_id,
 COMMENT ON COLUMN group_stats.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_stats.group_id IS 'group_id of its episodes, or their task';
 COMMENT ON COLUMN group_stats.n_rollouts IS 'its episodes, without aborted ones';
-COMMENT ON COLUMN group_stats.n_returns IS 'those with a finite reward: of the episode itself, or else the sum of its steps';
+COMMENT ON COLUMN group_stats.n_rewards IS 'those with a finite reward: of the episode itself, or else the sum of its steps';
 COMMENT ON COLUMN group_stats.mean IS 'mean of these rewards';
 COMMENT ON COLUMN group_stats.m2 IS 'sum of their squared differences from the mean';
 COMMENT ON COLUMN group_stats.min IS 'smallest of them';

@@ -455,7 +455,7 @@ CREATE TABLE group_stats (
     buffer_id INTEGER NOT NULL,
     group_id TEXT NOT NULL,
     n_rollouts BIGINT NOT NULL,
-    n_returns BIGINT NOT NULL,
+    n_rewards BIGINT NOT NULL,
     mean DOUBLE,
     m2 DOUBLE NOT NULL,
     min DOUBLE,
