@@ -15,6 +15,6 @@ OWNERS = sorted({call.owner for call in public_calls()})
 @pytest.mark.parametrize("owner", OWNERS)
 def test_more_odd_arguments_are_refused_by_name_and_nothing_is_written(world, owner):
     # Of 71. On PostgreSQL contents are compared after each call, which takes more time.
-    n = 2 if world.url.startswith("sqlite") else 1
+    n = 12 if world.url.startswith("sqlite") else 1
     calls = [each for each in odd_calls(n, "every") if each[0].owner == owner]
     assert faults(world, calls) == {}
