@@ -63,7 +63,7 @@ def reference(number, made, t, n_step, k):
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, n_step=st.integers(1, 4), k=st.integers(1, 4))
 def test_every_stack_is_that_of_the_reference(buffer, buffer_url, made, n_step, k):
     empty(buffer, buffer_url)

@@ -54,7 +54,7 @@ def reference(made, partial):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, partial=st.booleans(), replace=st.booleans())
 def test_every_trajectory_is_that_of_the_reference(buffer, buffer_url, made, partial, replace):
     empty(buffer, buffer_url)

@@ -81,7 +81,7 @@ def fill(buffer, made):
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=EPISODES, n_step=st.integers(1, 4), gamma=st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_every_transition_is_that_of_the_reference(buffer_url, buffer, made, n_step, gamma):
     buffer.clear()

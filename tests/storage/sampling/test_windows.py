@@ -53,7 +53,7 @@ def reference(made, t, length, burn_in, stride, k):
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     made=EPISODES,
     length=st.integers(1, 4),
