@@ -275,6 +275,15 @@ def test_a_writer_is_told_that_its_episode_was_ended(buffer):
     assert len(buffer) == 2
 
 
+def test_a_writer_is_told_that_its_episode_has_another_reward(buffer):
+    episode = buffer.episode("t", episode_id="e")
+    episode.append(**step(buffer), reward=1.0)
+    assert buffer.end_episode("e", reward=2.0)
+    with pytest.raises(EpisodeEndedError, match=r"reward 2\.0, and not 3\.0; annotate_episode"):
+        episode.end(reward=3.0)
+    assert states(buffer)["e"][3] == 2.0
+
+
 def test_plain_sql_ends_an_episode_too(buffer_url):
     with ReplayBuffer(buffer_url) as buffer:
         add(buffer)

@@ -200,7 +200,8 @@ def test_mirrors_of_what_matches_follow_the_lives_of_episodes(buffer_url, limits
         for number in range(48):
             if number % 8 == 0 and trees:  # some begin in the middle
                 tree = trees.pop()
-                mirror = buffer.mirror(condition=tree, refresh_s=3_600)
+                is_shared = number % 16 == 0
+                mirror = buffer.mirror(condition=tree, refresh_s=3_600, shared=is_shared)
                 mirrors.append((tree, stack.enter_context(mirror), {}))
             with suppress(*REFUSED):  # what is left of an episode may not take this
                 change(buffer, chooser, writers)
