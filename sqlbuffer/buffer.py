@@ -587,8 +587,7 @@ class ReplayBuffer:
     def _steps_of(self, episode_id: str, task_id: str) -> builtins.list[DataRow]:
         """Return the steps of an episode in their order, from the primary."""
         of_episode = QueryBuilder().eq("episode_id", episode_id).and_().eq("task_id", task_id)
-        rows = self._reader_of[self._store].all(self._conditions.node(of_episode.build()), None)
-        return sorted(rows, key=lambda row: (row.exp_meta.step, row.seq))
+        return self._reader_of[self._store].episode(self._conditions.node(of_episode.build()))
 
     def record(
         self,
@@ -848,7 +847,7 @@ class ReplayBuffer:
 
         Returns:
             A `RowList` of rows. With a task sampler, a `RowList` of tasks, each a list of rows in
-            the order of (episode, step, execute_time). Its `batch_id` is the number of the batch in
+            the order of `get_by_task_id`. Its `batch_id` is the number of the batch in
             the sample log (`track_samples`). With a converter, the converter's result.
 
         Raises:
@@ -917,7 +916,7 @@ class ReplayBuffer:
             query_condition: Other name of `condition`.
 
         Returns:
-            A `RowList` of tasks, each a list of rows in the order of (episode, step, execute_time),
+            A `RowList` of tasks, each a list of rows in the order of `get_by_task_id`,
             or the converter's results. Its `batch_id` is the number of the batch in the sample log.
 
         Raises:
@@ -1447,7 +1446,9 @@ class ReplayBuffer:
         return self._reader.by_ids(ids, fields)
 
     def get_by_task_id(self, task_id: str, *, fields: Sequence[str] | None = None) -> list[DataRow]:
-        """Return all rows of a task, in the order of (episode, step, execute_time).
+        """Return all rows of a task: episode by episode, each in its order.
+
+        Rows without an episode come first, in the order of (step, execute_time).
 
         The list is empty for an unknown task.
 
@@ -1474,7 +1475,7 @@ class ReplayBuffer:
     ) -> dict[str, list[DataRow]]:
         """Return the rows of several tasks as `{task_id: rows}`, in the order of the ids.
 
-        The rows of a task are in the order of (episode, step, execute_time).
+        The rows of a task are in the order of `get_by_task_id`.
 
         Args:
             task_ids: The tasks.

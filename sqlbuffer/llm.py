@@ -323,7 +323,7 @@ def _short_json(value: Any) -> str:
 
 # Task and episode of a step, or task and agent where there is no episode.
 EpisodeKey = tuple[str, str | None, str | None]
-_N_KEYS = 9
+_N_KEYS = 10
 # Length of a step in the form of `packed`.
 N_PACKED = 7
 
@@ -344,6 +344,7 @@ class RolloutStep(NamedTuple):
     model_version: int | None
     session_id: str | None
     seq: int | None
+    t: int | None = None
     terminated: bool | None = None
     truncated: bool | None = None
     reward: float | None = None
@@ -477,9 +478,9 @@ class _Open:
 class ConversationAssembler:
     """Collects steps that come in insert order until their episodes have ended.
 
-    Steps of episodes that have begun and not ended wait in a temporary file, which is removed when
-    the `with` block ends. Steps without an episode are one until a flag ends it, or until the
-    number of the step does not rise.
+    The steps of an episode are put in its order. Until its last one has come they wait in a
+    temporary file, which is removed when the `with` block ends. Steps without an episode are one
+    until a flag ends it, or until the number of the step does not rise.
 
     Args:
         end_of: Function that returns how an episode has ended; None for an open one.
@@ -515,9 +516,10 @@ class ConversationAssembler:
                 known = self._opened(key)
             known.steps.append(step)
             known.last_step = step.step
-            is_last = known.end is not None and known.end.last_seq == step.seq
-            if step.terminated or step.truncated or is_last:
-                yield self._done(key, known.end.status if known.end and is_last else "complete")
+            if key[2] is None and (step.terminated or step.truncated):
+                yield self._done(key, "complete")
+            elif known.end is not None and known.end.last_seq == step.seq:
+                yield self._done(key, known.end.status)
         for key, known in self._open.items():
             for step in known.steps:
                 self._parked.append(key, step.packed())
@@ -527,8 +529,9 @@ class ConversationAssembler:
         """Yield the conversations that have not ended, in the order in which they began."""
         for parked_key in self._parked:
             key = cast(EpisodeKey, parked_key)
-            self._open[key] = _Open(self._end_of(key), is_parked=True)
-            yield self._done(key, "complete" if key[2] is None else "open")
+            opened = self._open[key] = _Open(self._end_of(key), is_parked=True)
+            status = "open" if opened.end is None else opened.end.status
+            yield self._done(key, "complete" if key[2] is None else status)
 
     def _opened(self, key: EpisodeKey) -> _Open:
         if key not in self._open:
@@ -542,6 +545,8 @@ class ConversationAssembler:
         opened = self._open.pop(key)
         parked = self._parked.pop(key) if opened.is_parked else []
         steps = [*map(RolloutStep.unpacked, parked), *opened.steps]
+        if key[2] is not None:
+            steps.sort(key=lambda step: -1 if step.t is None else step.t)
         reward = None if opened.end is None else opened.end.reward
         return conversation([step.row() for step in steps], reward, status)
 

@@ -203,6 +203,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
             in `actions`, `messages` and `extra`; read it by `ReplayBuffer`.
         fields: Declared fields that conditions can use.
         special_numbers: Numbers that are NaN or -0.0, by the columns of the table `experiences`.
+        t: Place in its episode: 0, 1, 2 and so on.
         episode: The episode; None for a step without one.
 
     Example:
@@ -243,6 +244,7 @@ class Experience(MappedAsDataclass, _View, kw_only=True, eq=False, repr=False):
     special_numbers: Mapped[dict[str, Any] | None] = _from_database(Payload)
     attempt: Mapped[int | None] = _from_database()
     group_id: Mapped[str | None] = mapped_column(default=None)
+    t: Mapped[int | None] = _from_database()
 
     episode: Mapped["Episode | None"] = relationship(
         primaryjoin=lambda: _is_step_of_episode(), viewonly=True, init=False
@@ -283,7 +285,7 @@ class Episode(_View):
 
     steps: Mapped[list[Experience]] = relationship(
         primaryjoin=lambda: _is_step_of_episode(),
-        order_by=lambda: (Experience.step, Experience.seq),
+        order_by=lambda: Experience.t,
         viewonly=True,
     )
 

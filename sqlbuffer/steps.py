@@ -133,6 +133,10 @@ def _short_part(value: Any) -> str:
     return repr(value) if isinstance(value, (ExpMeta, Experience)) else short(value)
 
 
+class NoStep(int):
+    """The number 0 of a step that was given none."""
+
+
 @with_own_errors
 @checked_dataclass(config=_CONFIG, eq=False)
 class ExpMeta:
@@ -165,7 +169,7 @@ class ExpMeta:
     task_id: Key
     task_name: Key | None = None
     agent_id: Key = "default"
-    step: Integer = 0
+    step: Integer = NoStep()
     execute_time: Real | None = None
     pre_agent: Key | None = None
     episode_id: Key | None = field(default=None, kw_only=True)

@@ -187,7 +187,8 @@ def _groups(
     """Return the keys of each group, the order that puts groups together, or None for the given
     order, and where each group begins in it, with the end.
 
-    Steps of an episode keep their order: one of its groups ends where another key changes.
+    Steps of an episode keep their order, or are put in that of their numbers and agents if it has
+    several agents. One of its groups ends where another key changes.
     """
     n, names = columns.n_steps, list(columns.keys)
     keys = tuple(columns.keys.values())
@@ -204,8 +205,14 @@ def _groups(
         streams: dict[Keys, int] = {}
         stream_of = [streams.setdefault(_stream(names, key), len(streams)) for key in distinct_keys]
         stream = np.array(stream_of, np.int64)[key_of]
-        if (np.diff(stream) < 0).any():
+        has_agents = _have_agents(names, distinct_keys, stream_of)
+        if has_agents.any() and not columns.makes_steps:
+            within = has_agents[stream]
+            agents = _ranks(columns.agent_id)
+            order = np.lexsort((agents * within, columns.steps * within, stream))
+        elif (np.diff(stream) < 0).any():
             order = np.argsort(stream, kind="stable")
+        if order is not None:
             key_of = key_of[order]
     starts = [0, *(np.flatnonzero(np.diff(key_of)) + 1).tolist()]
     return [distinct_keys[i] for i in key_of[starts].tolist()], order, [*starts, n]
@@ -216,6 +223,32 @@ def _stream(names: list[str], key: Keys) -> Keys:
     values = dict(zip(names, key, strict=True))
     episode = values.get("episode_key")
     return key if episode is None else (episode, values["task_id"])
+
+
+def _have_agents(names: list[str], keys: list[Keys], stream_of: list[int]) -> NDArray[np.bool_]:
+    """Return which streams are episodes with several agents.
+
+    Args:
+        names: Names of the keys of a group.
+        keys: The keys of each group.
+        stream_of: The stream of each group.
+    """
+    has_agents = np.zeros(max(stream_of) + 1, bool)
+    if "episode_key" not in names:
+        return has_agents
+    episode, agent = names.index("episode_key"), names.index("agent_id")
+    first_agent: dict[int, str] = {}
+    for stream, key in zip(stream_of, keys, strict=True):
+        if key[episode] is not None:
+            has_agents[stream] |= first_agent.setdefault(stream, key[agent]) != key[agent]
+    return has_agents
+
+
+def _ranks(agents: str | list[str]) -> NDArray[np.int64]:
+    """Return the place of each agent in the order of all of them, int64 of shape (n,)."""
+    names = [agents] if isinstance(agents, str) else agents
+    ranks = {name: rank for rank, name in enumerate(sorted(set(names)))}
+    return np.array([ranks[name] for name in names], np.int64)
 
 
 def _taken(values: Any, order: NDArray[np.int64] | None) -> Any:

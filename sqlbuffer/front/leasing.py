@@ -52,7 +52,7 @@ class LeasedBatch(Sequence[DataRow]):
 
     Attributes:
         rows: The rows; with groups, one group after the other.
-        groups: The rows of each group, in the order of (episode, step, execute_time); empty if
+        groups: The rows of each group, in the order of `get_by_task_id`; empty if
             single rows are leased.
         seqs: Numbers of the rows, int64 of shape (n,).
         lease_id: Id of the lease, as in `v_leases`.

@@ -1,6 +1,7 @@
 """Read rows as they are, and the parts of them that are wanted."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,6 +24,7 @@ from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.steps import DataRow, EncodedRow
 from sqlbuffer.storage.buffers.catalog import BufferInfo
 from sqlbuffer.storage.reading import RowQueries
+from sqlbuffer.storage.rows.layouts import task_order
 from sqlbuffer.storage.rows.payload_parts import Payloads
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.strict_models import library_error
@@ -169,6 +171,13 @@ class RowReader:
             for start in range(0, len(page), n)
             for row in decoder.rows(page[start : start + n])
         )
+
+    def episode(self, node: Node) -> list[DataRow]:
+        """Return the rows of an episode in its order."""
+        payloads, decoder = self._decoding.of(None)
+        pages = self._queries.pages(node, payloads)
+        rows = sorted(chain.from_iterable(pages), key=task_order)
+        return decoder.rows(rows)
 
     def page(
         self, node: Node, page: int, page_size: int, fields: Sequence[str] | None

@@ -20,7 +20,7 @@ from sqlbuffer.encoding.records import Record, encode_rows
 from sqlbuffer.episode_writer import Encode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import Casting
-from sqlbuffer.steps import DataRow, StoreResult
+from sqlbuffer.steps import DataRow, NoStep, StoreResult
 from sqlbuffer.storage.episodes import Beginnings, EpisodeKey
 from sqlbuffer.storage.rows.payload_parts import check_row_sizes, prepared, row_limit
 from sqlbuffer.storage.store import BufferStore
@@ -62,11 +62,23 @@ class RowEncoding:
             ]
         if any(row.exp_meta.execute_time is None for row in rows):
             ignore |= MADE_TIME
-        return self._sized(WriteBatch(records, ignore))
+        unnumbered = frozenset(
+            (record.episode_key, record.task_id)
+            for record, row in zip(records, rows, strict=True)
+            if record.episode_key is not None
+            and (makes_steps or isinstance(row.exp_meta.step, NoStep))
+        )
+        return self._sized(WriteBatch(records, ignore, unnumbered=unnumbered))
 
     def columns(self, columns: Mapping[str, Any], casting: Casting) -> WriteBatch:
         """Encode steps given as columns."""
-        return self._sized(WriteBatch(encode_columns(columns, casting=casting), MADE_TIME))
+        records = encode_columns(columns, casting=casting)
+        unnumbered = frozenset(
+            (record.episode_key, record.task_id)
+            for record in records
+            if record.episode_key is not None and columns.get("step") is None
+        )
+        return self._sized(WriteBatch(records, MADE_TIME, unnumbered=unnumbered))
 
     def episode(
         self,

@@ -104,6 +104,13 @@ episodes = Table(
         comment="true: its last step ended it, and no call; a later step opens it again",
     ),
     Column(
+        "by_arrival",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true: a row of it gave no step, so its rows are in the order of their arrival",
+    ),
+    Column(
         "was_used",
         Boolean,
         nullable=False,
@@ -195,9 +202,9 @@ def _sqlite_advance(connection: Connection, spans: Mapping[int, tuple[int, int]]
     return set(connection.exec_driver_sql(_SQLITE_ADVANCE, (spans_json,)).scalars())
 
 
-# The number of an episode; the step and the seq of a step, and whether it ends an episode.
-LastStep = tuple[int, int, int, bool]
-_SQLITE_SETTLE = "INSERT INTO new_episode_steps (id, step, seq, ends) VALUES (?, ?, ?, ?)"
+# The number of an episode; the place of a step in it, and whether the step ends an episode.
+LastStep = tuple[int, int, bool]
+_SQLITE_SETTLE = "INSERT INTO new_episode_steps (id, t, ends) VALUES (?, ?, ?)"
 
 
 def sqlite_settle_episodes(connection: Connection, last_steps: Sequence[LastStep]) -> None:

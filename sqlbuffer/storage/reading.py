@@ -258,7 +258,7 @@ class RowQueries:
     def tasks(
         self, task_ids: Sequence[str], payloads: Payloads | None = None
     ) -> dict[str, list[Row]]:
-        """Return every live row of the tasks, each task's in the order of (episode, step, time)."""
+        """Return every live row of the tasks, each task's in the order of `task_order`."""
         self.own_writes.store()
         return self._tasks(task_ids, payloads)
 

@@ -34,7 +34,7 @@ def stored(rows: Iterable[DataRow]) -> Iterator[RolloutStep]:
         texts = [encoder.json(value, "value") for value in payloads]
         yield RolloutStep(
             meta.task_id, meta.agent_id, meta.episode_id, meta.step, meta.model_version,
-            meta.session_id, row.seq, data.terminated, data.truncated, data.reward_t, *texts,
+            meta.session_id, row.seq, None, data.terminated, data.truncated, data.reward_t, *texts,
             bytes(encoder.blob),
         )  # fmt: skip
 
@@ -102,10 +102,10 @@ def test_assembles_episodes_that_are_written_in_turns() -> None:
     second = [step("y", "y2", "2", terminated=True), step("x", "x2", "2", truncated=True)]
     done = assembled(first, second, ends={"y": EpisodeOutcome(9.0, 99, "complete")})
     assert [(one.episode_id, one.n_steps, one.reward, one.status) for one in done] == [
-        ("y", 2, 9.0, "complete"), ("x", 2, None, "complete"), (None, 1, None, "complete"),
+        ("x", 2, None, "open"), ("y", 2, 9.0, "complete"), (None, 1, None, "complete"),
     ]  # fmt: skip
     assert done[2].stop_reason == "complete"
-    assert [message["content"] for message in done[1].messages] == ["x1", "1", "x2", "2"]
+    assert [message["content"] for message in done[0].messages] == ["x1", "1", "x2", "2"]
 
 
 def test_conversations_that_do_not_end_come_in_the_order_in_which_they_began() -> None:

@@ -15,7 +15,6 @@ from sqlalchemy import (
     bindparam,
     cast,
     column,
-    func,
     or_,
     select,
     true,
@@ -115,11 +114,11 @@ def _keys_of_rows(
     limit: int,
 ) -> Iterable[StepKey]:
     step = experiences.c
-    within, position = _episode_rows(connection, buffer, rollout)
+    within = _episode_rows(connection, buffer, rollout)
+    position = step.step if within is None else step.t
     if within is not None:
         statements = [select(position, step.seq).where(within)]
     else:
-        position = step.step
         of_task = (step.buffer_id == buffer.info.id) & (step.task_id == rollout.task_id)
         of_task = of_task & step.episode_id.is_(None) & (unindexed(step.seq) > low)
         statements = [
@@ -287,8 +286,8 @@ def spaced_keys(
     page = key_page(connection, buffer, rollout, n)
     if not page.has_more:
         return page.keys, len(page.keys)
-    within, position = _episode_rows(connection, buffer, rollout)
-    if position is experiences.c.t:
+    within, position = _episode_rows(connection, buffer, rollout), experiences.c.t
+    if within is not None:
         (last,) = key_page(connection, buffer, rollout, 1, is_last=True).keys
         places = _spaced(page.keys[0].position, last.position, n)
         is_place = is_number_of(position, bindparam(None, places, SeqList()))
@@ -296,24 +295,8 @@ def spaced_keys(
         return sorted(StepKey(*row) for row in rows), last.position - page.keys[0].position + 1
     if buffer.info.has_chunks:
         return _spaced_in_chunks(connection, buffer, rollout, n)
-    if within is not None:
-        return _spaced_in_rows(connection, within, position, n)
     keys = key_page(connection, buffer, rollout, MOST_COUNTED).keys
     return [keys[place] for place in _spaced(0, len(keys) - 1, n)], len(keys)
-
-
-def _spaced_in_rows(
-    connection: Connection, within: Any, position: Any, n: int
-) -> tuple[list[StepKey], int]:
-    order = (position, unindexed(experiences.c.seq))
-    rank = func.row_number().over(order_by=order) - 1
-    total: int = connection.execute(select(func.count()).where(within)).scalar_one()
-    ranked = (
-        select(position, experiences.c.seq, rank.label("rank")).where(within).subquery("ranked")
-    )
-    is_place = is_number_of(ranked.c.rank, bindparam(None, _spaced(0, total - 1, n), SeqList()))
-    rows = connection.execute(select(ranked.c[position.name], ranked.c.seq).where(is_place))
-    return sorted(StepKey(*row) for row in rows), total
 
 
 def _spaced_in_chunks(
@@ -333,20 +316,17 @@ def _spaced_in_chunks(
     return sorted(keys), ends[-1]
 
 
-def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) -> tuple[Any, Any]:
-    """Return the condition for the rows of an episode, and the column that orders them.
+def _episode_rows(connection: Connection, buffer: OpenBuffer, rollout: Rollout) -> Any:
+    """Return the condition for the rows of an episode.
 
     Return None if its steps are not rows, or do not belong to an episode.
     """
     if buffer.info.has_chunks or rollout.number is None:
-        return None, None
+        return None
     row = experiences.c
     low = buffer.window_in(connection).low
     within = (row.buffer_id == buffer.info.id) & (row.episode_id == rollout.number)
-    within = within & (unindexed(row.seq) > low)
-    stored_alone = select(row.seq).where(within, row.t.is_(None)).limit(1)
-    # No index knows the order of rows that were stored one by one.
-    return within, row.t if connection.execute(stored_alone).first() is None else row.step
+    return within & (unindexed(row.seq) > low)
 
 
 def _spaced(first: int, last: int, n: int) -> list[int]:

@@ -36,8 +36,9 @@ from sqlbuffer.storage.schema.expressions import unindexed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number, is_numbered
 
 # Positions in `statements.ROW_COLUMNS`: seq, then the columns of a record.
-TASK_ID, EPISODE_KEY, STEP, EXECUTE_TIME = (
-    1 + Record._fields.index(name) for name in ("task_id", "episode_key", "step", "execute_time")
+TASK_ID, EPISODE_KEY, T, STEP, EXECUTE_TIME = (
+    1 + Record._fields.index(name)
+    for name in ("task_id", "episode_key", "t", "step", "execute_time")
 )
 
 # A stored row: seq, then the fields of a record.
@@ -101,11 +102,15 @@ def _given_values(names: Sequence[str], values: Sequence[Any], columns: Set[str]
 
 
 def task_order(row: Row) -> tuple[Any, ...]:
-    """Order by episode, step and time, then by insert; missing values come first."""
-    seq, episode, step, time = row[0], row[EPISODE_KEY], row[STEP], row[EXECUTE_TIME]
+    """Order by episode and the place in it; steps without one by step, time and insert.
+
+    Missing values come first.
+    """
+    seq, episode, t, step, time = row[0], row[EPISODE_KEY], row[T], row[STEP], row[EXECUTE_TIME]
     return (
         episode is not None,
         episode or "",
+        -1 if episode is None or t is None else t,
         step,
         float("-inf") if time is None else time,
         seq,

@@ -40,8 +40,10 @@ GRANT EXECUTE ON FUNCTION sqlbuffer_marks_v1 TO sqlbuffer_analyst, sqlbuffer_wri
 GRANT EXECUTE ON FUNCTION sqlbuffer_slices_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 
 GRANT INSERT ON buffers, experiences, new_experiences, v_experiences, episodes, sessions TO sqlbuffer_writer, sqlbuffer_learner;
-GRANT UPDATE (status, length, "return", reward, next_t, first_seq, last_seq, meta, final_arrays, ended_at, is_implied, was_used, attempt, writer, writers, verdicts, used_at) ON episodes
+GRANT UPDATE (status, length, "return", reward, next_t, first_seq, last_seq, meta, final_arrays, ended_at, is_implied, by_arrival, was_used, attempt, writer, writers, verdicts, used_at) ON episodes
 TO sqlbuffer_writer, sqlbuffer_learner;
+-- A late row takes its place in its episode.
+GRANT UPDATE (t) ON experiences TO sqlbuffer_writer, sqlbuffer_learner;
 -- Sampled rows, and waiting calls.
 GRANT INSERT, UPDATE, DELETE ON flow, flow_waits, flow_history TO sqlbuffer_writer, sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE buffers_id_seq, episodes_id_seq, sessions_id_seq TO sqlbuffer_writer, sqlbuffer_learner;

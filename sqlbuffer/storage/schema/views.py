@@ -85,6 +85,7 @@ VIEWS = {
                 "that continued it; null: it had no writer",
             ),
             "group_id": ("text", "the group of rollouts that its episode belongs to"),
+            "t": ("integer", "place in its episode: 0, 1, 2 and so on; null without an episode"),
         },
     ),
     "v_tasks": View(

@@ -8,10 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection
 
-from sqlbuffer.encoding.chunks import step_numbers
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.errors import StorageError
 from sqlbuffer.steps import PAYLOADS
@@ -43,6 +41,7 @@ from sqlbuffer.storage.retention.eviction import sqlite_evict
 from sqlbuffer.storage.rollout_stats import AddedSteps, sqlite_add_steps
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.schema.number_keys import MOST_NUMBERS, NUMBER_BITS
+from sqlbuffer.storage.writing.row_places import RowPlaces
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,9 @@ def _sqlite_after_chunks(
 
 def _last_step(numbered: NumberedChunk, episode_id: int) -> LastStep:
     chunk, last = numbered.chunk, numbered.chunk.n_steps - 1
-    (step,) = step_numbers(chunk, np.array([last])).tolist()
     flags = (chunk.terminated, chunk.truncated)
     ends = any(flag is not None and bool(flag[last]) for flag in flags)
-    return episode_id, step, numbered.first_seq + last, ends
+    return episode_id, (chunk.t or 0) + last, ends
 
 
 def _sqlite_reserve_seqs(
@@ -184,7 +182,7 @@ def _sqlite_insert_records(
     connection: Connection,
     buffer_id: int,
     seqs: Sequence[int],
-    records: Sequence[Record],
+    places: RowPlaces,
     episode_ids: Sequence[int | None],
     session_ids: Sequence[int | None],
     priority: float | None = None,
@@ -196,6 +194,8 @@ def _sqlite_insert_records(
     There is no savepoint: inside one each row's trigger reads the journal in memory from its start.
     10,000 rows in a full buffer then take six times as long.
     """
+    records = places.records
+    places.make_room(connection, buffer_id)
     fields = dict(zip(Record._fields, zip(*records, strict=True), strict=True))
     columns: dict[str, Sequence[Any]] = {
         "key": [buffer_id << NUMBER_BITS | seq for seq in seqs],
@@ -215,12 +215,12 @@ def _sqlite_insert_records(
     added = AddedSteps.of_rows(fields["task_id"], episode_ids, fields["reward_t"], seqs)
     sqlite_add_steps(connection, buffer_id, added)
     last_steps: dict[int, LastStep] = {}
-    for episode_id, record, seq in zip(episode_ids, records, seqs, strict=True):
-        if episode_id is not None and (
-            episode_id not in last_steps or record.step >= last_steps[episode_id][1]
-        ):
+    for episode_id, record in zip(episode_ids, records, strict=True):
+        if episode_id is None or record.t is None:
+            continue
+        if episode_id not in last_steps or record.t > last_steps[episode_id][1]:
             ends = bool(record.terminated or record.truncated)
-            last_steps[episode_id] = episode_id, record.step, seq, ends
+            last_steps[episode_id] = episode_id, record.t, ends
     sqlite_settle_episodes(connection, list(last_steps.values()))
 
 
@@ -301,7 +301,7 @@ def _postgresql_insert_records(
     connection: Connection,
     buffer_id: int,
     seqs: Sequence[int],
-    records: Sequence[Record],
+    places: RowPlaces,
     episode_ids: Sequence[int | None],
     session_ids: Sequence[int | None],
     priority: float | None = None,
@@ -309,13 +309,11 @@ def _postgresql_insert_records(
     guarded: bool = True,
 ) -> None:
     """Write records under their numbers; `priority` is for records without a given one."""
-    rows = copied_rows(buffer_id, seqs, records, episode_ids, session_ids, priority)
-    with (
-        savepoint(connection) if guarded else nullcontext(),
-        driver_of(connection).cursor() as cursor,
-        cursor.copy(_COPY) as copy,
-    ):
-        copy.write(b"".join([HEADER, rows, TRAILER]))
+    rows = copied_rows(buffer_id, seqs, places.records, episode_ids, session_ids, priority)
+    with savepoint(connection) if guarded else nullcontext():
+        places.make_room(connection, buffer_id)
+        with driver_of(connection).cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.write(b"".join([HEADER, rows, TRAILER]))
 
 
 def copied_rows(

@@ -1,7 +1,7 @@
 """Store rows: all of a batch or none, also over lost connections and races of writers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from sqlbuffer.storage.rows.layouts import Row
 from sqlbuffer.storage.rows.payload_parts import Payloads, without_parts
 from sqlbuffer.storage.schema.expressions import one_of_keys, unindexed
 from sqlbuffer.storage.writing.inserts import insert_records, reserve_seqs
+from sqlbuffer.storage.writing.row_places import place_rows
 
 # A time that the library made is not content: it never makes a conflict.
 MADE_TIME = frozenset(("execute_time",))
@@ -50,6 +51,7 @@ class WriteBatch:
         endings: Ends of episodes in the batch.
         beginnings: Of episodes that a writer owns, and that may begin with it.
         whole: Id of the user's for an episode that is stored whole or not at all.
+        unnumbered: Episodes with a row in the batch that gave no step.
     """
 
     records: Sequence[Record]
@@ -57,6 +59,7 @@ class WriteBatch:
     endings: Sequence[EpisodeEnd] = ()
     beginnings: Beginnings = field(default_factory=dict)
     whole: EpisodeKey | None = None
+    unnumbered: frozenset[EpisodeKey] = frozenset()
 
     @property
     def n_steps(self) -> int:
@@ -116,12 +119,17 @@ def insert_batch(
         if not new_records:
             break
         try:
+            made: set[int] = set()
+            episode_keys = episode_ids(connection, buffer_id, new_records, batch.beginnings, made)
+            places = place_rows(
+                connection, buffer_id, new_records, episode_keys, made, batch.unnumbered
+            )
             insert_records(
                 connection,
                 buffer_id,
                 seqs,
-                without_parts(new_records),
-                episode_ids(connection, buffer_id, new_records, batch.beginnings),
+                replace(places, records=without_parts(places.records)),
+                episode_keys,
                 session_ids(connection, buffer_id, new_records),
                 reserved.priority,
                 guarded=guarded,

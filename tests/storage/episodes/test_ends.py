@@ -50,8 +50,10 @@ class Model:
     status: str = "open"
     is_implied: bool = False
     is_used: bool = False
+    is_of_rows: bool = False
     n_written: int = 0
     total: float = 0.0
+    ts: dict = field(default_factory=dict)  # of rows: their places in the episode
     shown: tuple = ("open", None, None)
 
     @property
@@ -59,6 +61,14 @@ class Model:
         return self.status == "open" or (self.is_implied and not self.is_used)
 
     def take(self, new):
+        for one in sorted(new):
+            # A late row takes its place; a deleted one leaves a gap, unless it was the last.
+            t = min((t for step, t in self.ts.items() if step > one), default=None)
+            if t is None:
+                t = max(self.ts.values(), default=-1) + 1
+            else:
+                self.ts = {step: at + (at >= t) for step, at in self.ts.items()}
+            self.ts[one] = t
         self.steps += new
         self.n_written += len(new)
         self.total += sum(reward for *_, reward in new)
@@ -72,14 +82,18 @@ class Model:
 
     def settle(self, status, *, is_implied):
         self.status, self.is_implied = status, is_implied
-        self.shown = (status, self.n_written, self.total)
+        self.shown = (status, self.length, self.total)
+
+    @property
+    def length(self):
+        return max(self.ts.values(), default=-1) + 1 if self.is_of_rows else self.n_written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_every_reader_knows_how_each_episode_stands(buffer, seed):
     rng = random.Random(seed)
-    models = {key: Model() for key in "abcd"}
+    models = {key: Model(is_of_rows=not buffer.fields) for key in "abcd"}
     places, next_step = 0, dict.fromkeys(models, 0)
     for _ in range(120):
         key = rng.choice(list(models))
@@ -134,8 +148,7 @@ def delete_one(buffer, key, model, number):
     assert buffer.delete(of_step) == n_gone
     model.total -= sum(reward for step, *_, reward in model.steps if step == number)
     model.steps = [one for one in model.steps if one[0] != number]
-    if not buffer.fields:  # steps of chunks keep their places
-        model.n_written -= n_gone
+    model.ts = {one: t for one, t in model.ts.items() if one[0] != number}
 
 
 def store(buffer, what, key, steps, ends, rewards):

@@ -112,10 +112,10 @@ BEGIN
             first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
         IF grown IS NOT NULL AND (has_ended OR written.has_ends) THEN
             PERFORM sqlbuffer_settle_episodes_v1(
-                written.buffer_id, array_agg(l.episode_id), array_agg(l.step), array_agg(l.seq), array_agg(l.ends))
+                written.buffer_id, array_agg(l.episode_id), array_agg(l.t), array_agg(l.ends))
             FROM (
-                SELECT DISTINCT ON (n.episode_id) n.episode_id, coalesce(n.steps[n.n_steps], n.step + (n.n_steps - 1)) AS step,
-                    n.first_seq + n.n_steps - 1 AS seq, n.terminated[n.n_steps] IS TRUE OR n.truncated[n.n_steps] IS TRUE AS ends
+                SELECT DISTINCT ON (n.episode_id) n.episode_id, n.t + n.n_steps - 1 AS t,
+                    n.terminated[n.n_steps] IS TRUE OR n.truncated[n.n_steps] IS TRUE AS ends
                 FROM new_chunks n WHERE n.buffer_id = written.buffer_id AND n.episode_id = ANY (grown)
                 ORDER BY n.episode_id, n.first_seq DESC
             ) l;

@@ -115,11 +115,13 @@ BEGIN
             first_seq = least(r.first_seq, excluded.first_seq), last_seq = greatest(r.last_seq, excluded.last_seq);
         IF grown IS NOT NULL AND (has_ended OR written.has_ends) THEN
             PERFORM sqlbuffer_settle_episodes_v1(
-                written.buffer_id, array_agg(l.episode_id), array_agg(l.step), array_agg(l.seq), array_agg(l.ends))
+                written.buffer_id, array_agg(l.episode_id), array_agg(l.t), array_agg(l.ends))
             FROM (
-                SELECT DISTINCT ON (n.episode_id) n.episode_id, n.step, n.seq, n.terminated IS TRUE OR n.truncated IS TRUE AS ends
-                FROM new_rows n WHERE n.buffer_id = written.buffer_id AND n.episode_id = ANY (grown)
-                ORDER BY n.episode_id, n.step DESC, n.seq DESC
+                -- A later row of the same statement may have moved the place of an earlier one.
+                SELECT DISTINCT ON (n.episode_id) n.episode_id, x.t, n.terminated IS TRUE OR n.truncated IS TRUE AS ends
+                FROM new_rows n JOIN experiences x ON x.buffer_id = n.buffer_id AND x.seq = n.seq
+                WHERE n.buffer_id = written.buffer_id AND n.episode_id = ANY (grown)
+                ORDER BY n.episode_id, x.t DESC
             ) l;
         END IF;
     END LOOP;

@@ -7,8 +7,8 @@ DECLARE
     v_episode_id bigint;
     v_group_id text;
 BEGIN
-    IF num_nonnulls(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt) > 0 THEN
-        RAISE EXCEPTION 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers and attempt'
+    IF num_nonnulls(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt, NEW.t) > 0 THEN
+        RAISE EXCEPTION 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers, attempt and t'
         USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     SELECT * INTO b FROM buffers WHERE name = NEW.buffer;

@@ -312,6 +312,7 @@ CREATE TABLE episodes (
     n_rows BIGINT,
     next_t BIGINT DEFAULT 0 NOT NULL,
     is_implied BOOLEAN DEFAULT false NOT NULL,
+    by_arrival BOOLEAN DEFAULT false NOT NULL,
     was_used BOOLEAN DEFAULT false NOT NULL,
     attempt INTEGER DEFAULT 0 NOT NULL,
     writer UUID,
@@ -345,6 +346,7 @@ COMMENT ON COLUMN episodes.ended_at IS 'time when it ended';
 COMMENT ON COLUMN episodes.n_rows IS 'rows held, if eviction is by episode';
 COMMENT ON COLUMN episodes.next_t IS 'steps stored in chunks, which is the t of the next step';
 COMMENT ON COLUMN episodes.is_implied IS 'true: its last step ended it, and no call; a later step opens it again';
+COMMENT ON COLUMN episodes.by_arrival IS 'true: a row of it gave no step, so its rows are in the order of their arrival';
 COMMENT ON COLUMN episodes.was_used IS 'true: a lease that held steps of it was acknowledged';
 COMMENT ON COLUMN episodes.attempt IS '0: steps arrive without a writer; else the number of the writer that owns it';
 COMMENT ON COLUMN episodes.writer IS 'random id of that writer';

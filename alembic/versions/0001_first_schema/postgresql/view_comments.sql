@@ -29,6 +29,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_experiences."special_numbers" IS 'NaN, which is null in its own column, and -0.0; by the column names of `experiences`';
     COMMENT ON COLUMN v_experiences."attempt" IS 'number of the writer of the episode that stored it: 1, and one more with each that continued it; null: it had no writer';
     COMMENT ON COLUMN v_experiences."group_id" IS 'the group of rollouts that its episode belongs to';
+    COMMENT ON COLUMN v_experiences."t" IS 'place in its episode: 0, 1, 2 and so on; null without an episode';
     COMMENT ON VIEW v_tasks IS 'One row per task.';
     COMMENT ON COLUMN v_tasks."buffer" IS 'name of the buffer';
     COMMENT ON COLUMN v_tasks."task_id" IS 'the task';

@@ -197,6 +197,7 @@ CREATE TABLE episodes (
     n_rows BIGINT,
     next_t BIGINT DEFAULT 0 NOT NULL,
     is_implied BOOLEAN DEFAULT 0 NOT NULL,
+    by_arrival BOOLEAN DEFAULT 0 NOT NULL,
     was_used BOOLEAN DEFAULT 0 NOT NULL,
     attempt INTEGER DEFAULT 0 NOT NULL,
     writer TEXT,

@@ -23,11 +23,12 @@ BEGIN
         first_seq = CASE WHEN NOT e.is_open THEN e.first_seq END, last_seq = CASE WHEN NOT e.is_open THEN e.last_seq END,
         ended_at = CASE WHEN NOT e.is_last THEN ended_at WHEN NOT e.is_open THEN strftime('%Y-%m-%dT%H:%M:%fZ', 'now') END
     FROM (
-        SELECT l.is_last, l.is_last AND NOT NEW.ends AS is_open, r.length, r."return", r.first_seq, r.last_seq
+        SELECT l.is_last, l.is_last AND NOT NEW.ends AS is_open,
+            coalesce((SELECT max(x.t) + 1 FROM experiences x WHERE x.buffer_id = l.buffer_id AND x.episode_id = NEW.id), r.length) AS length, r."return", r.first_seq, r.last_seq
         FROM (
             SELECT NOT EXISTS (
                 SELECT 1 FROM experiences x
-                WHERE x.buffer_id = p.buffer_id AND x.episode_id = p.id AND (x.step, x.seq) > (NEW.step, NEW.seq)
+                WHERE x.buffer_id = p.buffer_id AND x.episode_id = p.id AND x.t > NEW.t
             ) AS is_last, p.buffer_id, p.task_id
             FROM episodes p WHERE p.id = NEW.id
         ) l

@@ -2,8 +2,8 @@
 -- database.
 CREATE TRIGGER trg_v_experiences_insert_v1 INSTEAD OF INSERT ON v_experiences
 BEGIN
-    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers and attempt')
-    WHERE coalesce(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt) IS NOT NULL;
+    SELECT RAISE(ABORT, 'sqlbuffer: a row is inserted without seq, first_seq, session_id, executed_at, inserted_at, fields, special_numbers, attempt and t')
+    WHERE coalesce(NEW.seq, NEW.first_seq, NEW.session_id, NEW.executed_at, NEW.inserted_at, NEW.fields, NEW.special_numbers, NEW.attempt, NEW.t) IS NOT NULL;
     SELECT RAISE(ABORT, 'sqlbuffer: no buffer with this name')
     WHERE NOT EXISTS (SELECT 1 FROM buffers WHERE name = NEW.buffer);
     SELECT RAISE(ABORT, 'sqlbuffer: group_id names rollouts that belong together: give the episode_id of the rollout too')
