@@ -4,7 +4,7 @@ import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, get_args, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ from sqlbuffer.config import (
     check_reached,
     with_settings,
 )
-from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer
+from sqlbuffer.copying import CopyReport, OnProgress, checked_progress, copy_buffer, merge_options
 from sqlbuffer.encoding.columns import decode_step
 from sqlbuffer.encoding.priority_values import EPS, checked_seqs
 from sqlbuffer.encoding.records import Rebuild
@@ -2042,11 +2042,18 @@ class ReplayBuffer:
         other: "ReplayBuffer",
         condition: Condition = None,
         *,
+        prefix: str = "",
+        on_conflict: Literal["error", "skip"] = "error",
+        include_open: bool = False,
         on_progress: OnProgress | None = None,
     ) -> CopyReport:
-        """Copy the steps of this buffer into an empty buffer, in this database or in another.
+        """Copy the steps of this buffer into another one, in this database or in another.
 
-        The copy has the steps that are stored now, with their `seq`, times, ids, typed fields,
+        If `other` is empty, it becomes an exact copy. If it has steps, or with a `prefix`, the
+        steps are merged into it: see `docs/how-to/merge-recordings.md`. A repeated call takes what
+        has come since.
+
+        An exact copy has the steps that are stored now, with their `seq`, times, ids, typed fields,
         episodes, sessions, labels with their history, priorities, quarantine, use counts and
         documents. Labels, priorities and use counts are those of the moment at which a step is
         read, documents those of the end. Documents that `other` has already stay. Leases and the
@@ -2063,19 +2070,24 @@ class ReplayBuffer:
         the role that owns its tables.
 
         Args:
-            other: The empty buffer. Its fields and its settings of eviction, retention and leases
-                must equal those of this buffer; make it with `config=buffer.config`.
+            other: The other buffer. Its fields must equal those of this buffer, and for an exact
+                copy its settings of eviction, retention and leases too; make it with
+                `config=buffer.config`.
             condition: Condition that steps must match. A chunk of steps is copied whole if one step
                 matches. The other steps of the chunk are deleted in the copy, but their bytes
-                remain in its files.
+                remain in its files. Merged steps leave no such bytes.
+            prefix: Text that is put before the ids of steps and episodes, such as `run1/`.
+            on_conflict: For merged steps whose ids `other` has, and for episodes whose id other
+                steps have there: `error`, or `skip` to leave them out.
+            include_open: Merge episodes that have not ended too; else a later call takes them.
             on_progress: Function that is called after each batch with the number of copied steps,
                 the last copied `seq`, and the range of `seq` to copy.
 
         Raises:
             ArgumentError: `other` is not a buffer, or `on_progress` not a function.
             ConditionError: The condition is malformed.
-            CopyError: The target is not empty, or cannot hold the same steps; or steps left this
-                buffer before they were copied.
+            CopyError: The target cannot hold the same steps, would evict what is merged, or has
+                some of the ids; or steps left this buffer before they were copied.
             StorageBusyError: A transaction that writes to this buffer does not end.
             StorageReadOnlyError: The role may not write to the target.
 
@@ -2092,8 +2104,10 @@ class ReplayBuffer:
         checked_buffer(other, "other")
         node = self._conditions.node(condition)
         on_progress = checked_progress(on_progress)
+        options = merge_options(prefix, on_conflict, include_open)
         self.flush()
-        return copy_buffer(self._store, other._store, node, on_progress)
+        other.flush()
+        return copy_buffer(self._store, other._store, node, on_progress, options)
 
     def clear(self) -> int:
         """Delete every row, and return the number of deleted rows.

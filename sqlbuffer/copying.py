@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlbuffer.checks import checked_callable
+from sqlbuffer.checks import checked_callable, checked_choice, checked_flag, refused
+from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import CopyError
 from sqlbuffer.query.tree import Node
+from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
+from sqlbuffer.storage.copies.parts import CopiedRange
 from sqlbuffer.storage.copies.source import CopySource
 from sqlbuffer.storage.copies.target import (
     CopyProgress,
@@ -17,8 +20,11 @@ from sqlbuffer.storage.copies.target import (
     TargetKeys,
     begin_copy,
     resume_copy,
+    take_hold,
 )
 from sqlbuffer.storage.database.urls import is_memory
+from sqlbuffer.storage.merging.batches import ON_CONFLICT, MergeOptions, MergeReader
+from sqlbuffer.storage.merging.target import MergeTarget
 from sqlbuffer.storage.store import BufferStore
 
 
@@ -37,8 +43,11 @@ class CopyReport:
         high_seq: Upper end of these numbers, included.
         n_steps: Number of steps in the copy.
         n_copied: Number of steps that this call copied; fewer if an earlier call was interrupted.
-        was_finished: True if an earlier call has completed the copy, and this one did nothing.
+        was_finished: True if an earlier call has copied all that there is, and this one nothing.
         seconds: Duration of this call.
+        is_exact: True for a copy with the numbers of the source; False for steps that were merged.
+        n_skipped: Number of steps that were left out, because the target has their ids.
+        n_open: Number of episodes that were left out, because they have not ended.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -58,8 +67,13 @@ class CopyReport:
     n_copied: int
     was_finished: bool
     seconds: float
+    is_exact: bool = True
+    n_skipped: int = 0
+    n_open: int = 0
 
     def __str__(self) -> str:
+        if not self.is_exact:
+            return self._merged()
         steps = f"{self.n_steps:,} steps with {self.low_seq:,} < seq <= {self.high_seq:,}"
         if self.was_finished:
             return (
@@ -75,12 +89,37 @@ class CopyReport:
             f"each step was read"
         )
 
+    def _merged(self) -> str:
+        left_out = []
+        if self.n_skipped:
+            left_out.append(f"{_counted(self.n_skipped, 'step')} with ids that are there already")
+        if self.n_open:
+            left_out.append(f"{_counted(self.n_open, 'episode')} without an end")
+        without = f", without {' and '.join(left_out)}" if left_out else ""
+        if self.was_finished:
+            return (
+                f"{self.target} has the steps of {self.source} already: "
+                f"{_counted(self.n_steps, 'step')}{without}, and none is new"
+            )
+        earlier = self.n_steps - self.n_copied
+        before = f" after {earlier:,} earlier" if earlier else ""
+        return (
+            f"merged {_counted(self.n_copied, 'step')}{before} of {self.source} into "
+            f"{self.target}{without}, in {self.seconds:.1f} s"
+        )
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
 
 # Called with the steps copied so far, the last number that was copied and the range of numbers.
 OnProgress = Callable[[int, int, range], None]
 EXTEND_EVERY_S = 2.0
+MOST_PREFIX = 100
 # Settings that decide what steps, or what belongs to them, look like.
-_SAME = ("evict_by", "fields", "observation_fields", "meta_fields", "compression", "priorities")
+_SAME_STEPS = ("fields", "observation_fields", "meta_fields", "compression", "priorities")
+_SAME = ("evict_by", *_SAME_STEPS)
 
 
 def checked_progress(on_progress: Any) -> OnProgress | None:
@@ -96,27 +135,51 @@ def checked_progress(on_progress: Any) -> OnProgress | None:
     return function
 
 
+def merge_options(prefix: Any, on_conflict: Any, include_open: Any) -> MergeOptions:
+    """Return how steps are merged.
+
+    Raises:
+        ArgumentError: An argument is invalid.
+    """
+    if not isinstance(prefix, str) or not is_storable_text(prefix) or len(prefix) > MOST_PREFIX:
+        what = f"text of at most {MOST_PREFIX} characters, such as 'run1/'"
+        raise refused(prefix, "prefix", what)
+    checked_choice(on_conflict, "on_conflict", ON_CONFLICT)
+    return MergeOptions(prefix, on_conflict, checked_flag(include_open, "include_open"))
+
+
 def copy_buffer(
-    source: BufferStore, target: BufferStore, node: Node, on_progress: OnProgress | None = None
+    source: BufferStore,
+    target: BufferStore,
+    node: Node,
+    on_progress: OnProgress | None = None,
+    options: MergeOptions | None = None,
 ) -> CopyReport:
-    """Copy the matching steps of a buffer into an empty one, or continue an unfinished copy.
+    """Copy the matching steps of a buffer into an empty one, continue an unfinished copy, or merge
+    the steps into a buffer that is in use.
 
     Args:
         source: The buffer.
-        target: The empty one.
+        target: The other one.
         node: Condition that steps must match.
         on_progress: Function that is called after each batch.
+        options: How steps are merged.
 
     Raises:
-        CopyError: The buffers cannot hold the same steps, the target is not empty, or steps have
-            left the source.
+        CopyError: The buffers cannot hold the same steps, the target has some of the ids, or steps
+            have left the source.
     """
     began_at = time.monotonic()
+    options = MergeOptions() if options is None else options
     _check_kinds(source, target)
     reader = CopySource(source, node)
     writer = CopyTarget(target, reader)
     identity = reader.identity()
     progress = writer.progress(identity)
+    if options.prefix or (progress is None and not writer.is_empty()):
+        return merge_buffer(reader, target, options, on_progress)
+    if progress is not None and progress.is_finished:
+        return merge_buffer(reader, target, options, on_progress, progress)
     is_resumed = progress is not None
     if progress is None:
         check_agreement(source, target)
@@ -161,6 +224,110 @@ def _copy_steps(
     if n_left and not (reader.hold is not None and reader.hold.extend(copied.high)):
         raise reader.missing(copied.low + 1, copied.high, f"{n_left:,} of the ")
     return replace(progress, range=copied, n_steps=n_steps)
+
+
+def merge_buffer(
+    source: CopySource,
+    target: BufferStore,
+    options: MergeOptions,
+    on_progress: OnProgress | None = None,
+    copied: CopyProgress | None = None,
+) -> CopyReport:
+    """Merge the steps of a buffer into one that is in use, or go on with that.
+
+    Args:
+        source: The buffer.
+        target: The other one.
+        options: How steps are merged.
+        on_progress: Function that is called after each batch.
+        copied: A finished copy of the source that the target was before.
+
+    Raises:
+        CopyError: The target cannot hold the steps, or has some of their ids.
+    """
+    began_at = time.monotonic()
+    lines = mergeable_differences(source.store.current_config(), target)
+    if lines:
+        raise CopyError(
+            f"{_shown(target)} cannot hold the steps to merge:\n  "
+            + ";\n  ".join(lines)
+            + "\nmake a buffer with these settings alike"
+        )
+    reader, merger = MergeReader(source), MergeTarget(target, source.identity(), options)
+    run = merger.run()
+    if run is None and copied is not None:
+        run = merger.after_copy(copied)
+    n_before = 0 if run is None else run.n_steps
+    if run is not None and run.newest is not None:
+        source.check_same(*run.newest)
+    take_hold(source)
+    try:
+        if run is None or run.is_done:
+            settled = source.settled()
+            run, sessions = source.read(
+                partial(reader.next_run, last=run, settled=settled, options=options)
+            )
+            if not run.is_done:
+                counts = source.read(partial(reader.counts, run=run, options=options))
+                check_room(counts, _shown(source.store), target)
+            target.write(partial(merger.begin, run=run, versions=sessions))
+        low = source.read(source.buffer.window_in).low
+        extended_at = time.monotonic()
+        while not run.is_done:
+            batch = reader.batch(CopiedRange(min(low, run.high), run.high, run.cursor), run.late)
+            run = merger.write(run, batch)
+            if source.hold is not None and time.monotonic() >= extended_at + EXTEND_EVERY_S:
+                extended_at = time.monotonic()
+                source.hold.extend(max(run.cursor, low))
+            if on_progress is not None:
+                on_progress(run.n_steps, run.cursor, range(low, run.high))
+        run = run.ended(options)
+        target.write(partial(merger.finish, run=run, documents=source.documents()))
+    finally:
+        if source.hold is not None:
+            source.hold.release()
+    n_open = sum(since < run.high for since in run.pending.values())
+    n_copied = run.n_steps - n_before
+    return CopyReport(
+        _shown(source.store), _shown(target), low, run.high, run.n_steps, n_copied,
+        was_finished=n_copied == 0 < n_before, seconds=time.monotonic() - began_at,
+        is_exact=False, n_skipped=run.n_skipped, n_open=n_open,
+    )  # fmt: skip
+
+
+def mergeable_differences(config: BufferConfig, target: BufferStore) -> list[str]:
+    """Return in words what keeps a buffer from holding steps of a buffer with other settings."""
+    theirs, ours = config.settings(), target.current_config().settings()
+    return [
+        f"{name}: {_value(theirs[name])} there, {_value(ours[name])} here"
+        for name in _SAME_STEPS
+        if ours[name] != theirs[name]
+    ]
+
+
+def check_room(counts: tuple[int, int], source: str, target: BufferStore) -> None:
+    """Raise if a buffer would evict steps that are merged into it.
+
+    Args:
+        counts: Number of steps to merge, and of their episodes.
+        source: What they are from.
+        target: The buffer.
+
+    Raises:
+        CopyError: It would.
+    """
+    retention = target.current_config().retention
+    limits = (
+        ("step", "max_capacity", retention.max_capacity),
+        ("episode", "max_episodes", retention.max_episodes),
+    )
+    for n, (noun, name, limit) in zip(counts, limits, strict=True):
+        if limit is not None and n > limit:
+            raise CopyError(
+                f"{_counted(n, noun)} of {source} do not fit into {_shown(target)} "
+                f"({name}={limit:,}): it would evict what is merged; merge fewer with a "
+                f"condition, or raise the limit with resize()"
+            )
 
 
 def _check_kinds(source: BufferStore, target: BufferStore) -> None:
@@ -216,5 +383,5 @@ def _value(setting: object) -> str:
     return "unlimited" if setting is None else repr(setting)
 
 
-def _shown(store: BufferStore) -> str:
+def _shown(store: OpenBuffer) -> str:
     return f"{store.info.name!r} in {store.shown_url}"

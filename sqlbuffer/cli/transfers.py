@@ -1,7 +1,7 @@
 """Commands that move steps: `copy`, `export`, `import` and `insert`."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,12 +20,31 @@ from sqlbuffer.cli.output import console, note
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sqlbuffer.buffer import ReplayBuffer
+
 COPY_EXAMPLES = example(
     "sqlbuffer copy replay.db postgresql://me@db.internal/replay",
     "sqlbuffer copy postgresql://me@db.internal/replay local.db --buffer cartpole",
     "sqlbuffer copy replay.db good.db --buffer cartpole --condition "
     '\'{"field": "reward", "op": "gt", "value": 0}\'',
+    "sqlbuffer copy monday.db all.db --buffer cartpole --prefix monday/",
 )
+Prefix = Annotated[
+    str,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="Put this before ids of steps and episodes: `run1/`.",
+        show_default=False,
+    ),
+]
+OnConflict = Annotated[
+    Literal["error", "skip"],
+    typer.Option("--on-conflict", help="What to do with merged steps whose ids are there already."),
+]
+IncludeOpen = Annotated[
+    bool, typer.Option("--include-open", help="Merge episodes that have not ended too.")
+]
 
 
 def copy(
@@ -49,32 +68,58 @@ def copy(
             "--buffer", "-b", metavar="NAME", help="Copy this buffer alone.", show_default=False
         ),
     ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            "--into",
+            metavar="NAME",
+            help="Copy into the buffer of this name; with --buffer.",
+            show_default=False,
+        ),
+    ] = None,
     condition: Condition = None,
     eq: Equal = None,
+    prefix: Prefix = "",
+    on_conflict: OnConflict = "error",
+    include_open: IncludeOpen = False,
 ) -> None:
     """Copy buffers into another database, while writers write.
 
-    It copies all buffers, or one with --buffer, into buffers of the same names, which must be
-    empty. If the command is interrupted, run it again: it continues where it stopped. --condition
-    and --eq choose steps.
+    It copies all buffers, or one with --buffer, into buffers of the same names. An empty buffer
+    becomes an exact copy. Steps are merged into one that has some, under new numbers, and so are
+    steps with a --prefix. If the command is interrupted, run it again: it continues where it
+    stopped. Run it later, and it takes what has come since. --condition and --eq choose steps.
     """
     from sqlbuffer import ReplayBuffer
     from sqlbuffer.query.tree import condition_of
 
+    if into is not None and buffer is None:
+        raise UsageError("--into names the target of one buffer: give --buffer NAME too")
     names = _chosen(source, buffer)
     with CopyProgressBar(console()) as bar:
         for name in names:
             with ReplayBuffer(source, name, create=False) as source_buffer:
                 tree = condition_of(source_buffer.fields, condition, eq)
-                with ReplayBuffer(target, name, config=source_buffer.config) as copied:
+                with _target(target, into or name, source_buffer) as copied:
                     try:
-                        report = source_buffer.copy_to(copied, tree, on_progress=bar.of(name))
+                        report = source_buffer.copy_to(
+                            copied, tree, prefix=prefix, on_conflict=on_conflict,
+                            include_open=include_open, on_progress=bar.of(name),
+                        )  # fmt: skip
                     except KeyboardInterrupt:
                         note(f"buffer {name!r} is copied in part; the same command continues")
                         raise
             bar.print(str(report))
     if not names:
         note("no buffers to copy")
+
+
+def _target(url: str, name: str, source: "ReplayBuffer") -> "ReplayBuffer":
+    """Return the buffer of a name, which is made like another one if it is missing."""
+    from sqlbuffer import ReplayBuffer
+    from sqlbuffer.interchange.buffer_opening import found_buffer
+
+    return found_buffer(url, name) or ReplayBuffer(url, name, config=source.config)
 
 
 def _chosen(source: str, name: str | None) -> list[str]:
@@ -252,13 +297,16 @@ def import_(
             show_default=False,
         ),
     ] = None,
+    prefix: Prefix = "",
+    on_conflict: OnConflict = "error",
+    include_open: IncludeOpen = False,
 ) -> None:
     """Store the steps of files in a buffer.
 
-    The folder of an export restores its buffer, which must be missing or empty: numbers, ids,
-    times, episodes and settings. Other files are appended. All files are checked first: if one is
-    damaged, nothing is stored. If the command is interrupted, run it again: it continues where it
-    stopped.
+    The folder of an export restores its buffer, if that is missing or empty: numbers, ids, times,
+    episodes and settings. Whole episodes are merged into a buffer that has steps, and with a
+    --prefix. Other files are appended. All files are checked first: if one is damaged, nothing is
+    stored. If the command is interrupted, run it again: it continues where it stopped.
     """
     from sqlbuffer.interchange import import_minari, import_parquet, insert_jsonl
     from sqlbuffer.interchange.formats import IMPORT_FORMATS, format_of
@@ -268,6 +316,8 @@ def import_(
         raise UsageError(f"there is no format {kind!r}; choose from {', '.join(IMPORT_FORMATS)}")
     if column and kind != "parquet":
         raise UsageError(f"--column is for Parquet, and this is {kind}")
+    if include_open and kind != "parquet":
+        raise UsageError(f"--include-open is for the folder of an export, and this is {kind}")
     columns: dict[str, str | None] = {}
     for pair in column or ():
         name, sign, field = pair.partition("=")
@@ -277,14 +327,15 @@ def import_(
     with CopyProgressBar(console()) as bar:
         show = bar.of(buffer or source)
         try:
-            if kind == "jsonl":
-                report = insert_jsonl(source, target, buffer or "default", on_progress=show)
-            elif kind == "minari":
-                report = import_minari(source, target, buffer or "default", on_progress=show)
-            else:
+            ids: dict[str, Any] = {"prefix": prefix, "on_conflict": on_conflict}
+            if kind == "parquet":
                 report = import_parquet(
-                    source, target, buffer, columns=columns or None, on_progress=show
-                )
+                    source, target, buffer, columns=columns or None, include_open=include_open,
+                    on_progress=show, **ids,
+                )  # fmt: skip
+            else:
+                store = insert_jsonl if kind == "jsonl" else import_minari
+                report = store(source, target, buffer or "default", on_progress=show, **ids)
         except KeyboardInterrupt:
             note("the steps are imported in part; the same command continues")
             raise
@@ -310,17 +361,23 @@ def insert(
     buffer: Annotated[
         str, typer.Option("--buffer", "-b", metavar="NAME", help="The buffer.")
     ] = "default",
+    prefix: Prefix = "",
+    on_conflict: OnConflict = "error",
 ) -> None:
     """Store steps that are given as JSON, one step in each line.
 
     A line has the arguments of `ReplayBuffer.add`: task_id, step, state, actions, reward, and so
     on. A line that cannot be stored ends the command. A file is checked before its first line is
-    stored; of standard input, the lines before the wrong one are stored.
+    stored; of standard input, the lines before the wrong one are stored. Lines of standard input
+    without an id are new steps each time; the report says how many there were.
     """
     from sqlbuffer.interchange import insert_jsonl
 
     with CopyProgressBar(console()) as bar:
-        report = insert_jsonl(source, target, buffer, on_progress=bar.of(buffer))
+        report = insert_jsonl(
+            source, target, buffer, prefix=prefix, on_conflict=on_conflict,
+            on_progress=bar.of(buffer),
+        )  # fmt: skip
         bar.print(str(report))
 
 

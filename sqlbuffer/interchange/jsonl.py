@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -42,6 +42,7 @@ from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     ExportReport,
     ImportCounts,
+    ImportIds,
     ImportReport,
     WorkPlace,
     is_full,
@@ -529,6 +530,8 @@ def insert_jsonl(
     name: str = "default",
     *,
     fields: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    on_conflict: Literal["error", "skip"] = "error",
     on_progress: OnProgress | None = None,
 ) -> ImportReport:
     """Store steps that are given as JSON, one step in each line, in a buffer.
@@ -537,7 +540,8 @@ def insert_jsonl(
     `state`, `actions`, `reward`, ... and the typed fields of the buffer. `export_jsonl` and
     `--ndjson` write such lines. Up to 1,000 lines are stored in one transaction, or fewer if no
     further line arrives. A step without an id gets an id from its line in the file, so a second
-    import stores no step twice. From standard input, each such step is a new one.
+    import stores no step twice. From standard input, each such step is a new one: the report says
+    how many there were.
 
     All lines of a file are checked before the first is stored. Lines of standard input are stored
     as they come; the first ones are checked before a missing buffer is made.
@@ -550,6 +554,9 @@ def insert_jsonl(
             are not built in, with 64 bits. Their types and shapes follow from the first lines, up
             to 1,000: a field becomes float if one of these lines has a float, and its length varies
             if it differs between them.
+        prefix: Text that is put before the ids of steps and episodes, such as `run1/`.
+        on_conflict: For ids of other steps in the buffer: `error`, or `skip` to leave such steps
+            out. Equal steps are duplicates, and no error.
         on_progress: Function that is called after each batch.
 
     Raises:
@@ -557,7 +564,8 @@ def insert_jsonl(
         FieldError: A value cannot be stored; the message names the line, and says how many steps
             are stored: none of a file, and those before it of standard input.
         FileImportError: There is no such file, a line is not a JSON object or has an unknown key,
-            or typed steps are of an episode of the buffer that has ended; the message as above.
+            typed steps are of an episode of the buffer that has ended, or the buffer has other
+            steps with the ids; the message as above.
         StorageUnreachableError: The database does not answer.
         URLError: The URL cannot be used.
 
@@ -572,6 +580,7 @@ def insert_jsonl(
     began_at = time.monotonic()
     checked_path(path, "path", "the path of a file of JSON lines, or - for standard input")
     on_progress = checked_progress(on_progress)
+    ids = ImportIds.checked(prefix, on_conflict)
     fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
     is_pipe = str(path) == "-"
     if not is_pipe and not os.path.isfile(path):
@@ -592,16 +601,14 @@ def insert_jsonl(
     else:
         with import_target(buffer, url, name, settings, counts, may_keep=is_pipe) as opened:
             target = f"{name!r} in {opened.url}"
-            insertion = _Insertion(opened, counts, is_pipe=is_pipe)
+            insertion = _Insertion(opened, counts, ids, is_pipe=is_pipe)
             for lines in batches:
                 insertion.store(lines)
                 if on_progress is not None:
                     n_lines = lines[-1].number
                     on_progress(counts.n_stored, n_lines, range(n_lines))
-    return ImportReport(
-        "standard input" if is_pipe else str(path), target, counts.n_steps, counts.n_stored,
-        counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
-    )  # fmt: skip
+    source = "standard input" if is_pipe else str(path)
+    return counts.report(source, target, time.monotonic() - began_at)
 
 
 class _Line(NamedTuple):
@@ -663,7 +670,7 @@ def _checked(
                     if fields is not None:
                         raise
                     raise _named(error, lines[0].number, counts) from None
-            _Insertion(buffer, counts, is_pipe=False).check(lines)
+            _Insertion(buffer, counts, ImportIds(), is_pipe=False).check(lines)
     return settings
 
 
@@ -683,11 +690,14 @@ class _Insertion:
     Args:
         buffer: The buffer.
         counts: Receives what was stored.
+        ids: What happens to the ids of the steps.
         is_pipe: Whether a step without an id is a new one each time.
     """
 
-    def __init__(self, buffer: ReplayBuffer, counts: ImportCounts, *, is_pipe: bool) -> None:
-        self._buffer, self._counts, self._is_pipe = buffer, counts, is_pipe
+    def __init__(
+        self, buffer: ReplayBuffer, counts: ImportCounts, ids: ImportIds, *, is_pipe: bool
+    ) -> None:
+        self._buffer, self._counts, self._ids, self._is_pipe = buffer, counts, ids, is_pipe
 
     def check(self, lines: Sequence[_Line]) -> None:
         """Raise unless all can be stored.
@@ -711,10 +721,11 @@ class _Insertion:
             stored = self._buffer._writer.store(batch)
         except (EpisodeExistsError, EpisodeRefusedError) as error:
             raise FileImportError(_of_lines(lines, error, counts)) from error
-        counts.n_steps += n_steps
-        counts.n_stored += stored.inserted
-        counts.n_duplicates += stored.duplicates
-        counts.n_conflicts += stored.conflicts
+        where = f"lines {lines[0].number:,} to {lines[-1].number:,}"
+        if self._is_pipe:
+            trees = [parsed_line(line.raw) for line in lines[:n_steps]]
+            counts.n_without_id += sum(tree.get("id") is None for tree in trees)
+        counts.add(n_steps, stored, self._ids, where)
         if refused is not None:
             raise _named(*refused, counts)
 
@@ -734,7 +745,7 @@ class _Insertion:
                 break
             if not self._is_pipe and tree.get("id") is None:
                 row.id = f"{blake2b(line.raw.strip(), digest_size=12).hexdigest()}-{line.number}"
-            rows.append(row)
+            rows.append(self._prefixed(row))
             priorities.append(priority)
         while True:
             has_all = self._buffer.alpha is not None and None not in priorities
@@ -752,3 +763,12 @@ class _Insertion:
                 del rows[place:], priorities[place:]
             else:
                 return batch, len(rows), refused
+
+    def _prefixed(self, row: DataRow) -> DataRow:
+        """Return a row with the prefix before its ids."""
+        prefix, meta = self._ids.prefix, row.exp_meta
+        if prefix:
+            row.id = f"{prefix}{row.id}"
+            if meta.episode_id is not None:
+                meta.episode_id = f"{prefix}{meta.episode_id}"
+        return row

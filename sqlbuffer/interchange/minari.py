@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import chain
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
 from sqlbuffer.interchange.output import (
     AGAIN,
     ImportCounts,
+    ImportIds,
     ImportReport,
     WorkPlace,
     is_ended,
@@ -469,6 +470,8 @@ def import_minari(
     task_id: str | None = None,
     agent_id: str = "default",
     infos: Sequence[str] | None = None,
+    prefix: str = "",
+    on_conflict: Literal["error", "skip"] = "error",
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> ImportReport:
@@ -489,6 +492,9 @@ def import_minari(
             set.
         agent_id: Agent that acted.
         infos: Infos that become fields; by default all that are numbers of one shape.
+        prefix: Text that is put before the ids of episodes, such as `run1/`.
+        on_conflict: For other episodes of the buffer that have the ids: `error`, or `skip` to leave
+            those of the data set out.
         on_progress: Function that is called after each episode with the number of steps so far,
             that number again, and the range of all steps.
         **settings: Settings of the buffer; see `ReplayBuffer`.
@@ -497,7 +503,8 @@ def import_minari(
         ArgumentError: An argument is invalid.
         BufferConfigError: A setting is wrong.
         FieldError: A space has no fixed size, or the buffer has other fields.
-        FileImportError: There is no such data set, or it is damaged or incomplete.
+        FileImportError: There is no such data set, it is damaged or incomplete, or the buffer has
+            other episodes with its ids.
         InsufficientDataError: It has no episodes.
         MissingExtraError: Minari is not installed.
         StorageUnreachableError: The database does not answer.
@@ -516,6 +523,7 @@ def import_minari(
     """
     began_at = time.monotonic()
     on_progress = checked_progress(on_progress)
+    ids = ImportIds.checked(prefix, on_conflict)
     if infos is not None:
         infos = checked_names(infos, "infos", "['velocity']", error=ArgumentError)
     minari = minari_package("import_minari()")
@@ -542,29 +550,24 @@ def import_minari(
             buffer.close()
             buffer = stack.enter_context(ReplayBuffer(url, name, **settings))
         trial = buffer or stack.enter_context(ReplayBuffer("sqlite://", name, **declared))
-        for _ in _encoded_episodes(dataset, n_all, tuple(specs), task, agent_id, trial):
+        for _ in _encoded_episodes(dataset, n_all, tuple(specs), task, agent_id, trial, prefix):
             pass
         counts = ImportCounts()
         opened = stack.enter_context(import_target(buffer, url, name, settings, counts))
         for n_steps, batch in _encoded_episodes(
-            dataset, n_all, tuple(specs), task, agent_id, opened
+            dataset, n_all, tuple(specs), task, agent_id, opened, prefix
         ):
             stored = opened._writer.store(batch)
-            counts.n_steps += n_steps
-            counts.n_stored += stored.inserted
-            counts.n_duplicates += stored.duplicates
-            counts.n_conflicts += stored.conflicts
+            counts.add(n_steps, stored, ids, dataset.id)
             if on_progress is not None:
                 on_progress(counts.n_steps, counts.n_steps, range(n_all))
-        return ImportReport(
-            dataset.id, f"{opened.name!r} in {opened.url}", counts.n_steps, counts.n_stored,
-            counts.n_duplicates, counts.n_conflicts, False, time.monotonic() - began_at,
-        )  # fmt: skip
+        target = f"{opened.name!r} in {opened.url}"
+        return counts.report(dataset.id, target, time.monotonic() - began_at)
 
 
 def _encoded_episodes(
     dataset: Any, n_all: int, infos: Sequence[str], task_id: str, agent_id: str,
-    buffer: ReplayBuffer,
+    buffer: ReplayBuffer, prefix: str,
 ) -> Iterator[tuple[int, EncodedSteps]]:  # fmt: skip
     """Yield the number of steps of each episode, and the episode as a buffer stores it."""
     with named_damage(dataset.id):
@@ -584,7 +587,8 @@ def _encoded_episodes(
             }
             yield n, buffer._writer.encoded_episode(
                 columns, task_id=task_id, group_id=None, keys={"agent_id": agent_id},
-                episode_id=f"{dataset.id}/{episode.id}", episode_reward=None, casting="same_kind",
+                episode_id=f"{prefix}{dataset.id}/{episode.id}", episode_reward=None,
+                casting="same_kind",
                 final={name: values[-1] for name, values in observations.items()}, meta={},
             )  # fmt: skip
             n_steps, n_episodes = n_steps + n, n_episodes + 1

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from sqlbuffer.copying import merge_options
 from sqlbuffer.display import shown_size
 from sqlbuffer.errors import ExportError, FileImportError, SQLBufferError
+from sqlbuffer.steps import StoreResult
 
 try:
     import fcntl
@@ -471,6 +473,29 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
+@dataclass(frozen=True)
+class ImportIds:
+    """What happens to the ids of imported steps.
+
+    Attributes:
+        prefix: Text before the ids of steps and episodes.
+        on_conflict: `error` or `skip`, for ids of other steps in the buffer.
+    """
+
+    prefix: str = ""
+    on_conflict: str = "error"
+
+    @classmethod
+    def checked(cls, prefix: Any, on_conflict: Any) -> "ImportIds":
+        """Return them.
+
+        Raises:
+            ArgumentError: An argument is invalid.
+        """
+        options = merge_options(prefix, on_conflict, False)
+        return cls(options.prefix, options.on_conflict)
+
+
 @dataclass
 class ImportCounts:
     """Counts of an import so far; attributes as in `ImportReport`."""
@@ -480,6 +505,39 @@ class ImportCounts:
     n_duplicates: int = 0
     n_conflicts: int = 0
     is_restored: bool = False
+    is_merged: bool = False
+    n_without_id: int = 0
+    n_open: int = 0
+
+    def add(self, n_steps: int, stored: StoreResult, ids: ImportIds, where: str) -> None:
+        """Count steps that were read and stored.
+
+        Args:
+            n_steps: Number of steps that were read.
+            stored: What became of them.
+            ids: What happens to ids that exist.
+            where: Place of the steps in their source.
+
+        Raises:
+            FileImportError: The buffer holds other steps with some of their ids, and they are not
+                to be skipped.
+        """
+        self.n_steps += n_steps
+        self.n_stored += stored.inserted
+        self.n_duplicates += stored.duplicates
+        self.n_conflicts += stored.conflicts
+        if stored.conflicts and ids.on_conflict == "error":
+            named = ", ".join(map(repr, stored.conflicting_ids[:5]))
+            raise FileImportError(
+                f"{where}: the buffer has other steps with {counted(stored.conflicts, 'id')} of "
+                f"these: {named}; give prefix='run1/' (--prefix) to put a text before the ids, or "
+                f"on_conflict='skip' (--on-conflict skip) to leave such steps out; "
+                f"{counted(self.n_stored, 'step')} of the others are stored"
+            )
+
+    def report(self, source: str, target: str, seconds: float) -> "ImportReport":
+        """Return the result of the import."""
+        return ImportReport(source, target, seconds=seconds, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -495,8 +553,12 @@ class ImportReport:
         n_conflicts: Number of steps that were not stored because the buffer holds other steps with
             their ids.
         is_restored: True if the buffer got the numbers, times and episodes of the exported one;
-            False if the steps were appended as new steps.
+            False if the steps were merged or appended.
         seconds: Duration of the import.
+        is_merged: True if whole episodes of an export were merged into a buffer that has steps.
+        n_without_id: Number of stored steps that came without an id from standard input: repeating
+            the import stores them again.
+        n_open: Number of episodes that were left out, because they have not ended.
 
     Example:
         >>> report = ImportReport("out", "'b' in replay.db", 10, 8, 2, 0, False, 0.5)
@@ -512,15 +574,29 @@ class ImportReport:
     n_conflicts: int
     is_restored: bool
     seconds: float
+    is_merged: bool = False
+    n_without_id: int = 0
+    n_open: int = 0
 
     def __str__(self) -> str:
         if not self.n_steps:
             return f"{self.source} has no steps: none is stored in {self.target}"
-        verb = "restored" if self.is_restored else "appended"
+        verb = "restored" if self.is_restored else "merged" if self.is_merged else "appended"
         counts = f"{self.n_stored:,} of {counted(self.n_steps, 'step')}"
         if self.n_duplicates:
             counts += f", {self.n_duplicates:,} were there already"
         if self.n_conflicts:
             counts += f", {self.n_conflicts:,} have ids of other steps and were not stored"
+        if self.n_open:
+            counts += f", {counted(self.n_open, 'episode')} without an end left out"
         rate = f"{self.n_stored / max(self.seconds, 1e-9):,.0f} steps/s"
-        return f"{verb} {self.source} to {self.target}: {counts}, in {self.seconds:.1f} s ({rate})"
+        again = ""
+        if self.n_without_id:
+            again = (
+                f"; {counted(self.n_without_id, 'line')} had no id, and the same lines would be "
+                f"stored again: do not repeat this import, or give each line an id"
+            )
+        return (
+            f"{verb} {self.source} to {self.target}: {counts}, in {self.seconds:.1f} s "
+            f"({rate}){again}"
+        )

@@ -22,7 +22,7 @@ from sqlbuffer.fields import near_name
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import PAYLOADS, ColumnBatch
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
-from sqlbuffer.storage.copies.parts import CopiedRange, SourceState, TableRows
+from sqlbuffer.storage.copies.parts import CopiedRange, SourceIdentity, SourceState, TableRows
 from sqlbuffer.storage.copies.source import (
     ColumnReader,
     CopySource,
@@ -160,6 +160,13 @@ class BufferStream:
         self._keeper: HoldKeeper | None = None
         self._state: SourceState | None = None
         self._has_pieces = False
+
+    def identity(self) -> SourceIdentity:
+        """Return the identity of the buffer and of the condition.
+
+        :meta private:
+        """
+        return self._source.identity()
 
     def __enter__(self) -> "BufferStream":
         """Hold the steps.

@@ -16,6 +16,7 @@ _WITH_TABLES = (
     "holds",
     "labels.tables",
     "leases.choosing",
+    "merging.target",
     "priorities.blocks",
     "retention.eviction",
     "rollout_stats",

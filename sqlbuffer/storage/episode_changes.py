@@ -381,7 +381,7 @@ def _take_over(
                 "attempt": attempt,
                 "holder": f"{os.uname().nodename}/{os.getpid()}",
                 "at": _time_text(datetime.now(UTC)),
-                "after_seq": stored.last_seq or 0,
+                "from_t": n_steps,
             }
         )
         values = {

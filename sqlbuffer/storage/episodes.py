@@ -129,7 +129,7 @@ episodes = Table(
         "writers",
         JSON,
         comment=(
-            "who has continued it: attempt, host and process, time, and the seq after which its "
+            "who has continued it: attempt, host and process, time, and the place (t) where its "
             "steps begin"
         ),
     ),

@@ -346,3 +346,34 @@ def test_a_line_of_many_parts_is_put_together_once(monkeypatch: pytest.MonkeyPat
         with open(reader) as stream:
             monkeypatch.setattr("sys.stdin", stream)
             assert list(lines_of("-")) == given
+
+
+def test_ids_of_other_steps_are_an_error_or_left_out_or_get_a_prefix(buffer_url, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text(
+        '{"id": "a", "task_id": "t", "episode_id": "e", "reward": 1.0}\n'
+        '{"id": "b", "task_id": "t", "episode_id": "e", "reward": 2.0}\n'
+    )
+    with ReplayBuffer(buffer_url, "default") as buffer:
+        buffer.add(id="a", task_id="t", reward=9.0)
+        with pytest.raises(FileImportError, match=r"1 id of these: 'a'.*--prefix.*--on-conflict"):
+            insert_jsonl(path, buffer_url)
+        report = insert_jsonl(path, buffer_url, on_conflict="skip")
+        assert (report.n_stored, report.n_duplicates, report.n_conflicts) == (0, 1, 1)
+        for n_stored in (2, 0):
+            report = insert_jsonl(path, buffer_url, prefix="run1/")
+            assert (report.n_stored, report.n_duplicates) == (n_stored, 2 - n_stored)
+        merged = [row for row in buffer if row.id.startswith("run1/")]
+        assert [row.exp_meta.episode_id for row in merged] == ["run1/e"] * 2
+
+
+def test_lines_without_an_id_from_standard_input_are_named_as_such(
+    buffer_url, monkeypatch, tmp_path
+):
+    lines = '{"task_id": "t", "reward": 1.0}\n{"id": "a", "task_id": "t", "reward": 2.0}\n'
+    path = tmp_path / "steps.jsonl"
+    path.write_text(lines)
+    assert insert_jsonl(path, buffer_url).n_without_id == 0  # a file gives them ids
+    piped(monkeypatch, lines)
+    report = insert_jsonl("-", buffer_url)
+    assert "1 line had no id, and the same lines would be stored again" in str(report)

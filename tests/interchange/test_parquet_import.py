@@ -233,7 +233,7 @@ def test_an_empty_buffer_is_restored_with_its_settings(
 @pytest.mark.each_value
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [json_rows, typed_steps])
-def test_an_export_is_appended_to_a_buffer_with_steps_once(
+def test_an_export_is_merged_into_a_buffer_with_steps_once(
     buffer_url: str, make: Make, tmp_path: Path
 ) -> None:
     source = make(buffer_url, "source", max_capacity=1_000)
@@ -244,17 +244,73 @@ def test_an_export_is_appended_to_a_buffer_with_steps_once(
     else:
         target.add(task_id="earlier", state=1)
     n_before = len(target)
+    n_open = sum(row.exp_meta.episode_id == "open" for row in source)
     report = import_parquet(tmp_path / "out", buffer_url, "target")
-    assert not report.is_restored
-    assert (report.n_stored, len(target)) == (len(source), n_before + len(source))
-    appended = list(target)[n_before:]
-    for own, other in zip(appended, source, strict=True):
+    assert (report.is_restored, report.is_merged) == (False, True)
+    assert (report.n_stored, report.n_open) == (len(source) - n_open, int(n_open > 0))
+    import_parquet(tmp_path / "out", buffer_url, "target", include_open=True)
+    assert len(target) == n_before + len(source)
+    appended = {row.id: row for row in list(target)[n_before:]}
+    for other in source:
+        own = appended[other.id]
         assert comparable((own.id, own.exp_data, own.fields)) == comparable(
             (other.id, other.exp_data, other.fields)
         )
         assert own.exp_meta == other.exp_meta
     again = import_parquet(tmp_path / "out", buffer_url, "target")
     assert (again.n_stored, again.n_duplicates, again.n_conflicts) == (0, len(source), 0)
+
+
+FACTS = (
+    "SELECT episode_id, task_id, status, length, episode_return, reward, model_version "
+    "FROM v_episodes WHERE buffer = '{}' AND status <> 'open' ORDER BY 1, 2"
+)
+
+
+@pytest.mark.thorough
+def test_later_exports_of_a_buffer_add_what_has_come_since(buffer_url: str, tmp_path: Path) -> None:
+    fields = {"obs": "float32"}
+    episode = {"obs": [1.0, 2.0], "reward": [0.5, 1.0], "terminated": [False, True]}
+    goal = ReplayBuffer(buffer_url, "goal", fields=fields, create=True)
+    goal.store_episode(episode, episode_id="mine", task_id="own")
+    with ReplayBuffer(buffer_url, "source", fields=fields, create=True) as source:
+        source.store_episode(
+            episode, episode_id="e1", task_id="t", final={"obs": 3.0}, episode_reward=7.0
+        )
+        open_one = source.episode("t", episode_id="e2", level=3)
+        open_one.append(obs=1.0, reward=1.0)
+        export_parquet(source, tmp_path / "first")
+        open_one.append(obs=2.0, reward=1.0)
+        open_one.end(reward=2.0, obs=9.0)
+        source.store_episode(episode, episode_id="e3", task_id="t")
+        export_parquet(source, tmp_path / "second")
+        for folder, n_stored in (("first", 2), ("first", 0), ("second", 4), ("first", 0)):
+            report = import_parquet(tmp_path / folder, buffer_url, "goal")
+            assert (report.n_stored, report.is_merged) == (n_stored, True)
+        of_source = run(buffer_url, FACTS.format("source"))
+        assert [row for row in run(buffer_url, FACTS.format("goal")) if row[0] != "mine"] == (
+            of_source
+        )
+        transitions = goal.sample_transitions(200)
+        assert {3.0, 9.0} <= set(transitions["next_obs"].tolist())
+        report = import_parquet(tmp_path / "second", buffer_url, "goal", prefix="run1/")
+        assert report.n_stored == 6
+        assert {row[0] for row in run(buffer_url, FACTS.format("goal"))} == {
+            "mine", "e1", "e2", "e3", "run1/e1", "run1/e2", "run1/e3",
+        }  # fmt: skip
+    with ReplayBuffer(buffer_url, "other", fields=fields, create=True) as other:
+        other.store_episode(episode, episode_id="e1", task_id="t")
+        export_parquet(other, tmp_path / "other")
+    with pytest.raises(CopyError, match="episode 'e1' of task 't'"):
+        import_parquet(tmp_path / "other", buffer_url, "goal")
+    report = import_parquet(tmp_path / "other", buffer_url, "goal", on_conflict="skip")
+    assert (report.n_stored, report.n_conflicts) == (0, 2)
+    small = ReplayBuffer(buffer_url, "small", fields=fields, create=True, max_capacity=3)
+    small.extend({"obs": [0.0]})
+    with pytest.raises(CopyError, match=r"6 steps of .* do not fit"):
+        import_parquet(tmp_path / "second", buffer_url, "small")
+    small.close()
+    goal.close()
 
 
 def foreign(path: Path, **more: Any) -> Path:

@@ -359,7 +359,7 @@ _NAMES = {
     "last_seq": "last_seq", "model_version": "model_version", "meta": "meta",
     "started_at": "started_at", "ended_at": "ended_at", "next_t": "next_t",
     "attempt": "attempt", "writers": "writers", "verdicts": "verdicts",
-    "is_implied": "is_implied", "was_used": "was_used",
+    "is_implied": "is_implied", "was_used": "was_used", "by_arrival": "by_arrival",
 }  # fmt: skip
 
 
@@ -376,7 +376,7 @@ def episode_schema(observations: Mapping[str, FieldSpec], metadata: Mapping[str,
     kinds = {
         **dict.fromkeys(("length", "first_seq", "last_seq", "model_version"), pa.int64()),
         **dict.fromkeys(("next_t", "attempt"), pa.int64()),
-        **dict.fromkeys(("is_implied", "was_used"), pa.bool_()),
+        **dict.fromkeys(("is_implied", "was_used", "by_arrival"), pa.bool_()),
         **dict.fromkeys(("episode_return", "reward"), pa.float64()),
         **dict.fromkeys(("started_at", "ended_at"), time),
     }
@@ -417,7 +417,7 @@ def episode_tables(
             name: [t and dumps(loads(t)) for t in facts[name]]
             for name in ("meta", "writers", "verdicts")
         },
-        **{name: list(map(bool, facts[name])) for name in ("is_implied", "was_used")},
+        **{name: list(map(bool, facts[name])) for name in ("is_implied", "was_used", "by_arrival")},
         "started_at": list(map(utc_time, facts["started_at"])),
         "ended_at": list(map(utc_time, facts["ended_at"])),
     }

@@ -179,6 +179,8 @@ def export_parquet(
             "format": FORMAT_VERSION,
             "export_id": str(uuid4()),
             "buffer": buffer.name,
+            "uuid": stream.identity().uuid,
+            "condition": stream.identity().condition,
             "is_whole": columns is None,
             "low_seq": stream.low,
             "high_seq": stream.high,

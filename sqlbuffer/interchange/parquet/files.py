@@ -1,7 +1,7 @@
 """Find Parquet files, and read them a row group at a time."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from sqlbuffer.interchange.parquet.arrow import (
 ROWS_AT_ONCE, ITEMS_AT_ONCE = 20_000, 2**20
 # What an export notes in its files.
 _NOTED = (
-    "buffer", "built_in", "config", "export_id", "high_seq", "is_whole", "low_seq", "session",
-    "sessions", "state",
+    "buffer", "built_in", "condition", "config", "export_id", "high_seq", "is_whole", "low_seq",
+    "session", "sessions", "state", "uuid",
 )  # fmt: skip
 
 
@@ -150,6 +150,13 @@ class ParquetFiles:
                             self._rows_at_once, row_groups=[i], use_threads=False
                         )
                         yield path, pa.Table.from_batches(list(parts), self.schema)
+
+    def columns(self, names: Sequence[str]) -> Iterator[list[list[Any]]]:
+        """Yield some columns of all files, a part at a time."""
+        for path in self.paths:
+            with named_damage(path), self._opened(path) as file:
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(names)):
+                    yield [batch.column(name).to_pylist() for name in names]
 
     def batches(self) -> Iterator[tuple[Path, int, Any]]:
         """Yield parts of all files: the file, the place of the first row in it, and a table."""

@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,13 @@ from sqlbuffer.checks import checked_dict, checked_path, refused
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.plain_values import dumps, tag_float
 from sqlbuffer.config import BufferConfig
-from sqlbuffer.copying import OnProgress, checked_progress
+from sqlbuffer.copying import (
+    OnProgress,
+    check_room,
+    checked_progress,
+    merge_options,
+    mergeable_differences,
+)
 from sqlbuffer.encoding.chunks import PayloadParts, collected_payload, execute_times, stored_times
 from sqlbuffer.encoding.column_chunks import pack_ranges
 from sqlbuffer.encoding.columns import GivenColumns
@@ -34,7 +41,7 @@ from sqlbuffer.fields import VARIABLE, FieldSpec, near_name
 from sqlbuffer.front.step_encoding import EncodedSteps
 from sqlbuffer.front.writing import StepWriter
 from sqlbuffer.interchange.buffer_opening import found_buffer, import_target
-from sqlbuffer.interchange.output import ImportCounts, ImportReport, named_damage
+from sqlbuffer.interchange.output import ImportCounts, ImportIds, ImportReport, named_damage
 from sqlbuffer.interchange.parquet.arrow import (
     StepSchema,
     built_in_types,
@@ -53,6 +60,16 @@ from sqlbuffer.steps import PAYLOADS, DataRow, Experience, ExpMeta, is_uuid
 from sqlbuffer.storage.copies.parts import CopiedRange, SourceIdentity, SourceState, time_text
 from sqlbuffer.storage.copies.target import ImportTarget, RestoredSteps, check_may_restore
 from sqlbuffer.storage.database.urls import Database
+from sqlbuffer.storage.episodes import EpisodeKey
+from sqlbuffer.storage.merging.batches import (
+    MergeBatch,
+    MergedChunk,
+    MergeOptions,
+    MergeRun,
+    merged_rows,
+    name_of,
+)
+from sqlbuffer.storage.merging.target import MergeTarget
 from sqlbuffer.storage.rows.payload_parts import PART_BYTES, split
 from sqlbuffer.storage.store import BufferStore
 
@@ -201,6 +218,7 @@ def append_files(
     buffer: ReplayBuffer,
     columns: Mapping[str, Any],
     counts: ImportCounts,
+    ids: ImportIds,
     on_progress: OnProgress | None,
 ) -> None:
     """Store the steps of files as new ones; `check_files` has found that they fit.
@@ -210,25 +228,23 @@ def append_files(
         buffer: The buffer.
         columns: See `import_parquet`.
         counts: Receives what was stored.
+        ids: What happens to the ids of the steps.
         on_progress: Function that is called after each part.
     """
-    for place, n_steps, batch in _encoded_parts(files, buffer, columns):
+    for place, n_steps, batch in _encoded_parts(files, buffer, columns, ids.prefix):
         try:
             stored = buffer._writer.store(batch)
         except (EpisodeExistsError, EpisodeRefusedError) as error:
             raise FileImportError(
                 f"{place}: {error}; {counts.n_stored:,} steps of earlier rows are stored"
             ) from error
-        counts.n_steps += n_steps
-        counts.n_stored += stored.inserted
-        counts.n_duplicates += stored.duplicates
-        counts.n_conflicts += stored.conflicts
+        counts.add(n_steps, stored, ids, place)
         if on_progress is not None:
             on_progress(counts.n_stored, counts.n_steps, range(files.n_rows))
 
 
 def _encoded_parts(
-    files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any]
+    files: ParquetFiles, buffer: ReplayBuffer, columns: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, int, EncodedSteps]]:
     """Yield the place of each part, its number of steps, and its encoded steps."""
     plan, marks = _plan(files, buffer, columns), {path: files.mark(path) for path in files.paths}
@@ -237,7 +253,7 @@ def _encoded_parts(
         place = f"{path}, rows from {first:,} on"
         try:
             with named_damage(path):
-                batch = _Part(plan, table, ids, first).encoded(buffer._writer)
+                batch = _Part(plan, table, ids, first, prefix).encoded(buffer._writer)
         except FieldError as error:
             raise FieldError(f"{place}: {error}") from error
         yield place, len(table), batch
@@ -246,8 +262,11 @@ def _encoded_parts(
 class _Part:
     """Some rows of a file."""
 
-    def __init__(self, plan: ColumnPlan, table: Any, ids: list[str], first: int) -> None:
+    def __init__(
+        self, plan: ColumnPlan, table: Any, ids: list[str], first: int, prefix: str
+    ) -> None:
         self._plan, self._table, self._ids, self._first = plan, table, ids, first
+        self._prefix = prefix
         self._n = len(table)
 
     def encoded(self, writer: StepWriter) -> EncodedSteps:
@@ -291,13 +310,14 @@ class _Part:
                 f"{built_in_types()[name]}, got {column.type} ({error})"
             ) from None
         values: list[Any] = column.to_pylist()
+        if name == "episode_id" and self._prefix:
+            return [None if value is None else f"{self._prefix}{value}" for value in values]
         return values
 
     def _own_ids(self) -> list[str]:
-        ids = self._column("id")
-        return [
-            made_id if id_ is None else id_ for id_, made_id in zip(ids, self._ids, strict=True)
-        ]
+        pairs = zip(self._column("id"), self._ids, strict=True)
+        ids = [made_id if id_ is None else id_ for id_, made_id in pairs]
+        return [f"{self._prefix}{id_}" for id_ in ids] if self._prefix else ids
 
     def _steps(self) -> list[int]:
         steps = self._column("step")
@@ -784,6 +804,9 @@ def import_parquet(
     *,
     columns: Mapping[str, str | None] | None = None,
     fields: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    on_conflict: Literal["error", "skip"] = "error",
+    include_open: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ImportReport:
     """Store the steps of Parquet files in a buffer.
@@ -793,9 +816,13 @@ def import_parquet(
     the import is complete, the buffer shows the steps that it has so far and refuses writers. If
     the process is killed, repeat the call: it continues where it stopped.
 
-    Files are appended as new steps if another program wrote them, if the path is a single file, if
-    the export has some columns only, or if the buffer has steps. A missing buffer is made. A step
-    without an id gets an id from its place in the file, so a second import stores no step twice.
+    If the buffer has steps, or with a `prefix`, the steps of the export are merged into it under
+    new numbers: whole episodes, as `ReplayBuffer.copy_to` merges them. A later export of the same
+    buffer adds what has come since.
+
+    Files are appended as new steps if another program wrote them, if the path is a single file, or
+    if the export has some columns only. A missing buffer is made. A step without an id gets an id
+    from its place in the file, so a second import stores no step twice.
 
     The files of an export are compared with its manifest, and files to append are read once to
     check all rows. If one is damaged, missing or does not fit, nothing is made or stored.
@@ -809,14 +836,20 @@ def import_parquet(
             buffer, or a new field of a new buffer.
         fields: Typed fields of a new buffer, as for `ReplayBuffer`; by default they follow from the
             types of the columns.
+        prefix: Text that is put before the ids of steps and episodes, such as `run1/`.
+        on_conflict: For ids of other steps in the buffer: `error`, or `skip` to leave such steps
+            out. Equal steps that are appended again are duplicates, and no error.
+        include_open: Merge episodes that had not ended too.
         on_progress: Function that is called after each batch with the number of stored steps, the
             number of steps read, and the range of steps to read.
 
     Raises:
         ArgumentError: An argument is invalid.
+        CopyError: The buffer would evict steps that are merged, or has their ids.
         FieldError: A field cannot hold a value.
-        FileImportError: There are no files, a file is damaged or missing, a column does not fit, or
-            typed steps are of an episode of the buffer that has ended; the message names it.
+        FileImportError: There are no files, a file is damaged or missing, a column does not fit,
+            typed steps are of an episode of the buffer that has ended, or the buffer has other
+            steps with the ids; the message names it.
         MissingExtraError: pyarrow is not installed.
         StorageReadOnlyError: The buffer is another unfinished copy, or the role may not restore a
             buffer: only the owner of the tables may.
@@ -839,6 +872,8 @@ def import_parquet(
     columns = {} if columns is None else checked_dict(columns, "columns", "{'observation': 'obs'}")
     fields = None if fields is None else checked_dict(fields, "fields", "{'obs': 'float32'}")
     on_progress = checked_progress(on_progress)
+    options = merge_options(prefix, on_conflict, include_open)
+    ids = ImportIds(options.prefix, options.on_conflict)
     for column, meaning in columns.items():
         if meaning is not None and not isinstance(meaning, str):
             raise refused(meaning, f"columns[{column!r:.100}]", "the name of a field, or None")
@@ -858,17 +893,16 @@ def import_parquet(
             check_files(files, trial, columns)
     counts = ImportCounts()
     with import_target(buffer, url, name, settings, counts) as opened:
-        if is_restorable:
+        if is_restorable and not prefix:
             _restore(files, opened, counts, on_progress)
-        if not counts.is_restored:
+        if is_restorable and not counts.is_restored:
+            _merge(files, opened, options, counts, on_progress)
+        if not (counts.is_restored or counts.is_merged):
             if buffer is not None:
                 check_files(files, buffer, columns)
-            append_files(files, opened, columns, counts, on_progress)
-        return ImportReport(
-            str(path), f"{opened.name!r} in {opened.url}", counts.n_steps, counts.n_stored,
-            counts.n_duplicates, counts.n_conflicts, counts.is_restored,
-            time.monotonic() - began_at,
-        )  # fmt: skip
+            append_files(files, opened, columns, counts, ids, on_progress)
+        target = f"{opened.name!r} in {opened.url}"
+        return counts.report(str(path), target, time.monotonic() - began_at)
 
 
 def _restore(
@@ -911,6 +945,105 @@ def _restore(
             n_done = counts.n_duplicates + counts.n_stored
             on_progress(n_done, n_done, range(files.n_rows))
     target.finish()
+
+
+def _merge(
+    files: ParquetFiles,
+    buffer: ReplayBuffer,
+    options: MergeOptions,
+    counts: ImportCounts,
+    on_progress: OnProgress | None,
+) -> None:
+    """Merge an export into a buffer that has steps; nothing is done if the fields differ."""
+    noted, config, store = files.metadata, files.config, buffer._store
+    assert noted is not None
+    if store.info.layout is not None or mergeable_differences(config, store):
+        return
+    identity = SourceIdentity(
+        str(files.path), noted["buffer"], 0, noted["export_id"], noted["condition"], noted["uuid"]
+    )
+    merger = MergeTarget(store, identity, options)
+    episodes = {
+        (page["key"][i], page["task_id"][i]): {name: values[i] for name, values in page.items()}
+        for page in _episodes(files, store, config)
+        for i in range(len(page["key"]))
+    }
+    are_open = {name for name, facts in episodes.items() if facts["status"] == "open"}
+    run = merger.run()
+    counts.is_merged, n_before = True, 0 if run is None else run.n_steps
+    n_skipped = 0 if run is None else run.n_skipped
+    if run is None or run.is_done:
+        run = MergeRun.after(run, noted["high_seq"], noted["low_seq"], are_open, options)
+        wants = partial(run.wants, include_open=options.include_open)
+        check_room(_wanted_counts(files, wants), str(files.path), store)
+        store.write(partial(merger.begin, run=run, versions=noted["sessions"]))
+    schema, layout = own_schema(noted, config), store.layout
+    for path, table in files.row_groups(run.cursor):
+        with named_damage(path):
+            steps = restored_steps(table, schema, layout, run.cursor, config)
+        is_last = steps.end >= run.high
+        names = set(run.late) if is_last else set()
+        run = merger.write(run, merge_batch(steps, episodes, names))
+        if on_progress is not None:
+            on_progress(run.n_steps, run.cursor, range(run.high))
+    if not run.is_done:  # the last numbers were those of deleted steps
+        ends = MergeBatch(run.cursor, run.high, episodes={n: episodes[n] for n in run.late})
+        run = merger.write(run, ends)
+    run = run.ended(options)
+    store.write(partial(merger.finish, run=run, documents=()))
+    counts.n_steps, counts.n_stored = files.n_rows, run.n_steps - n_before
+    counts.n_conflicts = run.n_skipped - n_skipped
+    counts.n_open = 0 if options.include_open else len(are_open)
+    n_left = files.n_rows - counts.n_stored - counts.n_conflicts
+    counts.n_duplicates = min(n_before, max(n_left, 0))
+
+
+def _wanted_counts(
+    files: ParquetFiles, wants: Callable[[EpisodeKey | None, int], bool]
+) -> tuple[int, int]:
+    """Return the number of steps that a merge takes of files, and of their episodes."""
+    n_steps, names = 0, set()
+    for columns in files.columns(("seq", "episode_id", "task_id")):
+        for seq, key, task in zip(*columns, strict=True):
+            name = None if key is None else (key, task)
+            if wants(name, seq):
+                n_steps += 1
+                names.add(name)
+    return n_steps, len(names - {None})
+
+
+def merge_batch(
+    steps: RestoredSteps,
+    episodes: Mapping[EpisodeKey, Mapping[str, Any]],
+    late: Collection[EpisodeKey],
+) -> MergeBatch:
+    """Return restored steps as a merge takes them.
+
+    Args:
+        steps: The steps.
+        episodes: The columns of all episodes by name.
+        late: Episodes whose ends come with these steps, next to those that end here.
+    """
+    gone = set(steps.overlays.get("deleted_steps", {}).get("seq", ()))
+    chunks = [
+        MergedChunk(first, chunk, [p for p in range(chunk.n_steps) if first + p not in gone])
+        for first, _, chunk in steps.chunks
+    ]
+    rows = [] if steps.rows is None else list(merged_rows(steps.rows))
+    names = {name_of(one.chunk) for one in chunks} | {name_of(row.record) for row in rows}
+    ending = {
+        name
+        for name, facts in episodes.items()
+        if facts["last_seq"] is not None and steps.begin < facts["last_seq"] <= steps.end
+    }
+    return MergeBatch(
+        steps.begin,
+        steps.end,
+        chunks,
+        rows,
+        {name: columns for name, columns in steps.overlays.items() if name != "queue_items"},
+        {name: episodes[name] for name in names | ending | set(late) if name is not None},
+    )
 
 
 def _episodes(

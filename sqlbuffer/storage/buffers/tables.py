@@ -15,7 +15,7 @@ from sqlalchemy import (
     text,
 )
 
-from sqlbuffer.storage.schema.expressions import utc_now
+from sqlbuffer.storage.schema.expressions import random_uuid, utc_now
 from sqlbuffer.storage.schema.metadata import BYTES, JSON, KEY, TIME, UUID, buffer_key, metadata
 from sqlbuffer.storage.schema.number_keys import SQLITE_ONLY
 
@@ -143,6 +143,13 @@ buffers = Table(
         nullable=False,
         server_default=utc_now(),
         comment="when the buffer was created",
+    ),
+    Column(
+        "uuid",
+        UUID,
+        nullable=False,
+        server_default=random_uuid(),
+        comment="random id, which files and merges know the buffer by",
     ),
     # Placed behind the columns that each insert reads: on SQLite a long document has its own pages.
     Column(

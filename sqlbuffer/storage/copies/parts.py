@@ -235,6 +235,7 @@ class SourceIdentity:
     buffer_id: int
     created_at: str
     condition: str | None
+    uuid: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,12 @@ class CopySource:
     Attributes:
         store: The buffer where its steps are held.
         buffer: The buffer where its steps are read: the same one, or that on the standby.
+        node: The condition.
         hold: Hold on the steps; None if there is none, as when the source cannot be written.
     """
 
     def __init__(self, store: OpenBuffer, node: Node) -> None:
-        self.store, self.buffer, self._node = store, store.reading, node
+        self.store, self.buffer, self.node = store, store.reading, node
         self.hold: Hold | None = None
         self._id, self._steps = store.info.id, layout_of(store.info)
         self._step_bytes = store.layout.size_bytes  # not compressed
@@ -104,15 +105,18 @@ class CopySource:
         """Return the identity of this buffer."""
 
         def look() -> SourceIdentity:
-            statement = select(buffers.c.created_at).where(buffers.c.id == self._id)
+            statement = select(buffers.c.created_at, buffers.c.uuid).where(buffers.c.id == self._id)
             with translated(self.store.url), reading(self.store.engine) as connection:
-                created = connection.execute(statement).scalar_one_or_none()
-            if created is None:
+                row = connection.execute(statement).one_or_none()
+            if row is None:
                 raise self.store.dropped()
+            created, uuid = row
             shown = time_text(created) if isinstance(created, datetime) else str(created)
-            condition = None if self._node == EVERYTHING else repr(self._node)
+            condition = None if self.node == EVERYTHING else repr(self.node)
             info = self.store.info
-            return SourceIdentity(self.store.shown_url, info.name, info.id, shown, condition)
+            return SourceIdentity(
+                self.store.shown_url, info.name, info.id, shown, condition, str(uuid)
+            )
 
         return self.store.with_retries(look)
 
@@ -348,8 +352,8 @@ class CopySource:
             elif flags[table.flag]:
                 batch.tables.append(read_rows(connection, table, self._id, low, end))
         batch.n_steps = batch.n_read = self._n_steps(batch, low)
-        if self._node != EVERYTHING:
-            matching = resolve_labels(self._node, bool(flags["has_labels"]))
+        if self.node != EVERYTHING:
+            matching = resolve_labels(self.node, bool(flags["has_labels"]))
             steps = self._steps.of(self._id)
             where = and_(in_window(self._id, low, matching, steps), steps.c.seq <= end)
             seqs = connection.scalars(select(steps.c.seq).where(where))

@@ -238,7 +238,7 @@ class CopyTarget:
         """Return the progress of the copy; None if it has not begun.
 
         Raises:
-            CopyError: The buffer holds another copy.
+            CopyError: The buffer holds another copy, which is unfinished.
         """
 
         def look() -> CopyProgress | None:
@@ -251,13 +251,14 @@ class CopyTarget:
                 identity.database, row.source_buffer, row.source_id, row.source_created_at,
                 row.condition,
             )  # fmt: skip
+            if stored != identity and row.finished_at is not None:
+                return None
             if stored != identity:
-                state = "a copy" if row.finished_at is not None else "an unfinished copy"
                 of = f"of buffer {row.source_buffer!r} in {row.source_database}"
                 raise CopyError(
-                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} holds {state} "
-                    f"{of}, with another source or condition; copy into another buffer, or drop "
-                    f"this one"
+                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} holds an "
+                    f"unfinished copy {of}, with another source or condition; complete it, copy "
+                    f"into another buffer, or drop this one"
                 )
             copied = CopiedRange(row.low_seq, row.high_seq, row.copied_seq)
             n_left = None if row.n_expected is None else row.n_expected - row.n_read
@@ -325,7 +326,20 @@ class CopyTarget:
             rows.values["n_rows"] = [None if n is None else 0 for n in rows.values["n_rows"]]
             write_rows(connection, self._id, self._converted(rows))
 
+    def is_empty(self) -> bool:
+        """Return whether the buffer never had a step."""
+        return self.buffer.read(lambda connection: self._noun_in(connection) is None)
+
     def _check_empty(self, connection: Connection) -> None:
+        noun = self._noun_in(connection)
+        if noun is not None:
+            raise CopyError(
+                f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {noun} "
+                f"already; copy into an empty buffer, for example under another name"
+            )
+
+    def _noun_in(self, connection: Connection) -> str | None:
+        """Return what the buffer has; None if it is empty."""
         for table, noun in ((experiences, "rows"), (chunks, "steps"), (episodes, "episodes")):
             # For all steps, also those that have left the window; like text, they are not
             # rewritten.
@@ -333,10 +347,8 @@ class CopyTarget:
                 text(f"SELECT 1 FROM {table.name} WHERE buffer_id = :id LIMIT 1"), {"id": self._id}
             )
             if rows.one_or_none() is not None:
-                raise CopyError(
-                    f"buffer {self.buffer.info.name!r} in {self.buffer.shown_url} has {noun} "
-                    f"already; copy into an empty buffer, for example under another name"
-                )
+                return noun
+        return None
 
     def keys(self, source: CopySource, *, is_resumed: bool) -> TargetKeys:
         """Return the keys of episodes and sessions here, by their keys in the source.

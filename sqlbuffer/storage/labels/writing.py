@@ -388,7 +388,7 @@ class Labelling:
             written += self._write_portion(
                 connection, low, version, new_labels, before, merged, changes
             )
-        self._change_returns(connection, changes)
+        self.change_returns(connection, changes)
         missing = sorted(set(annotation.numbers).difference(written))
         return Annotated(len(written), missing, low, window.high)
 
@@ -462,7 +462,7 @@ class Labelling:
             made = labelled_extra(late_extra if is_merged else extra, label)
             seqs.append(seq)
             extras.append(late_extra if is_merged and made is None else made)
-            change = _change(reward, present.reward_t, label.reward_t)
+            change = change_of_reward(reward, present.reward_t, label.reward_t)
             if change is not None:
                 changes.setdefault((task, episode or 0), []).append(change)
         columns = columns_of([new_labels[seq] for seq in seqs])
@@ -489,9 +489,10 @@ class Labelling:
         of_version = {seq: history[version] for seq, history in histories.items()}
         return of_version, {seq: in_force(history) for seq, history in histories.items()}
 
-    def _change_returns(
+    def change_returns(
         self, connection: Connection, changes: Mapping[Rollout, Sequence[float]]
     ) -> None:
+        """Add changes of rewards to the returns of rollouts, and tell followers."""
         of_episodes = {episode: rewards for (_, episode), rewards in changes.items() if episode}
         # In the order in which writers lock episodes. Open ones too: an end adds up their rewards.
         ordered = select(episodes.c.id).order_by(episodes.c.id)
@@ -531,8 +532,16 @@ def _portions(seqs: Sequence[int]) -> Iterator[Sequence[int]]:
     return (seqs[start : start + ROWS_AT_ONCE] for start in range(0, len(seqs), ROWS_AT_ONCE))
 
 
-def _change(stored: float | None, before: float | None, after: float | None) -> float | None:
-    """Return the change of a row's reward; None if it does not change, or if the row has none."""
+def change_of_reward(
+    stored: float | None, before: float | None, after: float | None
+) -> float | None:
+    """Return how a late reward changes that of a step; None if it does not.
+
+    Args:
+        stored: The reward that it was stored with.
+        before: Its late reward so far.
+        after: Its late reward from now on.
+    """
     current = stored if before is None else before
     if after is None or after == current:
         return None

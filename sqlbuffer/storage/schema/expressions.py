@@ -383,6 +383,23 @@ def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 
 
+class random_uuid(FunctionElement[Any]):
+    """A new random UUID."""
+
+    inherit_cache = True
+    type = Text()
+
+
+@compiles(random_uuid, "postgresql")
+def _pg_random_uuid(element: random_uuid, compiler: Any, **kw: Any) -> str:
+    return "gen_random_uuid()"
+
+
+@compiles(random_uuid, "sqlite")
+def _sqlite_random_uuid(element: random_uuid, compiler: Any, **kw: Any) -> str:
+    return "(lower(hex(randomblob(16))))"
+
+
 class age_s(FunctionElement[float]):
     """Seconds since a TIME column, by the database's clock."""
 

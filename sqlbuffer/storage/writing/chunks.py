@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, RowMapping, Text, bindparam, cast, or_, select, true
+from sqlalchemy import Connection, Text, bindparam, cast, or_, select, true
 
 from sqlbuffer.codec.plain_values import INT64_MAX
 from sqlbuffer.encoding.chunks import (
@@ -120,10 +120,14 @@ class StoredChunk(NamedTuple):
 def stored_chunks(connection: Connection, buffer_id: int, *conditions: Any) -> list[StoredChunk]:
     """Return the chunks of a buffer that match."""
     rows = connection.execute(_CHUNKS.where(chunks.c.buffer_id == buffer_id, *conditions))
-    return [StoredChunk(row["first_seq"], _chunk(row)) for row in rows.mappings()]
+    return [StoredChunk(row["first_seq"], chunk_of(dict(row))) for row in rows.mappings()]
 
 
-def _chunk(row: RowMapping) -> PackedChunk:
+def chunk_of(row: Mapping[str, Any]) -> PackedChunk:
+    """Return a chunk as it was before it was stored, by the columns of its tables.
+
+    Lists are JSON on SQLite. Priorities and values for conditions may be left out.
+    """
     values = {name: row[name] for name in (*_PLAIN, *_JOINED)}
     values |= {name: listed(row[name]) for name in _LISTS}
     for name in _FLAGS:
@@ -131,13 +135,16 @@ def _chunk(row: RowMapping) -> PackedChunk:
             values[name] = [False] * row["n_steps"]
     payloads = listed(row["payloads"])
     if payloads is not None:
-        payloads = [None if one is None else json.dumps(one) for one in payloads]
+        payloads = [
+            None if one is None else json.dumps(one, separators=(",", ":"), ensure_ascii=False)
+            for one in payloads
+        ]
     return PackedChunk(
         **values,
         reward=listed(row["reward_t"]),
         payloads=payloads,
-        initial_priority=None,
-        fields=None,
+        initial_priority=listed(row.get("initial_priority")),
+        fields=listed(row.get("fields")),
         ids=None,
     )
 
@@ -498,7 +505,7 @@ class _Insertion:
             n_steps = sum(chunk.n_steps for chunk in packed_chunks)
             if reserved is None:
                 reserved = reserve_steps(
-                    self._connection, self._buffer_id, n_steps, _largest(packed_chunks),
+                    self._connection, self._buffer_id, n_steps, largest_priority(packed_chunks),
                     None if once is None else once.note,
                 )  # fmt: skip
             first_seq, priority = reserved
@@ -726,7 +733,7 @@ def _first_t(chunk: PackedChunk) -> int:
     return chunk.t or 0
 
 
-def _largest(packed_chunks: Sequence[PackedChunk]) -> float | None:
+def largest_priority(packed_chunks: Sequence[PackedChunk]) -> float | None:
     """Return the largest given priority of the steps."""
     priorities = [
         chunk.initial_priority for chunk in packed_chunks if chunk.initial_priority is not None

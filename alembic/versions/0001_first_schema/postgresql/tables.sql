@@ -25,6 +25,7 @@ CREATE TABLE buffers (
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    uuid UUID DEFAULT gen_random_uuid() NOT NULL,
     config JSONB DEFAULT '{}' NOT NULL,
     has_uses BOOLEAN DEFAULT false NOT NULL,
     has_quarantine BOOLEAN DEFAULT false NOT NULL,
@@ -71,6 +72,7 @@ COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete, or they came late';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
+COMMENT ON COLUMN buffers.uuid IS 'random id, which files and merges know the buffer by';
 COMMENT ON COLUMN buffers.config IS 'all settings; SQL reads those that are columns too';
 COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
 COMMENT ON COLUMN buffers.has_quarantine IS 'rows may have a row in quarantine';
@@ -350,7 +352,7 @@ COMMENT ON COLUMN episodes.by_arrival IS 'true: a row of it gave no step, so its
 COMMENT ON COLUMN episodes.was_used IS 'true: a lease that held steps of it was acknowledged';
 COMMENT ON COLUMN episodes.attempt IS '0: steps arrive without a writer; else the number of the writer that owns it';
 COMMENT ON COLUMN episodes.writer IS 'random id of that writer';
-COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the seq after which its steps begin';
+COMMENT ON COLUMN episodes.writers IS 'who has continued it: attempt, host and process, time, and the place (t) where its steps begin';
 COMMENT ON COLUMN episodes.verdicts IS 'rewards that annotate_episode gave it: version, reward and time';
 COMMENT ON COLUMN episodes.used_at IS 'when the first such lease was acknowledged';
 
@@ -731,6 +733,36 @@ COMMENT ON COLUMN copies.hold_id IS 'its hold on the source; null if it has none
 COMMENT ON COLUMN copies.started_at IS 'time when it began';
 COMMENT ON COLUMN copies.finished_at IS 'time when it was complete; null while it is not';
 
+CREATE TABLE merges (
+    buffer_id INTEGER NOT NULL,
+    source UUID NOT NULL,
+    prefix TEXT COLLATE "C" NOT NULL,
+    source_database TEXT NOT NULL,
+    source_buffer TEXT COLLATE "C" NOT NULL,
+    condition TEXT,
+    merged_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    newest JSONB,
+    n_steps BIGINT NOT NULL,
+    n_skipped BIGINT NOT NULL,
+    episodes JSONB NOT NULL,
+    merged_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_merges PRIMARY KEY (buffer_id, source, prefix)
+);
+COMMENT ON COLUMN merges.buffer_id IS 'the buffer';
+COMMENT ON COLUMN merges.source IS 'uuid of the buffer that is merged';
+COMMENT ON COLUMN merges.prefix IS 'text before the ids of its steps';
+COMMENT ON COLUMN merges.source_database IS 'URL of the source, no password';
+COMMENT ON COLUMN merges.source_buffer IS 'name of the buffer that is merged';
+COMMENT ON COLUMN merges.condition IS 'condition of the merged steps; null: all';
+COMMENT ON COLUMN merges.merged_seq IS 'steps up to this seq are merged';
+COMMENT ON COLUMN merges.high_seq IS 'no step above this seq is merged';
+COMMENT ON COLUMN merges.newest IS 'seq and mark of the newest step of the source at that time';
+COMMENT ON COLUMN merges.n_steps IS 'steps merged so far';
+COMMENT ON COLUMN merges.n_skipped IS 'steps left out, as their ids exist';
+COMMENT ON COLUMN merges.episodes IS 'episodes that were open, that have ended since, and that are left out';
+COMMENT ON COLUMN merges.merged_at IS 'last change';
+
 CREATE TABLE group_stats (
     buffer_id INTEGER NOT NULL,
     group_id TEXT COLLATE "C" NOT NULL,
@@ -927,6 +959,7 @@ ALTER TABLE documents ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE merges ALTER COLUMN buffer_id SET STATISTICS 0;
 
 -- For the same reason: a new buffer may have episodes although the others have none.
 ALTER TABLE experiences ALTER COLUMN episode_id SET STATISTICS 0;

@@ -23,7 +23,7 @@ SELECT w.buffer, e.seq, e.seq AS first_seq, e.id, e.task_id, e.task_name, e.agen
         WHEN w.has_labels THEN coalesce((SELECT l.extra FROM labels l WHERE l.buffer_id = e.buffer_id AND l.seq = e.seq), e.extra) -> '$reals'
         ELSE e.extra -> '$reals'
     END AS special_numbers,
-    CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'after_seq')::bigint < e.seq)
+    CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'from_t')::bigint <= e.t)
         ELSE nullif(p.attempt, 0) END AS attempt,
     p.group_id, e.t
 FROM w
@@ -62,7 +62,7 @@ SELECT w.buffer, c.first_seq + n.place, c.first_seq,
         ELSE q.fields
     END,
     y.extra -> '$reals',
-    CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'after_seq')::bigint < c.first_seq + n.place)
+    CASE WHEN p.attempt > 1 THEN 1 + (SELECT count(*)::integer FROM jsonb_array_elements(p.writers) AS a(writer) WHERE (a.writer ->> 'from_t')::bigint <= c.t + n.place)
         ELSE nullif(p.attempt, 0) END,
     p.group_id, c.t + n.place
 FROM w

@@ -25,6 +25,7 @@ CREATE TABLE buffers (
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
     created_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    uuid TEXT DEFAULT (lower(hex(randomblob(16)))) NOT NULL,
     config TEXT DEFAULT '{}' NOT NULL,
     has_uses BOOLEAN DEFAULT 0 NOT NULL,
     has_quarantine BOOLEAN DEFAULT 0 NOT NULL,
@@ -450,6 +451,23 @@ CREATE TABLE copies (
     started_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     finished_at TEXT,
     CONSTRAINT pk_copies PRIMARY KEY (buffer_id)
+);
+
+CREATE TABLE merges (
+    buffer_id INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    prefix TEXT NOT NULL,
+    source_database TEXT NOT NULL,
+    source_buffer TEXT NOT NULL,
+    condition TEXT,
+    merged_seq BIGINT NOT NULL,
+    high_seq BIGINT NOT NULL,
+    newest TEXT,
+    n_steps BIGINT NOT NULL,
+    n_skipped BIGINT NOT NULL,
+    episodes TEXT NOT NULL,
+    merged_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_merges PRIMARY KEY (buffer_id, source, prefix)
 );
 
 CREATE TABLE group_stats (

@@ -42,7 +42,7 @@ SELECT s.buffer, s.seq, s.first_seq, s.id, s.task_id, s.task_name, s.agent_id, s
         CASE WHEN s.place IS NULL THEN (SELECT e.extra FROM experiences e WHERE e."key" = s."key") ELSE
             (SELECT c.extra FROM chunk_steps c WHERE c.buffer_id = s.buffer_id AND c.first_seq = s.first_seq AND c.place = s.place) END
     ), '$."$reals"') AS special_numbers,
-    CASE WHEN s.attempt > 1 THEN 1 + (SELECT count(*) FROM json_each(s.writers) a WHERE json_extract(a.value, '$.after_seq') < s.seq)
+    CASE WHEN s.attempt > 1 THEN 1 + (SELECT count(*) FROM json_each(s.writers) a WHERE json_extract(a.value, '$.from_t') <= s.t)
         ELSE nullif(s.attempt, 0) END AS attempt,
     s.group_id, s.t
 FROM (

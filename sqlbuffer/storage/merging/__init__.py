@@ -1,0 +1,1 @@
+"""Merge steps into a buffer that is in use."""
