@@ -295,6 +295,7 @@ class AsyncReplayBuffer:
     quarantine = as_coroutine(ReplayBuffer.quarantine)
     release = as_coroutine(ReplayBuffer.release)
     delete = as_coroutine(ReplayBuffer.delete)
+    add_field = as_coroutine(ReplayBuffer.add_field)
     clear = as_coroutine(ReplayBuffer.clear)
 
     @arguments_of(ReplayBuffer.copy_to)
@@ -334,9 +335,11 @@ class AsyncReplayBuffer:
         """Return the key of the buffer's current session; None before the first session."""
         return await in_thread(lambda: self.sync.session_id)
 
-    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
+    def decode(
+        self, block: bytes | bytearray | memoryview, place: int = 0, layout: int | None = None
+    ) -> dict[str, Any]:
         """Return the typed fields of one step; see `sqlbuffer.ReplayBuffer.decode`."""
-        return self.sync.decode(block, place)
+        return self.sync.decode(block, place, layout)
 
     @arguments_of(ReplayBuffer.episode)
     async def episode(self, *args: Any, **options: Any) -> AsyncEpisodeWriter:

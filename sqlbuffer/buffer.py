@@ -33,6 +33,7 @@ from sqlbuffer.checks import (
     checked_instance,
     checked_integer,
     checked_seconds,
+    refused,
 )
 from sqlbuffer.config import (
     RETRY_S,
@@ -1495,15 +1496,19 @@ class ReplayBuffer:
         """
         return self._reader.tasks(task_ids, fields)
 
-    def decode(self, block: bytes | bytearray | memoryview, place: int = 0) -> dict[str, Any]:
+    def decode(
+        self, block: bytes | bytearray | memoryview, place: int = 0, layout: int | None = None
+    ) -> dict[str, Any]:
         """Return the typed fields of one step, `{name: array of its shape}`.
 
         Args:
             block: Value of the column `block` in the view `chunk_steps`, as plain SQL returns it.
             place: Value of the column `block_place`, the position of the step in the block.
+            layout: Value of the column `layout`; None will do until fields are added to the buffer.
 
         Raises:
-            ArgumentError: `block` is not bytes, or `place` is not an integer from 0 on.
+            ArgumentError: `block` is not bytes, or `place` or `layout` is not an integer from 0 on.
+                `layout` is missing after `add_field`.
             FieldError: The step was not written with the buffer's fields, or is damaged.
 
         Example:
@@ -1514,7 +1519,16 @@ class ReplayBuffer:
         what = "the bytes of the column block"
         checked_instance(block, "block", (bytes, bytearray, memoryview), what)
         place = checked_integer(place, "place", 0)
-        return decode_step(self._store.layout, bytes(block), place)
+        if layout is None and self._store.layout.number:
+            raise ArgumentError(
+                "fields were added to the buffer, so that blocks differ: give the column `layout` "
+                "of chunk_steps too, decode(block, block_place, layout)"
+            )
+        number = checked_integer(0 if layout is None else layout, "layout", 0)
+        if number > self._store.layout.number and number > self._store.learn_fields().number:
+            n_added = self._store.layout.number
+            raise refused(layout, "layout", f"at most {n_added}, the fields that were added")
+        return decode_step(self._store.layout, bytes(block), place, number)
 
     def sql(self, condition: Condition = None, *, query_condition: Condition = None) -> str:
         """Return the SELECT for a condition, with its values written into the text.
@@ -2123,6 +2137,52 @@ class ReplayBuffer:
             (1, 0)
         """
         return self._store.deletion.clear()
+
+    def add_field(self, name: str, declaration: Any) -> bool:
+        """Add a typed field to the buffer; return False if it has the field already.
+
+        No stored step is written again: older steps have the default everywhere, and `annotate`
+        gives a number of them other values. Open objects of the buffer, also in other processes,
+        go on; their steps have the default until they know the field, from their next read on.
+        Mirrors read their steps again, unless they are shared or keep chosen fields.
+
+        Args:
+            name: Name of the field.
+            declaration: Its declaration, with a default: `(dtype, shape, default)`, or a dict of
+                `dtype`, `shape`, `default` and `column`. See `Fields`.
+
+        Raises:
+            FieldError: The declaration is malformed or has no default, the buffer has another field
+                of that name, or has no typed fields at all.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"obs": "float32"})
+            >>> buffer.extend({"obs": [1.0, 2.0]}).inserted
+            2
+            >>> buffer.add_field("weight", ("float32", (), 1.0))
+            True
+            >>> buffer.extend({"obs": [3.0], "weight": [0.5]}).inserted
+            1
+            >>> sorted(float(row.fields["weight"]) for row in buffer)
+            [0.5, 1.0, 1.0]
+        """
+        spec = FieldSpec.parse(name, declaration)
+        store = self._store
+        if not store.info.has_chunks or store.info.layout is not None:
+            raise FieldError(
+                f"field {name!r}: buffer {store.info.name!r} has no typed fields that more can be "
+                f"added to; make another buffer with fields=..."
+            )
+        if spec.default is None:
+            raise FieldError(
+                f"field {name!r}: the steps that are stored need a default for it; give (dtype, "
+                f"shape, default), such as ('float32', (), 0.0)"
+            )
+        self.flush()
+        is_new = store.write(partial(catalog.add_field, buffer_id=store.info.id, spec=spec))
+        store.learn_fields()
+        return is_new
 
     def resize(
         self, max_capacity: "int | Same | None" = SAME, *, max_episodes: "int | Same | None" = SAME

@@ -176,7 +176,11 @@ def copy_buffer(
     writer = CopyTarget(target, reader)
     identity = reader.identity()
     progress = writer.progress(identity)
-    if options.prefix or (progress is None and not writer.is_empty()):
+    ours, theirs = source.learn_fields(), target.learn_fields()
+    # The same fields, in another order or added at another time: their bytes are not the same.
+    must_repack = ours.specs == theirs.specs and not ours.has_same_bytes(theirs)
+    can_be_exact = writer.is_empty() and not must_repack
+    if options.prefix or (progress is None and not can_be_exact):
         return merge_buffer(reader, target, options, on_progress)
     if progress is not None and progress.is_finished:
         return merge_buffer(reader, target, options, on_progress, progress)
@@ -187,11 +191,13 @@ def copy_buffer(
         progress = writer.progress(identity)
         assert progress is not None
     elif not progress.is_finished:
+        _check_layouts(source, target)
         resume_copy(reader, writer, progress)
     n_before, was_finished = progress.n_steps, progress.is_finished
     if not was_finished:
         keys = writer.keys(reader, is_resumed=is_resumed)
         progress = _copy_steps(reader, writer, keys, progress, on_progress)
+        _check_layouts(source, target)
         target.write(partial(writer.finish, documents=reader.documents()))
         if reader.hold is not None:
             reader.hold.release()
@@ -199,6 +205,15 @@ def copy_buffer(
         _shown(source), _shown(target), progress.range.low, progress.range.high, progress.n_steps,
         progress.n_steps - n_before, was_finished, time.monotonic() - began_at,
     )  # fmt: skip
+
+
+def _check_layouts(source: BufferStore, target: BufferStore) -> None:
+    """Raise if fields were added to a buffer while it is copied."""
+    if not source.learn_fields().has_same_bytes(target.learn_fields()):
+        raise CopyError(
+            f"fields were added to {_shown(source)} after the copy began; add them to "
+            f"{_shown(target)} as well (add_field, or `sqlbuffer add-field`), and repeat the call"
+        )
 
 
 def _copy_steps(
@@ -275,7 +290,7 @@ def merge_buffer(
         extended_at = time.monotonic()
         while not run.is_done:
             batch = reader.batch(CopiedRange(min(low, run.high), run.high, run.cursor), run.late)
-            run = merger.write(run, batch)
+            run = merger.write(run, batch.repacked(source.store.layout, target.layout))
             if source.hold is not None and time.monotonic() >= extended_at + EXTEND_EVERY_S:
                 extended_at = time.monotonic()
                 source.hold.extend(max(run.cursor, low))

@@ -4,7 +4,7 @@ import difflib
 import keyword
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -162,6 +162,8 @@ class FieldSpec:
             row.
         default: Shape and bytes of the default value; None: every row must give a value.
         column: True for a scalar that conditions can use.
+        added: 0 for a field that the buffer was made with; 1, 2 and so on for the fields that
+            `ReplayBuffer.add_field` added.
 
     Example:
         >>> FieldSpec.parse("obs", ("float32", (3, 2))).shape
@@ -178,6 +180,7 @@ class FieldSpec:
     shape: tuple[int, ...] = ()
     default: tuple[tuple[int, ...], bytes] | None = None
     column: bool = False
+    added: int = field(default=0, compare=False)
 
     @property
     def is_number(self) -> bool:
@@ -248,6 +251,8 @@ class FieldSpec:
             parts["default"] = [list(shape), raw.hex()]
         if self.column:
             parts["column"] = True
+        if self.added:
+            parts["added"] = self.added
         return parts
 
     @classmethod
@@ -261,7 +266,9 @@ class FieldSpec:
         parts_of = checked_dict(
             stored, "stored", "{'dtype': '<f4', 'shape': [4]}", error=FieldError
         )
-        declaration = {part: value for part, value in parts_of.items() if part != "name"}
+        outer = ("name", "added")
+        declaration = {part: value for part, value in parts_of.items() if part not in outer}
+        added = parts_of.get("added", 0)
         parts = declared_parts(name, declaration)
         default: Any = parts.get("default")
         if default is not None and not _is_encoded(default):
@@ -270,7 +277,7 @@ class FieldSpec:
         if default is not None:
             default = _decoded(name, dtype, *default)
         shape = parse_shape(name, parts.get("shape", ()))
-        return cls(name, dtype, shape, default, parts.get("column") is True)
+        return cls(name, dtype, shape, default, parts.get("column") is True, added)
 
     def cast(self, value: Any, *, casting: Casting = "same_kind") -> NDArray[Any]:
         """Return a copy of one row's value with the dtype and shape of this field.
@@ -592,6 +599,29 @@ class Fields(StrictModel, title="fields"):
         """Whether conditions can use each of them."""
         return {name: spec.column for name, spec in self.specs.items()}
 
+    def with_field(self, spec: FieldSpec) -> "Fields":
+        """Return these fields and one more, behind them; the same object if they have it.
+
+        Raises:
+            FieldError: The name is taken, or would change what a transition is made of.
+        """
+        known = self.specs.get(spec.name)
+        if known == spec:
+            return self
+        if known is not None:
+            raise FieldError(
+                f"field {spec.name!r} is stored as {_described(known)}, and was given as "
+                f"{_described(spec)}; take another name"
+            )
+        if spec.name in {f"next_{name}" for name in self.observations}:
+            raise FieldError(
+                f"field {spec.name!r}: transitions would take it for the observation after a step, "
+                f"which the stored steps do not have; take another name"
+            )
+        added = 1 + max((one.added for one in self.specs.values()), default=0)
+        specs = {**self.specs, spec.name: replace(spec, added=added)}
+        return Fields(specs=specs, observations=self.observations, meta=self.meta)
+
     @property
     def has_next(self) -> bool:
         """Whether the observation after a step is stored with it, in fields named `next_<name>`."""
@@ -641,8 +671,15 @@ def _different_specs(
         f"{what} {name!r} is stored as {_described(stored.get(name))}, and was given as "
         f"{_described(declared.get(name))}"
         for name in dict.fromkeys([*stored, *declared])
-        if declared.get(name) != stored.get(name)
+        if declared.get(name) != stored.get(name) and not _was_added(name, declared, stored)
     ]
+
+
+def _was_added(
+    name: str, declared: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
+) -> bool:
+    """Return whether a declaration is older than a field."""
+    return name not in declared and stored[name].added > 0
 
 
 def _described(spec: FieldSpec | None) -> str:

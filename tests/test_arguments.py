@@ -30,6 +30,7 @@ ALSO_NAMED = {
     "block": "block|arrays",
     "place": "place|arrays",
     "condition": "condition",
+    "declaration": "field",
     "every": "condition",
     "condition_or_seqs": "seqs|condition",
     "fields": "field",

@@ -1,7 +1,8 @@
-"""Commands about whole buffers: `info`, `ls`, `create`, `resize` and `delete`."""
+"""Commands about whole buffers: `info`, `ls`, `create`, `resize`, `add-field` and `delete`."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -318,6 +319,85 @@ def resize(
             f"buffer {opened_buffer.name!r}: capacity {_shown(before)} -> {_shown(new_capacity)}; "
             f"{max(rows - left, 0):,} rows left it, it holds {left:,}"
         )
+
+
+ADD_FIELD_EXAMPLES = example(
+    "sqlbuffer add-field sqlite:///replay.db weight --dtype float32 --default 1.0",
+    "sqlbuffer add-field replay.db goal --dtype float32 --shape 3 --default '[0, 0, 0]'",
+    "sqlbuffer add-field replay.db source --dtype U16 --default sim --column --buffer cartpole",
+)
+
+
+def add_field(
+    url: Url = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Name of the field.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Its dtype, such as float32 or U16.", show_default=False)
+    ] = "",
+    default: Annotated[
+        str | None,
+        typer.Option(
+            "--default",
+            metavar="JSON",
+            help="Its value in the steps that are stored: a number, true, a text or a list.",
+            show_default=False,
+        ),
+    ] = None,
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--shape",
+            metavar="N,..",
+            help="Its shape, such as 84,84; -1 for a length that varies. A scalar by default.",
+            show_default=False,
+        ),
+    ] = "",
+    column: Annotated[
+        bool, typer.Option("--column", help="Conditions can use the field, which is a scalar.")
+    ] = False,
+    buffer: BufferName = None,
+) -> None:
+    """Add a typed field to a buffer; its older steps have the default.
+
+    No step is written again, and processes that use the buffer go on. If the buffer has this field
+    already, the command changes nothing.
+    """
+    question = (
+        "which field? type `sqlbuffer add-field URL NAME --dtype float32 --default 0.0`, with "
+        "another dtype and default"
+    )
+    url, name = database_and_word(url, name, question)
+    if not dtype or default is None:
+        raise UsageError(question)
+    declaration = {
+        "dtype": dtype, "shape": _shape(shape), "default": _value(default), "column": column,
+    }  # fmt: skip
+    with opened(url, buffer) as opened_buffer:
+        is_new = opened_buffer.add_field(name, declaration)
+        n = len(opened_buffer)
+        typer.echo(
+            f"buffer {opened_buffer.name!r}: field {name!r} is added, {n:,} steps have the default"
+            if is_new
+            else f"buffer {opened_buffer.name!r} has field {name!r} already"
+        )
+
+
+def _shape(word: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(n) for n in word.split(",") if n.strip())
+    except ValueError:
+        raise UsageError(f"--shape is integers such as 84,84, got {word!r}") from None
+
+
+def _value(text: str) -> Any:
+    """Return the value of JSON; what is not JSON is a text."""
+    try:
+        return loads(text)
+    except ValueError:
+        return text
 
 
 def _capacity(word: str) -> int | None:

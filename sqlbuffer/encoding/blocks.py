@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.encoding.packing import Layout, compress_lookalike, expand, has_frame, shown_row
+from sqlbuffer.encoding.packing import Layout, expand, has_frame, shown_row
 from sqlbuffer.errors import FieldError
 from sqlbuffer.fields import VARIABLE
 
@@ -86,14 +86,13 @@ def _block_steps(layout: Layout, largest: int, n_steps: int) -> int:
     return min(n_steps, _BLOCK_BYTES // largest or 1)
 
 
-def rows_of_blocks(
+def expanded_rows(
     layout: Layout,
     blocks: Sequence[Stored | None],
     places: Sequence[int],
     seqs: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Return the bytes of steps as `Layout.unpack` reads them: a record, then its values of varying
-    length.
+    """Return the bytes of the typed fields of steps, as `Layout.unpack_expanded` reads them.
 
     Args:
         layout: The typed fields.
@@ -103,25 +102,11 @@ def rows_of_blocks(
         seqs: The numbers of the steps, for error messages.
 
     Returns:
-        Bytes or views of them; None stays. Raw bytes that begin like a frame by chance are
-        compressed, as in `compress`, because `unpack` expands them.
+        Bytes or views of them; None stays.
 
     Raises:
         FieldError: The bytes are damaged; the message names the step.
     """
-    rows = expanded_rows(layout, blocks, places, seqs)
-    if layout.compression is None:
-        return rows
-    return [None if row is None else compress_lookalike(row) for row in rows]
-
-
-def expanded_rows(
-    layout: Layout,
-    blocks: Sequence[Stored | None],
-    places: Sequence[int],
-    seqs: Sequence[Any] | None = None,
-) -> list[Any]:
-    """Return what `rows_of_blocks` does, in the form that `Layout.unpack_expanded` reads."""
     size = layout.size_bytes
     if layout.compression is None:
         if layout.has_tails:  # a block for each step
@@ -159,6 +144,7 @@ def fields_of_steps(
     layout: Layout,
     blocks: Sequence[Stored | None],
     places: Sequence[int],
+    numbers: Sequence[int],
     names: Sequence[str] | None = None,
     seqs: Sequence[Any] | None = None,
 ) -> list[dict[str, Any]]:
@@ -169,13 +155,37 @@ def fields_of_steps(
         layout: The typed fields.
         blocks: The block of each step.
         places: The place of each in its block.
+        numbers: The number of the layout of each; fields that were added later have their defaults.
         names: Fields to read; all by default.
         seqs: The numbers of the steps, for error messages.
 
     Raises:
         FieldError: The bytes are damaged; the message names the step.
     """
-    rows = expanded_rows(layout, blocks, places, seqs)
+    layout.of(max(numbers, default=0))  # it may become a newer one
+    layout = layout.fixed
+    rows: list[Any] = [None] * len(blocks)
+    for number in set(numbers):
+        older = layout.of(number)
+        if older is layout and numbers.count(number) == len(numbers):
+            rows = expanded_rows(layout, blocks, places, seqs)
+            break
+        at = [i for i, one in enumerate(numbers) if one == number]
+        own_seqs = None if seqs is None else [seqs[i] for i in at]
+        own_places = [places[i] for i in at]
+        expanded = expanded_rows(older, [blocks[i] for i in at], own_places, own_seqs)
+        for i, row in zip(at, layout.completed(expanded, older), strict=True):
+            rows[i] = row
+    return fields_of_rows(layout, rows, names, seqs)
+
+
+def fields_of_rows(
+    layout: Layout,
+    rows: Sequence[Any],
+    names: Sequence[str] | None = None,
+    seqs: Sequence[Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Return what `fields_of_steps` does, of the bytes of steps as `expanded_rows` returns them."""
     columns = layout.unpack_expanded(rows, names, seqs=seqs)
     steps: list[dict[str, Any]] = [{} for _ in rows]
     field_names = layout.wanted(names)

@@ -19,7 +19,7 @@ from sqlbuffer.codec.decoder import decode
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.equality import equal
 from sqlbuffer.codec.plain_values import WHOLE_FLOAT_LIMIT, dumps, tag_float, tag_text
-from sqlbuffer.encoding.blocks import expanded_rows, pack_blocks, stored_blocks
+from sqlbuffer.encoding.blocks import expanded_rows, fields_of_rows, pack_blocks, stored_blocks
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import (
     check_row_size,
@@ -212,6 +212,7 @@ class PackedChunk:
         makes_steps: Its steps are appended to an episode, and their numbers were not given: they
             follow those of the episode.
         group_key: The user's id of the group of the episode, if it was given.
+        layout: Number of the layout of `records`; see `Layout`.
     """
 
     id: str
@@ -244,6 +245,7 @@ class PackedChunk:
     times: Values | None = None
     makes_steps: bool = False
     group_key: str | None = None
+    layout: int = 0
 
 
 new: Callable[[Any], Any] = object.__new__
@@ -317,6 +319,10 @@ class ChunkBytes(Protocol):
     def offsets(self) -> Any:
         """Where each block begins and where the last one ends; None: all are one plain block."""
 
+    @property
+    def layout(self) -> int:
+        """Number of their layout."""
+
 
 def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> list[bytes]:
     """Return the typed fields of some steps of a chunk, as `Layout.unpack_expanded` reads them.
@@ -329,8 +335,9 @@ def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> l
     distinct = list(dict.fromkeys(firsts))
     stored = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, distinct)
     blocks = dict(zip(distinct, stored, strict=True))
-    rows = expanded_rows(layout, [blocks[first] for first in firsts], places_in_block.tolist())
-    return list(map(bytes, rows))
+    own = layout.of(chunk.layout)
+    rows = expanded_rows(own, [blocks[first] for first in firsts], places_in_block.tolist())
+    return list(map(bytes, rows if own is layout else layout.completed(rows, own)))
 
 
 def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> PackedChunk:
@@ -385,6 +392,35 @@ def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> P
         payloads=payloads,
         payload_arrays=arrays,
         ids=chunk.ids and [chunk.ids[i] for i in places],
+        layout=layout.number,
+    )
+
+
+def repacked(chunk: PackedChunk, source: Layout, target: Layout) -> PackedChunk:
+    """Return a chunk of a buffer as another one with the same fields packs it, which may have them
+    in another order, or others of them may have been added.
+    """
+    if target.has_same_bytes(source):
+        return chunk
+    steps = fields_of_rows(source, step_rows(source, chunk, np.arange(chunk.n_steps)))
+    columns: dict[str, Any] = {
+        name: [step[name] for step in steps]
+        if spec.is_variable
+        else np.array([step[name] for step in steps], spec.dtype)
+        for name, spec in target.specs.items()
+    }
+    records, tails = target.records(columns, chunk.n_steps).tobytes(), target.tails(columns)
+    (blocks,) = pack_blocks(target, records, tails, [(0, chunk.n_steps)])
+    comparable = {
+        name: comparable_values(columns[name]) for name, spec in target.specs.items() if spec.column
+    }
+    return replace(
+        chunk,
+        fields=comparable or None,
+        records=blocks.records,
+        block_steps=blocks.block_steps,
+        offsets=blocks.offsets,
+        layout=target.number,
     )
 
 

@@ -97,6 +97,7 @@ def pack_columns(
         FieldError: An unknown or missing field, another shape or number of rows, a value that the
             field cannot hold, a step that is too large; names the field or the row.
     """
+    layout = layout.fixed
     checked = check_columns(layout, columns, casting)
     return pack_given(layout, checked, episode=episode, max_row_bytes=max_row_bytes)
 
@@ -109,6 +110,7 @@ def pack_given(
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> PackedColumns:
     """Return n steps that were checked as chunks; see `pack_columns`."""
+    layout = layout.fixed
     if not columns.n_steps:
         return PackedColumns([], np.empty(0, np.int64))
     records, tails = layout.records(columns.fields, columns.n_steps), layout.tails(columns.fields)
@@ -299,6 +301,7 @@ class _Slices:
         packed_at = time.time()
         self._common = {
             **_NO_VALUES,
+            "layout": layout.number,
             "episode_key": episode,
             "first_time": packed_at,
             "last_time": packed_at,
@@ -488,6 +491,7 @@ class PackedStep(NamedTuple):
         priority: Its initial priority, if it was given.
         payload: Its payload, if it has one.
         n_bytes: Bytes of both.
+        layout: Number of the layout of `row`.
     """
 
     of: EpisodeStart | StepStream
@@ -502,6 +506,7 @@ class PackedStep(NamedTuple):
     priority: float | None
     payload: StepPayload | None
     n_bytes: int
+    layout: int = 0
 
     @property
     def episode_key(self) -> str | None:
@@ -544,11 +549,16 @@ class StepPacker:
         has_priorities: bool,
         max_row_bytes: int = MAX_ROW_BYTES,
     ) -> None:
-        self._fields, self._beginning = layout.specs.keys(), beginning
+        self._layout, self._casting, self._beginning = layout, casting, beginning
         self._has_priorities, self._max_row_bytes = has_priorities, max_row_bytes
         self._most_bytes = min(max_row_bytes, MAX_JSON_BYTES)  # without a second look
+        self._begin(layout.fixed)
+
+    def _begin(self, layout: Layout) -> None:
+        """Encode the fields of a layout from now on."""
+        self._fields = layout.specs.keys()
         self._plain = {*layout.specs, "reward", *FLAGS}
-        self._packer = RowPacker(layout, casting)
+        self._packer, self._number = RowPacker(layout, self._casting), layout.number
 
     def encode(self, t: int, step: Mapping[str, Any]) -> PackedStep:
         """Return step t of the episode; it holds copies.
@@ -557,6 +567,8 @@ class StepPacker:
             FieldError: An unknown or missing field, a value that cannot be stored, or a step that
                 is too large.
         """
+        if self._number != self._layout.number:  # fields were added
+            self._begin(self._layout.fixed)
         is_plain = self._plain.issuperset(step)
         if not is_plain:
             check_step_names(step, self._fields)
@@ -584,7 +596,7 @@ class StepPacker:
             truncated = flag_of(truncated, "truncated")
         return PackedStep(
             self._beginning, t, time.time(), row, reward, adv_t, v_t, terminated, truncated,
-            priority, payload, n_bytes,
+            priority, payload, n_bytes, self._number,
         )  # fmt: skip
 
     def _priority(self, step: Mapping[str, Any]) -> float | None:
@@ -603,6 +615,8 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
         layout: The typed fields of the buffer.
         steps: The steps; those of an episode in their order, without one missing.
     """
+    layout = layout.fixed
+    steps = [step if step.layout == layout.number else _completed(layout, step) for step in steps]
     places: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         places.setdefault(id(step.of), []).append(i)
@@ -627,6 +641,13 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
         for id_, (start, stop), own_blocks in zip(ids, ranges, blocks, strict=True)
     ]
     return PackedColumns(chunks, np.array(order, np.int64))
+
+
+def _completed(layout: Layout, step: PackedStep) -> PackedStep:
+    """Return a step that was encoded before fields were added."""
+    (row,) = layout.completed([step.row], layout.of(step.layout))
+    n_bytes = step.n_bytes + len(row) - len(step.row)
+    return step._replace(row=row, n_bytes=n_bytes, layout=layout.number)
 
 
 def _chunk(
@@ -667,4 +688,5 @@ def _chunk(
         texts,
         arrays,
         None,
+        layout=layout.number,
     )

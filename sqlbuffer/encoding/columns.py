@@ -12,7 +12,7 @@ from sqlbuffer.checks import checked_names
 from sqlbuffer.codec.encoder import Encoder
 from sqlbuffer.codec.plain_values import tag_float
 from sqlbuffer.display import shown
-from sqlbuffer.encoding.blocks import rows_of_blocks
+from sqlbuffer.encoding.blocks import fields_of_steps
 from sqlbuffer.encoding.packing import EMPTY_LAYOUT, Layout
 from sqlbuffer.encoding.priority_values import checked_priorities
 from sqlbuffer.encoding.records import (
@@ -431,10 +431,10 @@ def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
         return values.astype(np.float32)
 
 
-def decode_step(layout: Layout, block: bytes, place: int = 0) -> dict[str, Any]:
-    """Return the fields of one step of a block, each of its own shape."""
-    arrays = layout.unpack(rows_of_blocks(layout, [block], [place]))
-    return {name: arrays[name][0] for name in layout.specs}
+def decode_step(layout: Layout, block: bytes, place: int, number: int) -> dict[str, Any]:
+    """Return the fields of one step of a block with a layout's number, each of its own shape."""
+    (step,) = fields_of_steps(layout, [block], [place], [number])
+    return step
 
 
 def reward_array(

@@ -123,6 +123,10 @@ LENGTH = np.dtype("<u4")  # of a field of varying length
 _JOINED_BYTES = 2**18
 
 
+class NewFieldsError(FieldError):
+    """Bytes have fields that their reader does not know yet."""
+
+
 class Layout:
     """The layout of the fields in the bytes of a row.
 
@@ -136,6 +140,8 @@ class Layout:
         chunk_bytes: Largest number of raw bytes of a chunk; a larger step is a chunk of its own.
 
     Attributes:
+        number: Number of the layout: how many fields have been added, at the end.
+        learn: Returns the newest layout, if rows have a number that is not known here.
         has_tails: Whether values of varying length follow the record of a row.
 
     Raises:
@@ -154,8 +160,12 @@ class Layout:
         chunk_bytes: int = 2**18,
     ) -> None:
         self.chunk_bytes = chunk_bytes
+        self.number = max((spec.added for spec in specs.values()), default=0)
+        self.learn: Callable[[], Layout] | None = None
+        self._older: dict[int, Layout] = {}
         check_compression(compression)
         self.specs, self.compression = dict(specs), compression
+        self._every = self.specs  # also those that a mirror does not keep
         self.record: np.dtype[Any] = np.dtype(
             [
                 (name, LENGTH) if spec.is_variable else (name, spec.dtype, spec.shape)
@@ -169,6 +179,65 @@ class Layout:
     def size_bytes(self) -> int:
         """Bytes of the record of a row, without what follows it."""
         return self.record.itemsize
+
+    def become(self, newer: "Layout") -> None:
+        """Take the fields of a newer layout, which begin with those of this one; at once for all
+        who hold this object.
+        """
+        self.__dict__ = newer.__dict__
+
+    def has_same_bytes(self, other: "Layout") -> bool:
+        """Return whether steps have the same bytes in another layout, in each of its numbers."""
+        return [*self.specs.items()] == [*other.specs.items()] and all(
+            spec.added == other.specs[name].added for name, spec in self.specs.items()
+        )
+
+    @property
+    def fixed(self) -> "Layout":
+        """This layout as it is now, whatever it becomes."""
+        layout = object.__new__(Layout)
+        layout.__dict__ = self.__dict__
+        return layout
+
+    def of(self, number: int) -> "Layout":
+        """Return the layout with a number.
+
+        Raises:
+            NewFieldsError: It is a newer one, which this process does not know yet.
+        """
+        if number > self.number and self.learn is not None:
+            self.become(self.learn())
+        if number == self.number:
+            return self
+        if number > self.number:
+            raise NewFieldsError(
+                "steps have fields that were added to the buffer a moment ago; read them again"
+            )
+        if number not in self._older:
+            specs = {name: spec for name, spec in self._every.items() if spec.added <= number}
+            self._older[number] = Layout(specs, self.compression, self.chunk_bytes)
+        return self._older[number]
+
+    def completed(self, rows: Sequence[Bytes | None], older: "Layout") -> list[Any]:
+        """Return rows of an older layout with the default values of the fields that were added.
+
+        Args:
+            rows: The rows, as `pack` makes them; None stays.
+            older: Their layout.
+        """
+        added = [spec for spec in self._every.values() if spec.added > older.number]
+        head, tail = b"", b""
+        for spec in added:
+            value: Any = spec.default_value
+            if spec.is_variable:
+                head += value.shape[spec.shape.index(VARIABLE)].to_bytes(LENGTH.itemsize, "little")
+                tail += value.tobytes()
+            else:
+                head += np.broadcast_to(np.asarray(value, spec.dtype), spec.shape).tobytes()
+        size = older.size_bytes
+        return [
+            None if row is None else b"".join((row[:size], head, row[size:], tail)) for row in rows
+        ]
 
     def pack(self, columns: Mapping[str, Any], n_rows: int) -> list[bytes]:
         """Return the bytes of each of n rows.

@@ -294,23 +294,23 @@ class Decoder:
         fields: Sequence[str] | None = None,
     ) -> None:
         self._state, self._action, self._layout = state, action, layout
-        self._fields = tuple(layout.specs if fields is None else fields)
+        self._names = None if fields is None else tuple(fields)
         self._expands = layout.compression is not None
         self._rebuilds = state is not None or action is not None
         size = 0 if layout.has_tails else layout.size_bytes
         self.n_at_once = max(1, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // size)) if size else 1
 
     def rows(self, stored_rows: Iterable[Sequence[Any]]) -> list[DataRow]:
-        """Return the rows of tuples (seq, *Record), which end with the block of bytes and the place
-        in it where typed fields are read.
+        """Return the rows of tuples (seq, *Record), which end with the block of bytes, the place in
+        it and the number of its layout where typed fields are read.
         """
-        if not self._fields:
+        if not (self._layout.specs if self._names is None else self._names):
             return [self._row(values) for values in stored_rows]
         by_column = [list(column) for column in zip(*stored_rows, strict=True)]
-        *columns, blocks, places = by_column or [[], []]
+        *columns, blocks, places, layouts = by_column or [[], [], []]
         rows = [self._row(values) for values in zip(*columns, strict=True)]
         seqs = [row.seq for row in rows]
-        typed = fields_of_steps(self._layout, blocks, places, self._fields, seqs)
+        typed = fields_of_steps(self._layout, blocks, places, layouts, self._names, seqs)
         for row, fields in zip(rows, typed, strict=True):
             row.fields = fields
         if rows and any(late := columns[_LATE]):

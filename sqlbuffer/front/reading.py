@@ -40,11 +40,11 @@ class Conditions:
     """
 
     def __init__(self, info: BufferInfo) -> None:
-        self._comparable = info.config.fields.comparable
+        self._info = info
 
     def node(self, condition: Condition, query_condition: Condition = None) -> Node:
         """Return a condition checked; it has two names."""
-        return check(one_condition(condition, query_condition), self._comparable)
+        return check(one_condition(condition, query_condition), self._info.config.fields.comparable)
 
     def rows(self, rows: Rows, call: str) -> Node | list[int]:
         """Return which rows a call is about: a condition checked, or their numbers in order.
@@ -83,7 +83,7 @@ class RowDecoding:
         self._rebuild_state, self._rebuild_action = state_type, action_type
         layout = source.buffer.layout
         self.whole = Decoder(self._rebuild_state, self._rebuild_action, layout)
-        self._of: dict[tuple[bool, tuple[str, ...]], tuple[Payloads, Decoder]] = {}
+        self._of: dict[tuple[bool, int, tuple[str, ...]], tuple[Payloads, Decoder]] = {}
 
     def of(
         self, fields: Sequence[str] | None, *, is_encoded: bool = False
@@ -98,7 +98,8 @@ class RowDecoding:
             return self._source.whole_rows, self.whole
         # To make them again for each batch took as long as to read the batch.
         is_kept = isinstance(fields, list) and _are_texts(fields)
-        key = (is_encoded, tuple(fields)) if is_kept else None
+        number = self._source.buffer.layout.number
+        key = (is_encoded, number, tuple(fields)) if is_kept else None
         known = None if key is None else self._of.get(key)
         if known is None:
             known = self._reading(fields, is_encoded)

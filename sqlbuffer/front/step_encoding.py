@@ -160,11 +160,10 @@ class ChunkEncoding:
         makes_steps: bool,
     ) -> ChunkBatch:
         """Encode rows; see `RowEncoding.rows`."""
-        columns = columns_of_rows(
-            self._layout, rows, model_version, priority, makes_steps=makes_steps
-        )
+        layout = self._layout.fixed
+        columns = columns_of_rows(layout, rows, model_version, priority, makes_steps=makes_steps)
         stamped = _in_session(columns, session)
-        packed = pack_given(self._layout, stamped, max_row_bytes=self._limit)
+        packed = pack_given(layout, stamped, max_row_bytes=self._limit)
         return ChunkBatch(packed.chunks, packed.order)
 
     def columns(self, columns: Mapping[str, Any], casting: Casting) -> ChunkBatch:

@@ -389,7 +389,6 @@ class MemoryDraws:
         self.accounts = DrawAccounts(store, settings.refresh_s)
         self._makers: dict[Form, MemoryBatches] = {}
         self._forms: dict[Any, Any] = {}
-        self._every_step = StepForm.of(settings.fields)
         self._selects = settings.selects
         self._min_size = store.info.config.sampling.min_size
         self._has_priorities = store.info.config.priorities.enabled
@@ -481,12 +480,7 @@ class MemoryDraws:
         Raises:
             FieldError: A field is unknown.
         """
-        if fields is None:
-            return self._every_step
-        return self._form_of(
-            ("steps", fields),
-            lambda: StepForm.of(self._settings.fields, fields),
-        )
+        return self._form_of(("steps", fields), lambda: StepForm.of(self._settings.fields, fields))
 
     def transition_form(
         self,
@@ -515,7 +509,7 @@ class MemoryDraws:
     def _form_of(self, arguments: tuple[Any, ...], make: Callable[[], F]) -> F:
         """Return the form that was made for these arguments, or make it."""
         try:
-            key = _key_of(arguments)
+            key = _key_of((len(self._settings.fields.specs), *arguments))
             known = self._forms.get(key)
         except Exception:  # values that cannot be hashed or compared
             return make()  # raises the right error

@@ -73,6 +73,9 @@ class Filling:
         settings: Settings of the mirror.
         allocate: Makes arrays whose space is reserved; None: those of this process, which take
             memory when they are written to.
+
+    Attributes:
+        layout: Layout of the chunks, and the fields that are kept.
     """
 
     def __init__(
@@ -80,11 +83,11 @@ class Filling:
     ) -> None:
         self._allocate = allocate
         self._config, self._selects = store.info.config, settings.selects
-        self._layout = settings.layout
+        self.layout = settings.layout
         # Processes that share a mirror do not share priorities.
         has_priorities = self._config.priorities.enabled and allocate is None
         self._alpha = store.priorities.alpha if has_priorities else None
-        self._slot_bytes = slot_bytes(self._layout) + LIMIT_BYTES
+        self._slot_bytes = slot_bytes(self.layout) + LIMIT_BYTES
         if self._alpha is not None:
             self._slot_bytes += PRIORITY_BYTES
         self._max_bytes = settings.max_bytes
@@ -113,7 +116,7 @@ class Filling:
     def memory_of(self, n_slots: int, heap_bytes: int, allocate: Allocate) -> StepMemory:
         """Return a memory of a number of slots and of heap bytes, in given arrays."""
         return StepMemory(
-            self._layout, n_slots, allocate, heap_bytes=heap_bytes, selects=self._selects
+            self.layout, n_slots, allocate, heap_bytes=heap_bytes, selects=self._selects
         )
 
     def _check(self, n_steps: int) -> None:
@@ -123,7 +126,7 @@ class Filling:
                 f"{self._slot_bytes} bytes each, and max_bytes is {shown_size(self._max_bytes)}, "
                 f"enough for {self._most_slots}; raise max_bytes, keep fewer steps "
                 f"(condition=..., or lower max_capacity with resize())"
-                f"{_fewer_fields(self._layout)}"
+                f"{_fewer_fields(self.layout)}"
             )
 
     def _check_tails(self, n_steps: int, tails: Tails) -> None:
@@ -133,7 +136,7 @@ class Filling:
                 f"more than {n_steps} steps with values of varying length take "
                 f"{shown_size(n_bytes)} of memory, and max_bytes is {shown_size(self._max_bytes)}; "
                 f"raise max_bytes, or keep fewer steps (condition=..., or lower max_capacity with "
-                f"resize()){_fewer_fields(self._layout)}"
+                f"resize()){_fewer_fields(self.layout)}"
             )
 
     def read(self, memory: StepMemory, news: News) -> "Look":
@@ -323,6 +326,8 @@ class Refreshing:
         self._publisher = publisher
         self._feed = Feed(store.reading, store, settings.node, reads_priorities=reads_priorities)
         allocate = None if publisher is None else publisher.allocate
+        self._settings = settings
+        self._learned: MirrorSettings | None = None  # of the memory that is read next
         self._filling = Filling(store, settings, allocate)
         self._pid = os.getpid()
         self._commits = commits_of(store.url, store.info.id)
@@ -452,11 +457,31 @@ class Refreshing:
             self._renewed_at = began_at
         self._store.reading.own_writes.catch_up()
         with self._feed.look() as news:
-            look = None if news is None else self._filling.read(self.memory, news)
+            has_new_fields = news is not None and news.state.n_added > self._filling.layout.number
+            is_read = news is not None and not has_new_fields
+            look = self._filling.read(self.memory, news) if is_read and news is not None else None
+        if has_new_fields:
+            self._learn_fields()
+            self._look()
+            return
         # All of it was read: nothing below waits for the database.
         if look is not None:
             self._take(look)
         self._looked_at, self._n_commits = began_at, n_own
+
+    def _learn_fields(self) -> None:
+        """Take fields that were added to the buffer. Where they are to be kept, all steps are read
+        again; draws go on with the old ones until then.
+        """
+        learned = self._settings.learned(self._store, may_rebuild=self._publisher is None)
+        if learned.fields is not self._settings.fields:
+            self._filling, self._learned = Filling(self._store, learned), learned
+            self._feed.start_again()
+            return
+        self._filling.layout = learned.layout
+        with self.lock:
+            self._settings.become(learned)
+            self.memory.take_layout(learned.layout)
 
     def _take(self, look: Look) -> None:
         """Make the state of a look the one that draws see."""
@@ -474,6 +499,9 @@ class Refreshing:
                 self._hold(stack)
                 self._keep_own(news.state)
                 self.memory = look.memory
+                if self._learned is not None:
+                    self._settings.become(self._learned)
+                    self._learned = None
             self._own.restore(look.memory)
             self.state = news.state
             self._feed.accept(news)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlbuffer.arguments import Condition
@@ -75,7 +75,7 @@ def lag_of(
     return MirrorLag(seconds, steps, high, None if error is None else str(error), writer)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MirrorSettings:
     """Checked settings of a mirror; made with `of`.
 
@@ -86,6 +86,7 @@ class MirrorSettings:
         node: Condition that drawn steps must match.
         fields: Fields that are kept.
         layout: Layout of the chunks that contain them.
+        keeps_all: All fields are kept, also those that are added to the buffer later.
     """
 
     max_bytes: int
@@ -94,6 +95,23 @@ class MirrorSettings:
     node: Node
     fields: Fields
     layout: Layout
+    keeps_all: bool
+
+    def learned(self, store: BufferStore, *, may_rebuild: bool) -> "MirrorSettings":
+        """Return the settings with the fields that were added to the buffer.
+
+        Args:
+            store: The buffer.
+            may_rebuild: The steps in memory can be read again with more fields.
+        """
+        store.learn_fields()
+        fields = store.info.config.fields if self.keeps_all and may_rebuild else self.fields
+        layout = kept_layout(store.layout, list(fields.specs))
+        return replace(self, fields=fields, layout=layout)
+
+    def become(self, other: "MirrorSettings") -> None:
+        """Take the fields of other settings; at once for all who hold this object."""
+        self.fields, self.layout = other.fields, other.layout
 
     @classmethod
     def of(
@@ -129,6 +147,7 @@ class MirrorSettings:
             node,
             kept,
             kept_layout(store.layout, names),
+            fields is None,
         )
 
     @property

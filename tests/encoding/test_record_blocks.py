@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlbuffer.encoding.blocks import read_steps, rows_of_blocks, stored_blocks
+from sqlbuffer.encoding.blocks import expanded_rows, read_steps, stored_blocks
 from sqlbuffer.encoding.column_chunks import pack_columns
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.errors import FieldError
@@ -60,13 +60,13 @@ def test_runs_and_single_steps_are_those_of_the_chunk(drawn, data):
         }
         assert all(array.flags.writeable and array.flags.aligned for array in found.values())
         places = data.draw(st.lists(st.integers(0, chunk.n_steps - 1)))
-        rows = rows_of_blocks(
+        rows = expanded_rows(
             layout,
             blocks_of(chunk, places),
             [place % chunk.block_steps for place in places],
             range(len(places)),
         )
-        single = layout.unpack(rows)
+        single = layout.unpack_expanded(rows)
         assert all(
             single[name].tobytes() == expected[name][places].tobytes()
             for name, spec in layout.specs.items()
@@ -87,8 +87,8 @@ def test_small_steps_share_a_block_where_they_are_compressed(shape):
     assert len(chunk.offsets) == -(-200 // chunk.block_steps) + 1
     assert len(chunk.records) < 4_000
     assert np.array_equal(read_chunk(layout, chunk)["x"], values)
-    rows = rows_of_blocks(layout, blocks_of(chunk, [5, 190, 5]), [5, 190 % chunk.block_steps, 5])
-    assert np.array_equal(layout.unpack(rows)["x"], [values[5], values[190], values[5]])
+    rows = expanded_rows(layout, blocks_of(chunk, [5, 190, 5]), [5, 190 % chunk.block_steps, 5])
+    assert np.array_equal(layout.unpack_expanded(rows)["x"], [values[5], values[190], values[5]])
 
 
 def test_large_steps_are_compressed_one_by_one():
@@ -113,8 +113,8 @@ def test_steps_that_begin_like_a_frame_come_back():
     values[7, :4] = MAGIC
     (chunk,) = pack_columns(layout, {"x": values}).chunks
     assert np.array_equal(read_chunk(layout, chunk)["x"], values)
-    rows = rows_of_blocks(layout, blocks_of(chunk, range(10)), range(10), range(10))
-    assert np.array_equal(layout.unpack(rows)["x"], values)
+    rows = expanded_rows(layout, blocks_of(chunk, range(10)), range(10), range(10))
+    assert np.array_equal(layout.unpack_expanded(rows)["x"], values)
 
 
 def test_a_block_is_expanded_once(monkeypatch):
@@ -130,7 +130,7 @@ def test_a_block_is_expanded_once(monkeypatch):
 
     record_blocks_expand = blocks.expand
     monkeypatch.setattr(blocks, "expand", counting)
-    rows = rows_of_blocks(layout, [chunk.records] * 10, range(10), range(10))
+    rows = expanded_rows(layout, [chunk.records] * 10, range(10), range(10))
     assert (len(rows), len(expanded)) == (10, 1)
 
 
@@ -141,9 +141,11 @@ def test_missing_and_short_blocks_are_named(shape, compression):
     (chunk,) = pack_columns(layout, {"x": np.zeros((3, 40), np.uint8)}).chunks
     block, *_ = blocks_of(chunk, [0])
     with pytest.raises(FieldError, match="the row with seq 8 holds no arrays"):
-        layout.unpack(rows_of_blocks(layout, [block, None], [0, 0], [7, 8]), seqs=[7, 8])
+        layout.unpack_expanded(expanded_rows(layout, [block, None], [0, 0], [7, 8]), seqs=[7, 8])
     with pytest.raises(FieldError, match=r"the row with seq 8 (holds|has damaged)"):
-        layout.unpack(rows_of_blocks(layout, [block, block[:9]], [0, 0], [7, 8]), seqs=[7, 8])
+        layout.unpack_expanded(
+            expanded_rows(layout, [block, block[:9]], [0, 0], [7, 8]), seqs=[7, 8]
+        )
 
 
 @pytest.mark.thorough
@@ -172,8 +174,8 @@ def test_damaged_chunks_give_a_field_error_or_other_values(shape, compression, d
             bytes(records), 5, chunk.block_steps, offsets, range(0, 5, chunk.block_steps)
         )
         own = [stored[i // chunk.block_steps] for i in range(5)]
-        rows = rows_of_blocks(layout, own, [i % chunk.block_steps for i in range(5)], range(5))
-        assert layout.unpack(rows)["x"].shape[0] == 5
+        rows = expanded_rows(layout, own, [i % chunk.block_steps for i in range(5)], range(5))
+        assert layout.unpack_expanded(rows)["x"].shape[0] == 5
 
 
 def test_a_cut_chunk_is_named():

@@ -105,7 +105,7 @@ def stored(url, buffer):
         acted = {name: value for name, value in values.items() if name.startswith("action")}
         episode.steps.append((observed, acted, reward, bool(terminated), bool(truncated)))
         if final is not None:
-            episode.final = decode_step(final_layout, bytes(final))
+            episode.final = decode_step(final_layout, bytes(final), 0, 0)
         lengths[id_] = length
     for id_, length in lengths.items():
         assert length in (None, len(found[id_].steps))

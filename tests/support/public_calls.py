@@ -242,8 +242,8 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
 }
 # Others are refused by some layouts before they look at their arguments.
 LAYOUT_OF = {
-    "lease": "leased", "loader": "typed", "mirror": "typed", "record": "recorded",
-    "sample_transitions": "typed",
+    "add_field": "typed", "lease": "leased", "loader": "typed", "mirror": "typed",
+    "record": "recorded", "sample_transitions": "typed",
 }  # fmt: skip
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
@@ -262,6 +262,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "condition": lambda _: None,
     "condition_or_seqs": lambda _: [1],
     "counts": lambda _: FlowCounts(1, 1),
+    "declaration": lambda _: ("float32", (), 0.0),
     "device": lambda _: "cpu",
     "documents": lambda _: ["k"],
     "env": lambda world: world.env,

@@ -1,7 +1,6 @@
 """The record of each step in memory, and its values of varying length."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -178,7 +177,8 @@ def kept_layout(layout: Layout, names: Collection[str]) -> Layout:
 
     The values of varying length of a step are kept all or none: they follow each other.
     """
-    kept = copy(layout)
+    kept = layout.fixed
+    kept.__dict__ = {**kept.__dict__, "learn": None}  # whoever follows the buffer learns
     keeps_tails = any(spec.is_variable and name in names for name, spec in layout.specs.items())
     kept.specs = {
         name: spec
@@ -258,7 +258,10 @@ def field_bytes(layout: Layout, chunks: Sequence[ChunkRow]) -> tuple[bytes, list
                 f"fields; delete it, and open the mirror again"
             )
     if not layout.has_tails and all(
-        chunk.offsets is None and len(chunk.records) == chunk.n_steps * size for chunk in chunks
+        chunk.layout == layout.number
+        and chunk.offsets is None
+        and len(chunk.records) == chunk.n_steps * size
+        for chunk in chunks
     ):
         return b"".join([chunk.records for chunk in chunks]), None
     rows = [row for chunk in chunks for row in step_rows(layout, chunk, np.arange(chunk.n_steps))]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from sqlalchemy import Connection, Engine, RowMapping, Text, cast, insert, null, select, update
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import IntegrityError
 
 from sqlbuffer.config import BufferConfig, check_reached, check_same
+from sqlbuffer.encoding.chunks import comparable_values
 from sqlbuffer.errors import (
     UPGRADE,
     BufferConfigError,
@@ -20,6 +22,7 @@ from sqlbuffer.errors import (
     SchemaTooNewError,
     SQLBufferError,
 )
+from sqlbuffer.fields import FieldSpec
 from sqlbuffer.rate_limits import Policy, RateLimiter, policy_to_json, rate_limiter_of
 from sqlbuffer.storage.buffers.tables import buffers
 from sqlbuffer.storage.database.engine import resolve_url
@@ -90,7 +93,7 @@ HOT_COLUMNS: Mapping[str, Callable[[BufferConfig], Any]] = {
 def config_columns(config: BufferConfig) -> dict[str, Any]:
     """Return the columns of `buffers` for the configuration of a new buffer."""
     return {
-        "config": json_literal(config.model_dump(mode="json")),
+        **_field_columns(config),
         "flow": flow_column(config.flow.rate_limiter, 0, 0),
         "has_chunks": bool(config.fields.specs),
         **{column: read(config) for column, read in HOT_COLUMNS.items()},
@@ -160,6 +163,41 @@ def change_config(
     )
 
 
+def add_field(connection: Connection, buffer_id: int, spec: FieldSpec) -> bool:
+    """Add a typed field to a buffer; return False if it has that field already.
+
+    Raises:
+        BufferNotFoundError: The buffer was dropped.
+        FieldError: It has another field of that name, or is not one of typed fields.
+    """
+    lock_buffer(connection, buffer_id)
+    config = read_config(connection, buffer_id)
+    fields = config.fields.with_field(spec)
+    if fields is config.fields:
+        return False
+    config = config.model_copy(update={"fields": fields})
+    columns = _field_columns(config)
+    connection.execute(update(buffers).where(buffers.c.id == buffer_id).values(columns))
+    return True
+
+
+def _field_columns(config: BufferConfig) -> dict[str, Any]:
+    """Return the columns that say which typed fields a buffer has."""
+    added = {name: spec for name, spec in config.fields.specs.items() if spec.added}
+    defaults = {name: _comparable(spec) for name, spec in added.items() if spec.column}
+    return {
+        "config": json_literal(config.model_dump(mode="json")),
+        "n_added": max((spec.added for spec in added.values()), default=0),
+        "field_defaults": json_literal(defaults) if defaults else null(),
+    }
+
+
+def _comparable(spec: FieldSpec) -> Any:
+    """Return the default value of a field as conditions compare it."""
+    values = comparable_values(np.asarray(spec.default_value, spec.dtype).reshape(1))
+    return values.tolist()[0] if isinstance(values, np.ndarray) else values[0]
+
+
 def disagreements(connection: Connection) -> dict[str, list[str]]:
     """Return the columns that differ from the stored configuration, by buffer.
 
@@ -212,9 +250,9 @@ def parsed_config(stored: str, name: str) -> BufferConfig:
         ) from error
 
 
-@dataclass(frozen=True)
+@dataclass
 class BufferInfo:
-    """A buffer as it was stored when it was opened.
+    """A buffer as it was stored when it was opened; fields that are added later are learned.
 
     Attributes:
         id: Its key in the tables.

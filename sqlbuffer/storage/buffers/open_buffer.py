@@ -132,6 +132,7 @@ _NOTE_DELETION = (
         ),
         _HIGH,
         column("has_labels", Boolean()),  # added to the table by the capability
+        buffers.c.n_added,
     )
 )  # fmt: skip
 
@@ -170,7 +171,7 @@ class OpenBuffer:
         self.url, self.info, self.options = url, info, options
         self._engine, self._made_engine = engine, made_engine
         fields, compression = info.config.fields, info.config.payloads.compression
-        self.layout = Layout(fields.specs, compression, CHUNK_BYTES[url.get_backend_name()])
+        self.layout = self._layout_of(info.config)
         self.observation_layout = Layout(
             {name: fields.specs[name] for name in fields.observations}, compression
         )
@@ -179,6 +180,29 @@ class OpenBuffer:
         self.own_writes = OwnWrites()
         self._origins: dict[int, str] = {}
         self.is_closed = False
+
+    def _layout_of(self, config: BufferConfig) -> Layout:
+        compression = config.payloads.compression
+        chunk_bytes = CHUNK_BYTES[self.url.get_backend_name()]
+        layout = Layout(config.fields.specs, compression, chunk_bytes)
+        layout.learn = self.learn_fields
+        return layout
+
+    def learn_fields(self, connection: Connection | None = None) -> Layout:
+        """Take the fields that have been added to the buffer since; return the layout of all.
+
+        Args:
+            connection: The transaction, if there is one.
+        """
+        config = (
+            self.current_config() if connection is None else read_config(connection, self.info.id)
+        )
+        newest = self._layout_of(config)
+        if newest.number > self.layout.number:
+            fields = {"fields": config.fields}
+            self.info.config = self.info.config.model_copy(update=fields)
+            self.layout.become(newest)
+        return self.layout
 
     @property
     def reading(self) -> "OpenBuffer":
@@ -295,12 +319,14 @@ class OpenBuffer:
             BufferNotFoundError: The buffer was dropped.
         """
         row = connection.execute(SELECT_WINDOW, {"of_buffer": self.info.id}).one_or_none()
-        return self._window_of(row)
+        return self._window_of(connection, row)
 
-    def _window_of(self, row: Any) -> BufferWindow:
+    def _window_of(self, connection: Connection, row: Any) -> BufferWindow:
         if row is None:
             raise self.dropped()
         self.last_window = BufferWindow(*row)
+        if self.last_window.n_added > self.layout.number:
+            self.learn_fields(connection)
         return self.last_window
 
     def lock(self, connection: Connection) -> None:
@@ -315,7 +341,7 @@ class OpenBuffer:
             BufferNotFoundError: The buffer was dropped.
         """
         row = connection.execute(_NOTE_DELETION, {"own_id": self.info.id}).one_or_none()
-        return self._window_of(row)
+        return self._window_of(connection, row)
 
     def dropped(self) -> BufferNotFoundError:
         """Return the error for a buffer that was dropped."""

@@ -145,6 +145,14 @@ buffers = Table(
         comment="when the buffer was created",
     ),
     Column(
+        "n_added",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="typed fields that have been added to it",
+    ),
+    Column("field_defaults", JSON, comment="values of added fields in older steps, for conditions"),
+    Column(
         "uuid",
         UUID,
         nullable=False,

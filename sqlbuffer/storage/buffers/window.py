@@ -56,6 +56,7 @@ windows = table(
     column("has_deleted"),
     column("low_seq"),
     column("high_seq"),
+    column("n_added"),
 )
 
 
@@ -64,7 +65,7 @@ _chunks = table("chunks", column("buffer_id"), column("first_seq"), column("epis
 
 @dataclass(frozen=True)
 class BufferWindow:
-    """The rows of a buffer: those with low < seq <= high."""
+    """The rows of a buffer: those with low < seq <= high; `n_added` fields have been added."""
 
     max_capacity: int | None
     max_episodes: int | None
@@ -74,6 +75,7 @@ class BufferWindow:
     low: int
     high: int
     has_labels: bool
+    n_added: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ SELECT_WINDOW = select(
         windows.c[name]
         for name in (
             "max_capacity", "max_episodes", "evict_unit", "deletions", "live_rows", "low_seq",
-            "high_seq", "has_labels",
+            "high_seq", "has_labels", "n_added",
         )
     )
 ).where(windows.c.buffer_id == bindparam("of_buffer", type_=Integer()))  # fmt: skip

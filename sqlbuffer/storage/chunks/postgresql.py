@@ -96,6 +96,7 @@ def insert_chunks(
         "ends": fields_of(flags.ends, bytes_field),
         **fields("records", bytes_field),
         **fields("block_steps", integer_field),
+        **fields("layout", integer_field),
         "offsets": bigint_array_fields([chunk.offsets for chunk in packed]),
         "payloads": fields_of([payloads_json(chunk.payloads) for chunk in packed], jsonb_field),
         **fields("payload_arrays", bytes_field),
@@ -149,7 +150,7 @@ LEFT JOIN episodes e ON e.id = s.episode_id
 """
 _STEPS_TEXT = """
 SELECT s.seq, s.task_id, s.agent_id, s.step, s.first_seq, s.rewards, s.ends, s.block_steps,
-    s.offsets, s.records {versions}
+    s.offsets, s.records, s.layout {versions}
 FROM sqlbuffer_slices_v1(%(id)s::integer, %(seqs)s::bigint[], 0, 0, 1, %(most)s) s
 """
 _RANGES_TEXT = """
@@ -188,7 +189,7 @@ SELECT a.first_seq + a.place, a.place, a.n, a.n_steps, a.id::text, a.task_id, a.
     WHEN d.offsets IS NULL THEN substr(d.records, a.place * {_SIZE} + 1, a.n * {_SIZE})
     ELSE substr(d.records, d.offsets[a.place / d.block_steps + 1]::integer + 1,
         (d.offsets[(a.place + a.n - 1) / d.block_steps + 2]
-         - d.offsets[a.place / d.block_steps + 1])::integer) END
+         - d.offsets[a.place / d.block_steps + 1])::integer) END, d.layout
 FROM (
     SELECT c.*, greatest(0, r.first - c.first_seq)::integer AS place,
         (least(c.first_seq + c.n_steps, r.beyond) - greatest(c.first_seq, r.first))::integer AS n

@@ -369,6 +369,10 @@ _SAME = (
 )  # fmt: skip
 
 
+# Steps that were stored before a field was added have its default.
+_DEFAULTS = "(SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id)"
+
+
 def _common(place: str, time: str) -> dict[str, str]:
     """Return the expressions that both databases share, for a place and the place in `times`."""
     return {
@@ -421,8 +425,9 @@ def _pg_packed(place: str) -> dict[str, str]:
         },
         **{name: f"{payload} -> '{name}'" for name in PAYLOADS},
         "fields": (
-            "CASE WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> "
-            f"{place}) FROM jsonb_each(c.fields) f) END"
+            f"CASE WHEN c.fields IS NOT NULL THEN coalesce({_DEFAULTS}, '{{}}') || "
+            f"(SELECT jsonb_object_agg(f.key, f.value -> {place}) FROM jsonb_each(c.fields) f) "
+            f"ELSE {_DEFAULTS} END"
         ),
     }
 
@@ -440,6 +445,10 @@ def _sqlite_packed(place: str) -> dict[str, str]:
         value = as_stored("d.payloads", f"{path} || '.{name}'")
         return f"CASE WHEN d.payloads IS NOT NULL THEN nullif({value}, 'null') END"
 
+    fields = (
+        "(SELECT '{' || group_concat(json_quote(f.key) || ':' || "
+        f"{as_stored('f.value', path)}) || '}}' FROM json_each(c.fields) f)"
+    )
     return {
         **_common(place, f"json_extract(c.times, {path})"),
         "seq": f"c.first_seq + {place}",
@@ -454,8 +463,9 @@ def _sqlite_packed(place: str) -> dict[str, str]:
         },
         **{name: payload(name) for name in PAYLOADS},
         "fields": (
-            "CASE WHEN c.fields IS NOT NULL THEN (SELECT '{' || group_concat(json_quote(f.key) "
-            f"|| ':' || {as_stored('f.value', path)}) || '}}' FROM json_each(c.fields) f) END"
+            f"CASE WHEN {_DEFAULTS} IS NOT NULL THEN json_patch({_DEFAULTS}, coalesce("
+            f"CASE WHEN c.fields IS NOT NULL THEN {fields} END, '{{}}')) "
+            f"WHEN c.fields IS NOT NULL THEN {fields} END"
         ),
     }
 

@@ -72,6 +72,7 @@ class Slice(NamedTuple):
         block_steps: Steps in a block.
         offsets: Offsets of all blocks of the chunk: a list, its JSON, or None.
         records: The blocks that hold these steps; None if the steps are too large to be read now.
+        layout: Number of the layout of their bytes.
     """
 
     seq: int
@@ -84,6 +85,7 @@ class Slice(NamedTuple):
     block_steps: int
     offsets: Any
     records: Any
+    layout: int
 
 
 class SliceColumns(NamedTuple):
@@ -99,6 +101,7 @@ class SliceColumns(NamedTuple):
     block_steps: Sequence[int]
     offsets: Sequence[Any]
     records: Sequence[Any]
+    layout: Sequence[int]
 
     def rows(self) -> list[Slice]:
         """Return each slice."""
@@ -158,12 +161,12 @@ def with_slices(slices: SliceColumns, more: Sequence[tuple[Any, ...]]) -> SliceC
 # from `Keys.episode_key` on; t is the place in the episode of the first step of its chunk.
 KEY_COLUMNS = (
     "seq", "task_id", "agent_id", "step", "t", "first_seq", "n_steps", "episode_id",
-    "rewards", "ends", "block_steps", "offsets", "records",
+    "rewards", "ends", "block_steps", "offsets", "records", "layout",
 )  # fmt: skip
 # That of a step that is read alone.
 STEP_COLUMNS = (
     "seq", "task_id", "agent_id", "step", "first_seq",
-    "rewards", "ends", "block_steps", "offsets", "records",
+    "rewards", "ends", "block_steps", "offsets", "records", "layout",
 )  # fmt: skip
 _N_OF_EPISODE = 6
 
@@ -174,11 +177,11 @@ def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
     columns = list(zip(*rows, strict=True)) or [()] * n_columns
     seq = np.array(columns[0], np.int64)
     if reach.is_alone:
-        _, *names, first_seq, rewards, ends, block_steps, offsets, records = columns
+        _, *names, first_seq, rewards, ends, block_steps, offsets, records, layout = columns
         place, none = seq - np.array(first_seq, np.int64), (None,) * len(rows)
         zero, one, no_t = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), -1
         slices = SliceColumns(
-            seq, none, zero + no_t, place, one, rewards, ends, block_steps, offsets, records
+            seq, none, zero + no_t, place, one, rewards, ends, block_steps, offsets, records, layout
         )
         return Keys._make((seq, *names, zero, zero, zero, slices, *[none] * _N_OF_EPISODE))
     _, *names, ts, first_seq, n_steps, episode_id = columns[:8]
@@ -197,9 +200,9 @@ def keys_of(rows: Sequence[Sequence[Any]], reach: Reach) -> Keys:
             np.where(is_single, place_in_chunk + 1, ends_at),
         )
         slice_t, first_t = np.where(is_single, -1, slice_t), np.maximum(chunk_t, 0)
-    of_slices = firsts + place, episode_id, slice_t, place, ends_at - place, *columns[8:13]
+    of_slices = firsts + place, episode_id, slice_t, place, ends_at - place, *columns[8:14]
     places = first_t + place_in_chunk, first_t, first_t + counts - 1
-    return Keys._make((seq, *names, *places, SliceColumns(*of_slices), *columns[13:]))
+    return Keys._make((seq, *names, *places, SliceColumns(*of_slices), *columns[14:]))
 
 
 def missing_ranges(keys: Keys, reach: Reach) -> list[tuple[int, int, int]]:
@@ -251,8 +254,9 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
         An array of records, if all have one size; otherwise for each step its bytes, as
         `Layout.unpack_expanded` reads them.
     """
-    size = layout.size_bytes
-    if size and not layout.has_tails and not any(slices.offsets):
+    layout.of(max(slices.layout, default=0))  # it may become a newer one
+    size, is_newest = layout.size_bytes, min(slices.layout, default=0) == layout.number
+    if size and is_newest and not layout.has_tails and not any(slices.offsets):
         sizes = list(map(len, slices.records))
         if sizes == (slices.n * size).tolist():
             return np.frombuffer(b"".join(slices.records), layout.record)
@@ -260,13 +264,16 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
 
 
 def _rows_of(layout: Layout, one: Slice) -> list[Any]:
+    own = layout.of(one.layout)
     if one.offsets is None:
-        return records_in(one.n, one.records)
-    places = range(one.place, one.place + one.n)
-    in_block = [place % one.block_steps for place in places]
-    seqs = range(one.seq, one.seq + one.n)
-    blocks = blocks_of(one.place, one.n, one.block_steps, one.offsets, one.records)
-    return expanded_rows(layout, blocks, in_block, seqs)
+        rows = records_in(one.n, one.records)
+    else:
+        places = range(one.place, one.place + one.n)
+        in_block = [place % one.block_steps for place in places]
+        seqs = range(one.seq, one.seq + one.n)
+        blocks = blocks_of(one.place, one.n, one.block_steps, one.offsets, one.records)
+        rows = expanded_rows(own, blocks, in_block, seqs)
+    return rows if own is layout else layout.completed(rows, own)
 
 
 def blocks_of(place: int, n: int, block_steps: int, offsets: Any, records: Any) -> list[Any]:

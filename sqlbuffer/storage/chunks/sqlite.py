@@ -102,6 +102,7 @@ def insert_chunks(
         "ends": flags.ends,
         "records": [chunk.records for chunk in packed],
         "block_steps": [chunk.block_steps for chunk in packed],
+        "layout": [chunk.layout for chunk in packed],
         "offsets": json_column([chunk.offsets for chunk in packed]),
         "payloads": [payloads_json(chunk.payloads) for chunk in packed],
         "payload_arrays": [chunk.payload_arrays for chunk in packed],
@@ -179,7 +180,7 @@ def _blocks_of(place: str, n: str, start: str, end: str) -> str:
     return f"""c.block_steps, c.offsets,
     CASE WHEN length(c.records) > :most * c.n_steps THEN NULL
     WHEN c.offsets IS NULL THEN substr(c.records, {place} * {_SIZE} + 1, {n} * {_SIZE})
-    ELSE substr(c.records, {start} + 1, {end} - {start}) END"""
+    ELSE substr(c.records, {start} + 1, {end} - {start}) END, c.layout"""
 
 
 _VERSION = ", ".join(

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from sqlbuffer.encoding.chunks import MAX_CHUNK_STEPS
@@ -149,6 +150,10 @@ chunk_data = Table(
     Column("episode_id", BigInteger, comment="key of the episode in episodes"),
     Column("t", Integer, comment="step of the first within the episode"),
     Column("block_steps", Integer, nullable=False, comment="steps in a block"),
+    Column(
+        "layout", Integer, nullable=False, server_default=text("0"),
+        comment="number of fields that had been added to the buffer when it was packed",
+    ),
     Column(
         "offsets",
         SEQS,

@@ -470,6 +470,7 @@ class ChunkContent(NamedTuple):
     records: bytes
     block_steps: int
     offsets: Any
+    layout: int
 
 
 def chunk_columns(
@@ -515,11 +516,11 @@ def chunk_columns(
         _note_missing(batch, name, is_missing)
     _add_payloads(batch, steps, layout, data["payload_arrays"])
     if wanted:
-        stored = zip(columns["n_steps"], data["records"], data["block_steps"], data["offsets"],
-                     strict=True)  # fmt: skip
+        names = ("records", "block_steps", "offsets", "layout")
+        stored = zip(columns["n_steps"], *(data[name] for name in names), strict=True)
         contents = [
-            ChunkContent(n, records, size, None if offsets is None else listed(offsets))
-            for n, records, size, offsets in stored
+            ChunkContent(n, records, size, None if offsets is None else listed(offsets), number)
+            for n, records, size, offsets, number in stored
         ]
         records, tails = _field_bytes(layout, contents)
         batch.fields.update(typed_columns(layout, records, tails, wanted))
@@ -557,6 +558,7 @@ def _field_bytes(
     for chunk in contents:
         if (
             not layout.has_tails
+            and chunk.layout == layout.number
             and chunk.offsets is None
             and len(chunk.records) == chunk.n_steps * size
         ):

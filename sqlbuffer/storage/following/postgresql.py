@@ -42,7 +42,7 @@ _COLUMNS = (
     "THEN array_to_json(c.terminated)::text END, "
     "CASE WHEN c.truncated IS NULL THEN '' WHEN array_position(c.truncated, NULL) IS NOT NULL "
     "THEN array_to_json(c.truncated)::text END, "
-    "d.block_steps, d.offsets, d.records, c.adv_t, c.v_t, "
+    "d.block_steps, d.offsets, d.records, d.layout, c.adv_t, c.v_t, "
     "array_send(array_replace(c.initial_priority, NULL, 1.0))"
 )
 _ALL_CHUNKS = f"""
@@ -109,7 +109,7 @@ def state_query(buffer_id: int) -> str:
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
         "b.has_deleted, b.has_changes, b.created_at::text, pg_current_snapshot()::text "
         f"|| CASE WHEN pg_is_in_recovery() THEN '{STANDBY}' ELSE '' END, "
-        f"(SELECT version_num FROM {VERSION_TABLE}) "
+        f"(SELECT version_num FROM {VERSION_TABLE}), b.n_added "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
     )
 

@@ -26,7 +26,7 @@ _COLUMNS = (
     "c.session_id, c.model_version, d.rewards, d.ends, "
     "CASE WHEN c.terminated IS NULL THEN '' WHEN instr(c.terminated, 'null') THEN c.terminated END,"
     "CASE WHEN c.truncated IS NULL THEN '' WHEN instr(c.truncated, 'null') THEN c.truncated END, "
-    "d.block_steps, d.offsets, d.records, c.adv_t, c.v_t, c.initial_priority"
+    "d.block_steps, d.offsets, d.records, d.layout, c.adv_t, c.v_t, c.initial_priority"
 )
 _CHUNKS = f"""
 SELECT {_COLUMNS} FROM chunks c CROSS JOIN chunk_data d ON d.key = c.key
@@ -47,7 +47,7 @@ def state_query(buffer_id: int) -> str:
         "SELECT w.low_seq, w.high_seq, w.clock, w.session_id, w.has_labels, w.has_quarantine, "
         "b.has_deleted, b.has_changes, b.created_at, "
         "CAST(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'change_log'), 0) AS text), "
-        f"(SELECT version_num FROM {VERSION_TABLE}) "
+        f"(SELECT version_num FROM {VERSION_TABLE}), b.n_added "
         f"FROM v_windows w JOIN buffers b ON b.id = w.buffer_id WHERE w.buffer_id = {buffer_id:d}"
     )
 

@@ -162,6 +162,7 @@ class BufferState(NamedTuple):
         created_at: Time when the buffer was made: another buffer of its name has another time.
         position: Position in the change log; see `changes.log_position`.
         revision: The revision of the database's schema.
+        n_added: Number of typed fields that have been added to the buffer.
     """
 
     low: int
@@ -175,6 +176,7 @@ class BufferState(NamedTuple):
     created_at: str
     position: str
     revision: str
+    n_added: int
 
 
 class ChunkRow(NamedTuple):
@@ -207,6 +209,7 @@ class ChunkRow(NamedTuple):
     block_steps: int
     offsets: Any
     records: bytes
+    layout: int
     adv_t: Any
     v_t: Any
     priorities: Reals | None

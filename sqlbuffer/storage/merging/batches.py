@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, Text, bindparam, cast, func, select
 
-from sqlbuffer.encoding.chunks import PackedChunk, select_steps
+from sqlbuffer.encoding.chunks import PackedChunk, repacked, select_steps
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Record
 from sqlbuffer.steps import uuid7
@@ -206,6 +206,11 @@ class MergeBatch:
                 kept.append(MergedChunk(first_seq, chunk, kept_places))
         rows = [row for row in self.rows if wants(name_of(row.record), row.seq)]
         return replace(self, chunks=kept, rows=rows)
+
+    def repacked(self, source: Layout, target: Layout) -> "MergeBatch":
+        """Return the batch with chunks as a target packs them; see `chunks.repacked`."""
+        chunks = [one._replace(chunk=repacked(one.chunk, source, target)) for one in self.chunks]
+        return replace(self, chunks=chunks)
 
     @property
     def n_steps(self) -> int:

@@ -195,7 +195,7 @@ def _slice(row: Sequence[Any]) -> Slice:
         reward = tags.get("reward_t", float("nan"))
     is_told = terminated is not None or truncated is not None
     ends = bytes([bool(terminated) | bool(truncated) << 1]) if is_told else None
-    return Slice(seq, episode, t, 0, 1, _REWARD.pack(reward), ends, 1, None, b"")
+    return Slice(seq, episode, t, 0, 1, _REWARD.pack(reward), ends, 1, None, b"", 0)
 
 
 def _list(connection: Connection, seqs: Sequence[int]) -> str:
@@ -256,6 +256,7 @@ class _Runs(NamedTuple):
     block_steps: _Column
     offsets: _Column
     records: _Column
+    layout: _Column
 
 
 def read_rows(
@@ -277,8 +278,8 @@ def read_rows(
         has_fields: Read the typed fields too.
 
     Returns:
-        Rows (seq, *Record), which end with the block of bytes and the step's place in it where
-        typed fields are read. `fields` has the fields that were given late.
+        Rows (seq, *Record), which end with the block of bytes, the step's place in it and the
+        number of its layout where typed fields are read. `fields` has those that were given late.
     """
     if not seqs:
         return []
@@ -374,19 +375,21 @@ def _payloads_of(runs: _Runs, trees: Sequence[Any], columns: frozenset[str]) -> 
     return made
 
 
-def _blocks_of(runs: _Runs) -> tuple[_Column, _Column]:
-    """Return the block of each step, and its place there."""
+def _blocks_of(runs: _Runs) -> tuple[_Column, _Column, _Column]:
+    """Return the block of each step, its place there, and the number of its layout."""
     blocks: list[Any] = []
     places: list[int] = []
-    columns = zip(*runs[-3:], runs.place, runs.n, strict=True)
-    for block_steps, offsets, records, place, n in columns:
+    numbers: list[int] = []
+    columns = zip(*runs[-4:], runs.place, runs.n, strict=True)
+    for block_steps, offsets, records, number, place, n in columns:
+        numbers += [number] * n
         if offsets is None:
             blocks += [records] if n == 1 else records_in(n, records)
             places += [0] * n
         else:
             blocks += blocks_of(place, n, block_steps, offsets, records)
             places += [at % block_steps for at in range(place, place + n)]
-    return blocks, places
+    return blocks, places, numbers
 
 
 @dataclass(frozen=True, eq=False)

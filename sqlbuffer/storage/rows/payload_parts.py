@@ -105,9 +105,10 @@ _CHUNK_BYTES = 2**18
 _SQLITE_AMONG = f"key IN (SELECT ? << {NUMBER_BITS} | value FROM json_each(?))"
 _SQLITE_INSERT_PART = "INSERT INTO payload_parts (buffer_id, seq, part, bytes) VALUES (?, ?, ?, ?)"
 _SQLITE_BLOCKS = f"""
-SELECT seq, first_seq, start, CASE WHEN size <= :small THEN substr(records, start + 1, size) END
+SELECT seq, first_seq, start,
+    CASE WHEN size <= :small THEN substr(records, start + 1, size) END, layout
 FROM (
-    SELECT w.value AS seq, d.first_seq, d.records,
+    SELECT w.value AS seq, d.first_seq, d.records, d.layout,
         CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps * (w.value - d.first_seq)
         ELSE json_extract(d.offsets, '$[' || (w.value - d.first_seq) || ']') END AS start,
         CASE WHEN d.offsets IS NULL THEN length(d.records) / d.n_steps
@@ -159,13 +160,13 @@ def _sqlite_read_pieces(
 
 def _sqlite_read_blocks(
     connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
-) -> Sequence[tuple[int, int, int, bytes | None]]:
-    """Return (seq, first number of the chunk, start in `records`, small block) of steps in chunks.
+) -> Sequence[tuple[Any, ...]]:
+    """Return the columns of a `_Block` of each step that is in a chunk.
 
     Their bytes are not compressed. A block with more than `small_bytes` is None.
     """
     values = {"id": buffer_id, "seqs": json.dumps(list(seqs)), "small": small_bytes}
-    blocks: list[tuple[int, int, int, bytes | None]]
+    blocks: list[tuple[Any, ...]]
     blocks = driver_of(connection).execute(_SQLITE_BLOCKS, values).fetchall()
     return blocks
 
@@ -236,9 +237,10 @@ _POSTGRESQL_RECORDS = _POSTGRESQL_PIECES.format(
     "SELECT records AS bytes FROM chunk_data WHERE buffer_id = %s AND first_seq = w.seq"
 )
 _POSTGRESQL_BLOCKS = f"""
-SELECT seq, first_seq, start, CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END
+SELECT seq, first_seq, start,
+    CASE WHEN size <= %(small)s THEN substr(records, start + 1, size) END, layout
 FROM (
-    SELECT w.seq, d.first_seq, d.records,
+    SELECT w.seq, d.first_seq, d.records, d.layout,
         CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps * d.place
         ELSE d.offsets[d.place + 1]::integer END AS start,
         CASE WHEN d.offsets IS NULL THEN octet_length(d.records) / d.n_steps
@@ -256,12 +258,10 @@ FROM (
 
 def _postgresql_read_blocks(
     connection: Connection, buffer_id: int, seqs: Sequence[int], small_bytes: int
-) -> Sequence[tuple[int, int, int, bytes | None]]:
+) -> Sequence[tuple[Any, ...]]:
     values = {"id": buffer_id, "seqs": list(seqs), "small": small_bytes}
     with driver_of(connection).cursor(binary=True) as cursor:
-        blocks: list[tuple[int, int, int, bytes | None]] = cursor.execute(
-            _POSTGRESQL_BLOCKS, values
-        ).fetchall()
+        blocks: list[tuple[Any, ...]] = cursor.execute(_POSTGRESQL_BLOCKS, values).fetchall()
         return blocks
 
 
@@ -320,6 +320,7 @@ class _Block(NamedTuple):
     first_seq: int
     start: int
     small: bytes | None
+    layout: int
 
 
 class StepParts:
@@ -337,8 +338,9 @@ class StepParts:
     """
 
     def __init__(self, layout: Layout, names: Sequence[str]) -> None:
+        layout = layout.fixed
         self.layout = Layout({name: layout.specs[name] for name in names})
-        self._whole = layout
+        self._whole, self._number, self._size = layout, layout.number, layout.size_bytes
         offsets = {name: field[1] for name, field in (layout.record.fields or {}).items()}
         varying = [spec for spec in layout.specs.values() if spec.is_variable]
         last = max((i for i, spec in enumerate(varying) if spec.name in names), default=-1)
@@ -352,14 +354,31 @@ class StepParts:
     def read(self, connection: Connection, buffer_id: int, seqs: Sequence[int]) -> list[Any]:
         """Return the bytes of steps in `layout`; None for a step that is not in a chunk."""
         blocks = [_Block(*row) for row in read_blocks(connection, buffer_id, seqs, SMALL_BLOCK)]
+        steps: dict[int, bytes] = {}
+        for number in {block.layout for block in blocks}:
+            parts = self if number == self._number else self._of(number)
+            some = [block for block in blocks if block.layout == number]
+            rows = parts._wanted(connection, buffer_id, some)
+            if parts is not self:
+                rows = self.layout.completed(rows, parts.layout)
+            steps.update(zip((block.seq for block in some), rows, strict=True))
+        return [steps.get(seq) for seq in seqs]
+
+    def _of(self, number: int) -> "StepParts":
+        """Return what reads those of the fields that steps of another layout have."""
+        layout = self._whole.of(number)
+        return StepParts(layout, [name for name in self.layout.specs if name in layout.specs])
+
+    def _wanted(
+        self, connection: Connection, buffer_id: int, blocks: Sequence[_Block]
+    ) -> list[bytes]:
         heads = self._read(connection, buffer_id, blocks, [self._heads] * len(blocks))
         tails = [self._tails(head) for head in heads]
         values = self._read(connection, buffer_id, blocks, tails)
-        steps = {
-            block.seq: b"".join([*self._wanted_heads(head), *tail])
-            for block, head, tail in zip(blocks, heads, values, strict=True)
-        }
-        return [steps.get(seq) for seq in seqs]
+        return [
+            b"".join([*self._wanted_heads(head), *tail])
+            for head, tail in zip(heads, values, strict=True)
+        ]
 
     def _wanted_heads(self, head: Sequence[bytes]) -> Iterator[bytes]:
         for name, value in zip(self._head_names, head, strict=True):
@@ -373,7 +392,7 @@ class StepParts:
             int(np.frombuffer(lengths[spec.name], LENGTH)[0]) * item_bytes(spec)
             for spec in self._varying
         ]
-        starts = accumulate(sizes, initial=self._whole.size_bytes)
+        starts = accumulate(sizes, initial=self._size)
         return [
             (start, size)
             for spec, start, size in zip(self._varying, starts, sizes, strict=False)
@@ -772,12 +791,14 @@ class Payloads:
     def _with_typed(
         self, connection: Connection, parts: StepParts, rows: Sequence[Row]
     ) -> list[Row]:
-        """Return rows with the bytes of the wanted typed fields, and their place there, which is 0.
+        """Return rows with the bytes of the wanted typed fields, their place there, which is 0, and
+        the number of their layout.
 
         Of a page that will be cut to a number of bytes, all are read.
         """
         blocks = parts.read(connection, self._buffer_id, [row[0] for row in rows])
-        return [(*row, block, 0) for row, block in zip(rows, blocks, strict=True)]
+        number = parts.layout.number
+        return [(*row, block, 0, number) for row, block in zip(rows, blocks, strict=True)]
 
     def _are_whole(self, rows: Sequence[Row]) -> bool:
         """Return True if rows have all their bytes, and all of these are wanted."""

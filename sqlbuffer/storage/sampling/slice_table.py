@@ -182,7 +182,7 @@ class SliceTable:
         marks: Marks,
         read_steps: Callable[[Sequence[int]], Keys] | None = None,
     ) -> None:
-        self.layout, self._read_steps = layout, read_steps
+        self.layout, self._read_steps = layout.fixed, read_steps
         self._keys, self._slices = keys, slices
         self.episodes = SliceEpisodes(keys)
         is_alone = not self.episodes.numbers and int(slices.n.sum()) == len(slices.n)

@@ -395,6 +395,7 @@ VIEWS = {
                 "`seq` of the newest row; with chunks the last `seq` of the newest, deleted or not",
             ),
             "low_seq": ("integer", "rows up to this `seq` are no longer in the buffer"),
+            "n_added": ("integer", "typed fields that have been added to the buffer"),
         },
     ),
 }

@@ -86,13 +86,14 @@ _PLAIN = (
 )  # fmt: skip
 _FLAGS = ("terminated", "truncated")
 _LISTS = ("steps", "times", "adv_t", "v_t", *_FLAGS, "offsets")
-_JOINED = ("records", "block_steps", "payload_arrays", "episode_key", "session_key")
+_JOINED = ("records", "block_steps", "layout", "payload_arrays", "episode_key", "session_key")
 _CHUNKS = (
     select(
         chunks.c.first_seq,
         *(chunks.c[name] for name in (*_PLAIN, *_LISTS[:-1], "reward_t")),
         chunk_data.c.records,
         chunk_data.c.block_steps,
+        chunk_data.c.layout,
         chunk_data.c.offsets,
         cast(chunk_data.c.payloads, Text()).label("payloads"),
         chunk_data.c.payload_arrays,

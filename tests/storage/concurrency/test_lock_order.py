@@ -88,7 +88,7 @@ def test_who_ends_a_lease_locks_its_rows_in_their_order(postgres_url: str, end: 
 def test_ends_of_episodes_and_annotations_do_not_wait_for_each_other(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change = Labelling._change_returns
+    change = Labelling.change_returns
     with ReplayBuffer(postgres_url, create=True, max_episodes=9, flush_s=1e-3) as buffer:
         episode = buffer.episode()
         episode.append(state=1, reward=1.0)
@@ -98,7 +98,7 @@ def test_ends_of_episodes_and_annotations_do_not_wait_for_each_other(
             wait_until(lambda: scalar(postgres_url, WAITING), "the writer waits")
             change(*arguments)
 
-        monkeypatch.setattr(Labelling, "_change_returns", change_later)
+        monkeypatch.setattr(Labelling, "change_returns", change_later)
         with in_a_thread(lambda: buffer.annotate([1], reward=5.0)):
             held = "SELECT 1 FROM pg_locks WHERE relation = 'labels'::regclass"
             wait_until(lambda: run(postgres_url, held), "the annotation is under way")

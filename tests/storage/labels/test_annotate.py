@@ -379,7 +379,7 @@ def interrupted(name: str, by: Callable[[], object]) -> Callable[..., Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["_begin_labels", "_write_portion", "_change_returns"])
+@pytest.mark.parametrize("method", ["_begin_labels", "_write_portion", "change_returns"])
 def test_rows_that_are_evicted_meanwhile_leave_no_labels(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -14,7 +14,9 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     d.payloads -> n.place -> 'actions' AS actions,
     d.payloads -> n.place -> 'messages' AS messages,
     d.payloads -> n.place -> 'extra' AS extra,
-    CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END AS fields,
+    CASE WHEN y.seq IS NOT NULL THEN y.fields
+        WHEN c.fields IS NOT NULL THEN coalesce((SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id), '{}') || (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f)
+        ELSE (SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id) END AS fields,
     CASE WHEN y.seq IS NULL THEN n.reward_t ELSE y.reward_t END AS reward_t,
     n.adv_t, n.v_t,
     CASE WHEN y.seq IS NOT NULL THEN y.terminated WHEN c.terminated = '{}' THEN false ELSE n.terminated END AS terminated,
@@ -31,7 +33,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
             d.records, d.offsets[n.place / d.block_steps + 1]::integer + 1,
             (d.offsets[n.place / d.block_steps + 2] - d.offsets[n.place / d.block_steps + 1])::integer)
     END AS block,
-    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place, d.layout
 FROM chunks c
 -- Chunk by chunk: otherwise the server reads all deleted steps of the buffer.
 CROSS JOIN LATERAL (

@@ -5,7 +5,7 @@
 CREATE FUNCTION sqlbuffer_ranges_v1(
     p_buffer_id integer, p_episodes bigint[], p_firsts integer[], p_lasts integer[], p_most_bytes bigint,
     OUT seq bigint, OUT episode_id bigint, OUT t integer, OUT place integer, OUT n integer, OUT rewards bytea, OUT ends bytea,
-    OUT block_steps integer, OUT offsets bigint[], OUT records bytea
+    OUT block_steps integer, OUT offsets bigint[], OUT records bytea, OUT layout integer
 ) RETURNS SETOF record
 LANGUAGE plpgsql STABLE ROWS 64 SET search_path FROM CURRENT SET work_mem = '64MB' AS $$
 BEGIN
@@ -16,7 +16,7 @@ BEGIN
             WHEN s.offsets IS NULL
             THEN substr(s.records, s.place * (octet_length(s.records) / s.n_steps) + 1, s.n * (octet_length(s.records) / s.n_steps))
             ELSE substr(s.records, s.offsets[s.place / s.block_steps + 1]::integer + 1,
-                (s.offsets[(s.place + s.n - 1) / s.block_steps + 2] - s.offsets[s.place / s.block_steps + 1])::integer) END
+                (s.offsets[(s.place + s.n - 1) / s.block_steps + 2] - s.offsets[s.place / s.block_steps + 1])::integer) END, s.layout
     FROM unnest(p_episodes, p_firsts, p_lasts) AS w(episode_id, first_t, last_t)
     CROSS JOIN LATERAL (
         SELECT k.first_seq FROM chunks k

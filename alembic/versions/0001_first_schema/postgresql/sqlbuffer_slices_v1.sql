@@ -4,7 +4,7 @@
 CREATE FUNCTION sqlbuffer_slices_v1(
     p_buffer_id integer, p_seqs bigint[], p_first integer, p_last integer, p_stride integer, p_most_bytes bigint,
     OUT seq bigint, OUT task_id text, OUT agent_id text, OUT step bigint, OUT t integer, OUT first_seq bigint, OUT n_steps integer,
-    OUT episode_id bigint, OUT rewards bytea, OUT ends bytea, OUT block_steps integer, OUT offsets bigint[], OUT records bytea
+    OUT episode_id bigint, OUT rewards bytea, OUT ends bytea, OUT block_steps integer, OUT offsets bigint[], OUT records bytea, OUT layout integer
 ) RETURNS SETOF record
 LANGUAGE plpgsql STABLE ROWS 256 SET search_path FROM CURRENT SET work_mem = '64MB' AS $$
 BEGIN
@@ -17,7 +17,7 @@ BEGIN
             WHEN s.offsets IS NULL
             THEN substr(s.records, r.place * (octet_length(s.records) / s.n_steps) + 1, r.n * (octet_length(s.records) / s.n_steps))
             ELSE substr(s.records, s.offsets[r.place / s.block_steps + 1]::integer + 1,
-                (s.offsets[(r.place + r.n - 1) / s.block_steps + 2] - s.offsets[r.place / s.block_steps + 1])::integer) END
+                (s.offsets[(r.place + r.n - 1) / s.block_steps + 2] - s.offsets[r.place / s.block_steps + 1])::integer) END, s.layout
     FROM unnest(p_seqs) AS w(seq) CROSS JOIN LATERAL (
         SELECT (w.seq - c.first_seq)::integer AS own_place, c.* FROM chunk_data c
         WHERE c.buffer_id = p_buffer_id AND c.first_seq <= w.seq AND c.first_seq > w.seq - 256

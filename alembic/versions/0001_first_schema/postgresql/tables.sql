@@ -25,6 +25,8 @@ CREATE TABLE buffers (
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    n_added INTEGER DEFAULT 0 NOT NULL,
+    field_defaults JSONB,
     uuid UUID DEFAULT gen_random_uuid() NOT NULL,
     config JSONB DEFAULT '{}' NOT NULL,
     has_uses BOOLEAN DEFAULT false NOT NULL,
@@ -72,6 +74,8 @@ COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete, or they came late';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
+COMMENT ON COLUMN buffers.n_added IS 'typed fields that have been added to it';
+COMMENT ON COLUMN buffers.field_defaults IS 'values of added fields in older steps, for conditions';
 COMMENT ON COLUMN buffers.uuid IS 'random id, which files and merges know the buffer by';
 COMMENT ON COLUMN buffers.config IS 'all settings; SQL reads those that are columns too';
 COMMENT ON COLUMN buffers.has_uses IS 'rows may have a row in uses';
@@ -223,6 +227,7 @@ CREATE TABLE chunk_data (
     episode_id BIGINT,
     t INTEGER,
     block_steps INTEGER NOT NULL,
+    layout INTEGER DEFAULT 0 NOT NULL,
     offsets BIGINT[],
     rewards BYTEA,
     ends BYTEA,
@@ -241,6 +246,7 @@ COMMENT ON COLUMN chunk_data.steps IS 'step of each, if they are not consecutive
 COMMENT ON COLUMN chunk_data.episode_id IS 'key of the episode in episodes';
 COMMENT ON COLUMN chunk_data.t IS 'step of the first within the episode';
 COMMENT ON COLUMN chunk_data.block_steps IS 'steps in a block';
+COMMENT ON COLUMN chunk_data.layout IS 'number of fields that had been added to the buffer when it was packed';
 COMMENT ON COLUMN chunk_data.offsets IS 'where each block begins, and the end; null: records of one size follow each other';
 COMMENT ON COLUMN chunk_data.rewards IS 'rewards, big-endian 64-bit numbers, NaN for none; null if no step has one';
 COMMENT ON COLUMN chunk_data.ends IS 'a byte for each step: 1 terminated, 2 truncated; empty if no step ended; null if no step says';

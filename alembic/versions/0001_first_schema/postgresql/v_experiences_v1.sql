@@ -34,7 +34,7 @@ LEFT JOIN sessions s ON s.id = e.session_id
 UNION ALL
 (
 WITH w AS MATERIALIZED (
-    SELECT v.buffer_id, v.buffer, v.low_seq, v.has_labels, b.has_deleted, b.has_step_ids,
+    SELECT v.buffer_id, v.buffer, v.low_seq, v.has_labels, b.has_deleted, b.has_step_ids, b.field_defaults,
         EXISTS (SELECT 1 FROM replaced_steps y WHERE y.buffer_id = b.id) AS has_replaced
     FROM v_windows v
     JOIN buffers b ON b.id = v.buffer_id
@@ -91,7 +91,9 @@ CROSS JOIN LATERAL (
     )
 ) AS y(extra)
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN (r.y).seq IS NOT NULL THEN (r.y).fields WHEN c.fields IS NOT NULL THEN (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f) END
+    SELECT CASE WHEN (r.y).seq IS NOT NULL THEN (r.y).fields
+        WHEN c.fields IS NOT NULL THEN coalesce(w.field_defaults, '{}') || (SELECT jsonb_object_agg(f.key, f.value -> n.place) FROM jsonb_each(c.fields) f)
+        ELSE w.field_defaults END
 ) AS q(fields)
 WHERE c.first_seq + n.place > w.low_seq AND (
     NOT w.has_deleted OR NOT EXISTS (SELECT 1 FROM deleted_steps g WHERE g.buffer_id = c.buffer_id AND g.seq = c.first_seq + n.place))

@@ -224,6 +224,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_windows."has_deleted" IS 'steps of chunks may have a row in `deleted_steps`';
     COMMENT ON COLUMN v_windows."high_seq" IS '`seq` of the newest row; with chunks the last `seq` of the newest, deleted or not';
     COMMENT ON COLUMN v_windows."low_seq" IS 'rows up to this `seq` are no longer in the buffer';
+    COMMENT ON COLUMN v_windows."n_added" IS 'typed fields that have been added to the buffer';
     COMMENT ON VIEW new_experiences IS 'Insert rows here; see the page on tables.';
     COMMENT ON VIEW chunk_steps IS 'Internal: the steps of chunks, one row per step.';
     COMMENT ON VIEW step_numbers IS 'Internal: the numbers of the steps of a chunk.';

@@ -16,7 +16,10 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.actions'), 7, length(json_extract(d.payloads, '$.none', n.path || '.actions')) - 7), 'null') END AS actions,
     CASE WHEN d.payloads IS NOT NULL THEN nullif(substr(json_extract(d.payloads, '$.none', n.path || '.messages'), 7, length(json_extract(d.payloads, '$.none', n.path || '.messages')) - 7), 'null') END AS messages,
     json_extract(d.payloads, n.path || '.extra') AS extra,
-    CASE WHEN y.seq IS NOT NULL THEN y.fields WHEN c.fields IS NOT NULL THEN
+    CASE WHEN y.seq IS NOT NULL THEN y.fields
+        WHEN (SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id) IS NOT NULL THEN json_patch((SELECT b.field_defaults FROM buffers b WHERE b.id = c.buffer_id), coalesce(CASE WHEN c.fields IS NOT NULL THEN
+        (SELECT '{' || group_concat(json_quote(f.key) || ':' || substr(json_extract(f.value, '$.none', n.path), 7, length(json_extract(f.value, '$.none', n.path)) - 7)) || '}' FROM json_each(c.fields) f) END, '{}'))
+        WHEN c.fields IS NOT NULL THEN
         (SELECT '{' || group_concat(json_quote(f.key) || ':' || substr(json_extract(f.value, '$.none', n.path), 7, length(json_extract(f.value, '$.none', n.path)) - 7)) || '}' FROM json_each(c.fields) f)
     END AS fields,
     CASE WHEN y.seq IS NULL THEN json_extract(c.reward_t, n.path) ELSE y.reward_t END AS reward_t,
@@ -38,7 +41,7 @@ SELECT c.buffer_id, c.first_seq + n.place AS seq, c.first_seq, n.place,
             json_extract(d.offsets, '$[' || (n.place / d.block_steps + 1) || ']')
                 - json_extract(d.offsets, '$[' || (n.place / d.block_steps) || ']'))
     END AS block,
-    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place
+    CASE WHEN d.offsets IS NULL OR y.seq IS NOT NULL THEN 0 ELSE n.place % d.block_steps END AS block_place, d.layout
 FROM chunks c
 CROSS JOIN chunk_places n ON n.place < c.n_steps
 LEFT JOIN chunk_data d ON d.key = c.key
