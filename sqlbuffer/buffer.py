@@ -2179,7 +2179,10 @@ class ReplayBuffer:
                 f"field {name!r}: the steps that are stored need a default for it; give (dtype, "
                 f"shape, default), such as ('float32', (), 0.0)"
             )
-        self.flush()
+        store.learn_fields()
+        known = store.info.config.fields
+        if known.with_field(spec) is known:  # a writer, which may not add fields, learns of it
+            return False
         is_new = store.write(partial(catalog.add_field, buffer_id=store.info.id, spec=spec))
         store.learn_fields()
         return is_new

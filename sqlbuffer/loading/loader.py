@@ -10,7 +10,7 @@ from contextlib import closing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -453,32 +453,68 @@ class Loader(Generic[T]):
         """
         return self.state_of(self._run, self._progress)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Make the next `iter` continue where a state was taken, perhaps by another process. It
         gives the batches that would have come next, if the buffer has not changed.
 
+        Args:
+            state: The state; or, with `shard`, the states of all ranks that divided a pass, in
+                their order. Then there may be another number of ranks now: they divide the rows
+                that are left. All of them load the same states.
+
         Raises:
             ArgumentError: It is not a state, or its loader has other rows, batches or seed; the
-                message names the difference.
+                message names the difference. Or states of ranks do not belong together.
         """
-        self._run, self._progress = self.resumed(state)
+        if isinstance(state, (list, tuple)):
+            self._run, self._progress = self._divided(state)
+        else:
+            self._run, self._progress = self.resumed(cast("Mapping[str, Any]", state))
         self._next_run, self._is_resumed = self._run + 1, True
 
-    def _check_state(self, state: Any) -> None:
+    def _divided(self, states: Any) -> tuple[int, Progress]:
+        """Return the iteration and the progress of the states of all ranks of a pass."""
+        if not isinstance(self._plan, ShardedPasses):
+            raise ArgumentError(
+                "states of several ranks divide the rest of a pass: make the loader with "
+                "shard=(rank, world), for one process shard=(0, 1), and epochs=... or shuffle=False"
+            )
+        if not states:
+            raise refused(states, "state", "the states of all ranks, in their order")
+        for state in states:
+            self._check_state(state, other_world=len(states))
+        run = min(state["run"] for state in states)
+        positions = [None if s["run"] > run else _progress_in(s) for s in states]
+        progress = self._plan.divided_again(positions)
+        self.seed = states[0]["seed"]
+        return run, progress
+
+    def _check_state(self, state: Any, *, other_world: int | None = None) -> None:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise refused(state, "state", "the result of state_dict() of a loader")
         theirs, seed = state.get("loader"), state.get("seed")
         if not isinstance(theirs, Mapping) or not is_count(seed) or not is_count(state.get("run")):
             raise ArgumentError(f"the state is damaged: {shown(state)}")
+        identity = dict(self._identity)
+        if other_world is not None:
+            identity["world"] = other_world
         differing = [
-            f"{name}={shown(theirs.get(name))}, and here it is {shown(self._identity.get(name))}"
-            for name in dict.fromkeys((*self._identity, *theirs))
-            if theirs.get(name) != self._identity.get(name)
+            f"{name}={shown(theirs.get(name))}, and here it is {shown(identity.get(name))}"
+            for name in dict.fromkeys((*identity, *theirs))
+            if theirs.get(name) != identity.get(name)
         ]
         if self._is_seeded and seed != self.seed:
             differing.append(f"seed={seed}, and here it is {self.seed}")
         if differing:
-            raise ArgumentError(f"the state is of a loader with {'; '.join(differing)}")
+            worlds = theirs.get("world"), identity["world"]
+            is_other = None not in worlds and worlds[0] != worlds[1]
+            way = (
+                f"; another number of ranks goes on from the states of all {worlds[0]}, "
+                f"load_state_dict([...])"
+            )
+            raise ArgumentError(
+                f"the state is of a loader with {'; '.join(differing)}{way if is_other else ''}"
+            )
         if not self._plan.knows(_progress_in(state)):
             raise ArgumentError(f"the state is damaged: {shown(_progress_in(state))}")
 

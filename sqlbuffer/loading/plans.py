@@ -94,7 +94,8 @@ class Intervals:
         begins = np.flatnonzero(np.diff(numbers, prepend=np.int64(-2)) != 1)
         self._firsts = numbers[begins]
         # How many numbers there are up to the end of each stretch.
-        self._ends = np.append(begins[1:], numbers.size).astype(np.int64)
+        ends = [numbers.size] if numbers.size else []
+        self._ends = np.append(begins[1:], ends).astype(np.int64)
 
     @classmethod
     def of_text(cls, text: str) -> Self:

@@ -303,7 +303,8 @@ class ShardedPasses:
     ) -> Iterator[tuple[Batch, Progress]]:
         number = progress.get("pass", 0)
         while self.epochs is None or number < self.epochs:
-            is_empty = not progress.get("batch")
+            # The rest of a pass that other ranks have begun may be nothing.
+            is_empty = not progress.get("batch") and "later" not in progress
             for batch, behind in self._one(taking, run, number, progress):
                 is_empty = False
                 taking.keep()
@@ -325,19 +326,83 @@ class ShardedPasses:
         """Return True if a value is the progress of divided passes."""
         if not progress:
             return True
-        ranks = progress.get("ranks")
-        if set(progress) != {"pass", "place", "batch", "ranks"} or not isinstance(ranks, dict):
+        ranks, later = progress.get("ranks"), progress.get("later", {})
+        names = {"pass", "place", "batch", "ranks"}
+        if not names <= set(progress) <= {*names, "later"}:
+            return False
+        if not isinstance(ranks, dict) or not isinstance(later, dict):
             return False
         counts = [progress[name] for name in ("pass", "place", "batch")]
         counts += [ranks.get(name) for name in ("turn", "number", "seed")]
-        texts = [ranks.get(name) for name in ("token", "rows")]
+        rows = [ranks.get("rows"), *later.values()]
+        texts = [ranks.get("token"), *rows]
         if not (all(map(is_count, counts)) and all(isinstance(text, str) for text in texts)):
             return False
         try:
-            Intervals.of_text(ranks["rows"])
+            for text in rows:
+                Intervals.of_text(text)
         except ValueError:
             return False
-        return True
+        return all(name.isdecimal() for name in later)
+
+    def divided_again(self, positions: Sequence[Progress | None]) -> Progress:
+        """Return the progress from which any number of ranks go on: the rows that are left of the
+        passes that other ranks had begun, for all of them.
+
+        Args:
+            positions: The progress of each of the other ranks, in their order; None: it had
+                finished the iteration.
+
+        Raises:
+            ArgumentError: They are of several iterations, or one had not begun a pass that another
+                had behind.
+        """
+        begun = [progress for progress in positions if progress]
+        if not begun and None not in positions:
+            return {}
+        if len({progress["ranks"]["token"] for progress in begun}) > 1:
+            raise ArgumentError("the states are of ranks that did not read the same pass")
+        rows: dict[int, str] = {}
+        for progress in begun:
+            rows |= {int(number): text for number, text in progress.get("later", {}).items()}
+            rows[progress["pass"]] = progress["ranks"]["rows"]
+        first = min(progress.get("pass", 0) for progress in positions if progress is not None)
+        for number in range(first, max(rows, default=first)):
+            if number not in rows:  # a rank had not begun a pass that others had behind
+                agreed = self.agreements.agreed(begun[0]["ranks"]["token"], pass_name(number))
+                rows |= {} if agreed is None else {number: agreed}
+        if not rows.keys() >= set(range(first, max(rows, default=first) + 1)):
+            raise ArgumentError(
+                "a rank had not begun a pass that the others had behind, and its rows are not "
+                "known any more; begin anew, or save the states of all ranks after the same batch"
+            )
+        ranks, world = begun[0]["ranks"], self.rank.world
+        rests = {
+            number: self._rest(positions, number, text, ranks)
+            for number, text in sorted(rows.items())
+        }
+        places = [progress and [progress["pass"], progress["place"]] for progress in positions]
+        token = hashlib.sha256(repr((ranks["token"], places, world)).encode()).hexdigest()[:32]
+        later = {str(number): rest for number, rest in rests.items() if number > first}
+        rest = {**ranks, "token": token, "rows": rests[first]}
+        return {"pass": first, "place": 0, "batch": 0, "ranks": rest, "later": later}
+
+    def _rest(
+        self, positions: Sequence[Progress | None], number: int, rows: str, ranks: Progress
+    ) -> str:
+        """Return the rows of a pass that no rank has had."""
+        keys, parts = Intervals.of_text(rows), [np.empty(0, np.int64)]
+        for rank, progress in enumerate(positions):
+            at = None if progress is None else progress.get("pass", 0)
+            if at is None or at > number:
+                continue
+            rng = generator_of(ranks["seed"], ranks["number"], number) if self.shuffle else None
+            part = PartOfPass(keys, rng, rank, len(positions), even=self.even)
+            place = progress.get("place", 0) if progress and at == number else 0
+            while (left := part.after(place, part.n_rows, 0))[0].size:
+                parts.append(left[0])
+                place = int(left[1][-1]) + 1
+        return Intervals(np.unique(np.concatenate(parts))).to_text()
 
     def n_batches(self) -> int | None:
         """Return the number of batches of this rank for the rows stored now; None: no end."""
@@ -372,7 +437,8 @@ class ShardedPasses:
             if batch is None or (self.drop_last and batch.n_rows < self.batch_size):
                 return
             done += 1
-            yield batch, {"pass": number, "place": place.place, "batch": done, "ranks": agreed}
+            behind = {"pass": number, "place": place.place, "batch": done, "ranks": agreed}
+            yield batch, {**behind, **taking.later(number)}
 
     def _next(self, part: PartOfPass, place: Place, done: int) -> tuple[Batch | None, Place]:
         if not self.even:
@@ -406,6 +472,7 @@ class _Taking:
         self._plan, self._run = plan, run
         self._member = Member(plan.rank.rank, run.process)
         self._resumed: Progress | None = progress.get("ranks")
+        self._later: dict[str, str] = progress.get("later", {})
         self._agreed: Progress | None = None
         self._kept_at = time.monotonic()
 
@@ -422,11 +489,20 @@ class _Taking:
             self._agreed = self._begun()
         if self._resumed is not None:
             rows, self._resumed = self._resumed["rows"], None
+        elif str(number) in self._later:
+            rows = self._later[str(number)]
         else:
             token = self._agreed["token"]
             rows = agreements.agree(token, pass_name(number), lambda: self._plan.rows().to_text())
         agreements.begin_pass(self._agreed["token"], *self.part, number)
         return {**self._agreed, "rows": rows}
+
+    def later(self, number: int) -> Progress:
+        """Return the part of a progress that says which rows are left of passes after this one,
+        which other ranks had begun.
+        """
+        later = {name: rows for name, rows in self._later.items() if int(name) > number}
+        return {"later": later} if later else {}
 
     def _begun(self) -> Progress:
         plan, run = self._plan, self._run

@@ -136,11 +136,15 @@ class RankAgreements:
 
     def agree(self, token: str, name: str, make: Callable[[], Any]) -> Any:
         """Return the JSON value of a name: what `make` returned to the rank that asked first."""
-        value = self._buffer.read(lambda connection: self._value(connection, token, name))
+        value = self.agreed(token, name)
         if value is not None:
             return value
         made = make()
         return self._buffer.write(lambda connection: self._add(connection, token, name, made))
+
+    def agreed(self, token: str, name: str) -> Any:
+        """Return the JSON value of a name; None if no rank has asked for it, or all are past it."""
+        return self._buffer.read(lambda connection: self._value(connection, token, name))
 
     def begin_pass(self, token: str, part: int, n_parts: int, number: int) -> None:
         """Note that a part of the ranks' workers has the rows of a pass.

@@ -1,14 +1,16 @@
 """Loaders that several ranks divide between them."""
 
 import json
+import multiprocessing
 import os
+import random
 import time
 
 import numpy as np
 import pytest
 
 from sqlbuffer import QueryBuilder, ReplayBuffer, mix
-from sqlbuffer.errors import InsufficientDataError
+from sqlbuffer.errors import ArgumentError, InsufficientDataError
 from tests.support.processes import run_at_once, running
 from tests.support.sql import run, scalar
 
@@ -127,6 +129,147 @@ def test_ranks_continue_from_their_states_with_the_same_rows(filled, even):
     # The next iteration is another one, which both ranks share again.
     again = [flat(batch.x.tolist() for batch in loader) for loader in loaders()]
     assert sorted(flat(again)) == sorted([*range(150)] * 2)
+
+
+def of_ranks(buffer, world, states=None, **options):
+    """Return the loaders of all ranks, which go on from states."""
+    loaders = [
+        buffer.loader("step", 8, **{"epochs": 1, "shard": (rank, world), **options})
+        for rank in range(world)
+    ]
+    for loader in loaders if states is not None else ():
+        loader.load_state_dict(states)
+    return loaders
+
+
+def some_of(loaders, counts):
+    """Return what ranks read until each has had a number of batches, and their states."""
+    seen, states = zip(*map(state_after, loaders, counts), strict=True)
+    return flat(flat(seen)), list(states)
+
+
+def rest_of(loaders):
+    return [flat(batch.x.tolist() for batch in loader) for loader in loaders]
+
+
+CHANGES = [
+    pytest.param((4, 2), {}, id="4-2"),
+    pytest.param((4, 8), {"even": True}, id="4-8-even"),
+    pytest.param((4, 3, 5), {"shuffle": False, "epochs": 1}, id="4-3-5-ascending"),
+    pytest.param((2, 1, 7, 4), {"seed": 5}, id="2-1-7-4-seed"),
+]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(("worlds", "options"), CHANGES)
+def test_another_number_of_ranks_divides_the_rest_of_a_pass(filled, worlds, options):
+    world, *others = worlds
+    counts = [2] * world if options.get("even") else [1, 3, 0, 2][:world]
+    seen, states = some_of(of_ranks(filled, world, **options), counts)
+    filled.extend({"x": range(103, 150)})  # of no pass that has begun
+    for world in others[:-1]:
+        more, states = some_of(of_ranks(filled, world, states, **options), [1] * world)
+        seen += more
+    rest = rest_of(of_ranks(filled, others[-1], states, **options))
+    assert max(map(len, rest)) - min(map(len, rest)) <= 1
+    assert sorted(seen + flat(rest)) == list(range(103))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("n_batches", [(14, 20), (26, 14), (7, 8), (13, 14)])
+def test_ranks_that_are_in_different_passes_are_divided_again(filled, n_batches):
+    seen, states = some_of(of_ranks(filled, 2, epochs=4), n_batches)
+    filled.extend({"x": range(103, 150)})
+    more, states = some_of(of_ranks(filled, 5, states, epochs=4), [0, 1, 3, 2, 1])
+    rest = rest_of(of_ranks(filled, 3, states, epochs=4))
+    counts = np.bincount(seen + more + flat(rest))
+    assert counts[:103].tolist() == [4] * 103
+    # Rows that came later are in each pass that no rank had begun, if there is one.
+    n_left = 3 - (max(n_batches) - 1) // 7
+    assert counts[103:].tolist() == [n_left] * 47 * (n_left > 0)
+
+
+def test_ranks_of_which_one_has_finished_are_divided_again(filled):
+    loaders = of_ranks(filled, 2)
+    (done,) = rest_of(loaders[:1])
+    seen, state = state_after(loaders[1], 2)
+    rest = rest_of(of_ranks(filled, 3, [loaders[0].state_dict(), state]))
+    assert sorted(done + flat(seen) + flat(rest)) == list(range(103))
+
+
+def test_ranks_that_have_not_begun_or_have_all_finished_begin_anew(filled):
+    loaders = of_ranks(filled, 4)
+    for _ in range(2):
+        states = [loader.state_dict() for loader in loaders]
+        assert sorted(flat(rest_of(of_ranks(filled, 2, states)))) == list(range(103))
+        rest_of(loaders)
+
+
+def test_states_that_do_not_belong_together_are_refused(filled):
+    _, states = some_of(of_ranks(filled, 4), [1, 2, 3, 4])
+    _, others = some_of(of_ranks(filled, 4), [1, 1, 1, 1])
+    loaders = of_ranks(filled, 2)
+    rest_of(loaders[:1])
+    (one,) = of_ranks(filled, 1)
+    for wrong, message in (
+        (states[:3], "world=4, and here it is 3"),
+        ([], "the states of all ranks, in their order"),
+        ([*states[:3], None], "state"),
+        ([*states[:3], {**states[3], "ranks": 5}], "damaged"),
+        ([*states[:3], {**states[3], "later": {"1": "?"}}], "damaged"),
+        ([*states[:3], others[3]], "did not read the same pass"),
+        (states[0], "the states of all 4"),
+        ([loader.state_dict() for loader in loaders], "a rank had not begun"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            one.load_state_dict(wrong)
+    with pytest.raises(ArgumentError, match=r"shard=\(0, 1\)"):
+        filled.loader("step", 8, epochs=1).load_state_dict(states)
+
+
+def read_and_save(url, rank, world, folder, states):
+    """Read as a trainer does: save what was read, and the state, after each batch."""
+    saved = folder / f"{world}-{rank}.json"
+    with ReplayBuffer(url) as buffer:
+        loader = buffer.loader("step", 2, epochs=1, shard=(rank, world), seed=3)
+        if states is not None:
+            loader.load_state_dict(states)
+        seen = []
+        for batch in loader:
+            seen += batch.x.tolist()
+            written = saved.with_suffix(".new")
+            written.write_text(json.dumps([seen, loader.state_dict()]))
+            written.replace(saved)
+            time.sleep(0.01)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("worlds", [(4, 2), (4, 8), (2, 3, 1)])
+def test_each_row_is_read_once_where_all_ranks_are_killed(filled, tmp_path, worlds):
+    rng, seen, states = random.Random(repr(worlds)), [], None
+    context = multiprocessing.get_context("spawn")
+    for n, world in enumerate(worlds):
+        is_last = n == len(worlds) - 1
+        files = [tmp_path / f"{world}-{rank}.json" for rank in range(world)]
+        ranks = [
+            context.Process(target=read_and_save, args=(filled.url, rank, world, tmp_path, states))
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.start()
+        if not is_last:
+            while not all(file.exists() for file in files):
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.05))
+            for rank in ranks:
+                rank.kill()
+        for rank in ranks:
+            rank.join()
+            assert rank.exitcode == 0 or not is_last
+        saved = [json.loads(file.read_text()) for file in files if file.exists()]
+        seen += flat(own for own, _ in saved)
+        states = [state for _, state in saved]
+    assert sorted(seen) == list(range(103))
 
 
 def test_a_state_of_another_number_of_ranks_is_refused(filled):

@@ -88,6 +88,21 @@ def test_writers_destroy_nothing(with_roles, login, change):
         assert len(buffer) == 4
 
 
+def test_learners_add_fields_and_writers_learn_of_them(with_roles, login):
+    weight = ("float32", (), 1.0)
+    with ReplayBuffer(login("sqlbuffer_writer"), "grown", fields={"x": "int8"}) as writer:
+        writer.extend({"x": [1, 2]})
+        with pytest.raises(StorageReadOnlyError, match="sqlbuffer_learner"):
+            writer.add_field("weight", weight)
+        with ReplayBuffer(login("sqlbuffer_learner"), "grown") as learner:
+            assert learner.add_field("weight", weight)
+        writer.extend({"x": [3]})
+        assert len(writer) == 3
+        assert not writer.add_field("weight", weight)
+        writer.extend({"x": [4], "weight": [2.0]})
+        assert [float(row.fields["weight"]) for row in writer] == [1.0, 1.0, 1.0, 2.0]
+
+
 @both_layouts
 def test_learners_lease_and_writers_may_not(with_roles, login, make_buffer):
     options = {"leases": True, "max_use": 1, "max_capacity": 6, "track_samples": True}
