@@ -31,7 +31,9 @@ class Episode:
 
     @property
     def total(self) -> float:
-        """The return, with those steps that have left; NaN while the episode is open."""
+        """The return, with the steps that have left, but for those that were deleted before the
+        end; NaN while the episode is open.
+        """
         given = [reward for reward in self.rewards if reward is not None]
         return sum(given) if given and self.status != "open" else np.nan
 

@@ -236,7 +236,9 @@ class World:
         if uids := self._some()[:2]:
             self.buffer.delete(QueryBuilder().in_("uid", uids))
             for uid in uids:
-                del self.model.steps[uid]
+                step = self.model.steps.pop(uid)
+                if step.episode is not None and step.episode.status == "open":
+                    step.episode.rewards[step.t] = None
 
     def tick(self) -> None:
         self.model.clock = (self.model.clock or 0) + 1
