@@ -1,7 +1,7 @@
 """Copy buffers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from sqlbuffer.checks import checked_callable, checked_choice, checked_flag, ref
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import CopyError
+from sqlbuffer.fields import described
 from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.parts import CopiedRange
@@ -120,6 +121,8 @@ MOST_PREFIX = 100
 # Settings that decide what steps, or what belongs to them, look like.
 _SAME_STEPS = ("fields", "observation_fields", "meta_fields", "compression", "priorities")
 _SAME = ("evict_by", *_SAME_STEPS)
+# Those that are fields, and their names in `Fields`.
+_OF_FIELDS = {"fields": "specs", "meta_fields": "meta"}
 
 
 def checked_progress(on_progress: Any) -> OnProgress | None:
@@ -312,12 +315,30 @@ def merge_buffer(
 
 def mergeable_differences(config: BufferConfig, target: BufferStore) -> list[str]:
     """Return in words what keeps a buffer from holding steps of a buffer with other settings."""
-    theirs, ours = config.settings(), target.current_config().settings()
-    return [
-        f"{name}: {_value(theirs[name])} there, {_value(ours[name])} here"
-        for name in _SAME_STEPS
-        if ours[name] != theirs[name]
-    ]
+    return _differences(config, target.current_config(), _SAME_STEPS, "here")
+
+
+def _differences(
+    here: BufferConfig, there: BufferConfig, names: Sequence[str], where: str
+) -> list[str]:
+    """Return how settings differ, a line each."""
+    lines = []
+    ours, theirs = here.settings(), there.settings()
+    for name in names:
+        if ours[name] == theirs[name]:
+            continue
+        if name not in _OF_FIELDS:
+            lines.append(f"{name}: {_value(ours[name])} there, {_value(theirs[name])} {where}")
+            continue
+        specs, others = (getattr(config.fields, _OF_FIELDS[name]) for config in (here, there))
+        for field in dict.fromkeys([*specs, *others]):
+            own, other = specs.get(field), others.get(field)
+            if own != other:
+                way = " (add_field adds it)" if other is None and name == "fields" else ""
+                noun = "field" if name == "fields" else "meta field"
+                pair = f"{described(own)} there, {described(other)} {where}"
+                lines.append(f"{noun} {field!r}: {pair}{way}")
+    return lines
 
 
 def check_room(counts: tuple[int, int], source: str, target: BufferStore) -> None:
@@ -366,12 +387,7 @@ def check_agreement(source: BufferStore, target: BufferStore) -> None:
         CopyError: It cannot; the message lists the settings.
     """
     here, there = source.current_config(), target.current_config()
-    ours, theirs = here.settings(), there.settings()
-    lines = [
-        f"{name}: {_value(ours[name])} there, {_value(theirs[name])} in the copy"
-        for name in _SAME
-        if ours[name] != theirs[name]
-    ]
+    lines = _differences(here, there, _SAME, "in the copy")
     if here.leases.enabled != there.leases.enabled:
         lines.append(f"leases: {here.leases.enabled} there, {there.leases.enabled} in the copy")
     elif here.sampling.max_use is not None and there.sampling.max_use is None:
@@ -390,12 +406,12 @@ def _too_small(here: BufferConfig, there: BufferConfig) -> list[str]:
     for name in ("max_capacity", "max_episodes"):
         ours, theirs = getattr(here.retention, name), getattr(there.retention, name)
         if theirs is not None and (ours is None or ours > theirs):
-            lines.append(f"{name}: {_value(ours)} there, {_value(theirs)} in the copy")
+            lines.append(f"{name}: {ours or 'unlimited'} there, {theirs} in the copy")
     return lines
 
 
 def _value(setting: object) -> str:
-    return "unlimited" if setting is None else repr(setting)
+    return "none" if setting is None else repr(setting)
 
 
 def _shown(store: OpenBuffer) -> str:

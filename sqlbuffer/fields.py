@@ -610,8 +610,8 @@ class Fields(StrictModel, title="fields"):
             return self
         if known is not None:
             raise FieldError(
-                f"field {spec.name!r} is stored as {_described(known)}, and was given as "
-                f"{_described(spec)}; take another name"
+                f"field {spec.name!r} is stored as {described(known)}, and was given as "
+                f"{described(spec)}; take another name"
             )
         if spec.name in {f"next_{name}" for name in self.observations}:
             raise FieldError(
@@ -668,8 +668,8 @@ def _different_specs(
     what: str, declared: Mapping[str, FieldSpec], stored: Mapping[str, FieldSpec]
 ) -> list[str]:
     return [
-        f"{what} {name!r} is stored as {_described(stored.get(name))}, and was given as "
-        f"{_described(declared.get(name))}"
+        f"{what} {name!r} is stored as {described(stored.get(name))}, and was given as "
+        f"{described(declared.get(name))}"
         for name in dict.fromkeys([*stored, *declared])
         if declared.get(name) != stored.get(name) and not _was_added(name, declared, stored)
     ]
@@ -682,7 +682,8 @@ def _was_added(
     return name not in declared and stored[name].added > 0
 
 
-def _described(spec: FieldSpec | None) -> str:
+def described(spec: FieldSpec | None) -> str:
+    """Return a field for people, with its default; None is nothing."""
     if spec is None:
         return "nothing"
     value = spec.default_value

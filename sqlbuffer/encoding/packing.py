@@ -142,6 +142,7 @@ class Layout:
     Attributes:
         number: Number of the layout: how many fields have been added, at the end.
         learn: Returns the newest layout, if rows have a number that is not known here.
+        newer: A layout with fields that this one leaves out of rows.
         has_tails: Whether values of varying length follow the record of a row.
 
     Raises:
@@ -162,6 +163,7 @@ class Layout:
         self.chunk_bytes = chunk_bytes
         self.number = max((spec.added for spec in specs.values()), default=0)
         self.learn: Callable[[], Layout] | None = None
+        self.newer: Layout | None = None
         self._older: dict[int, Layout] = {}
         check_compression(compression)
         self.specs, self.compression = dict(specs), compression
@@ -202,6 +204,8 @@ class Layout:
     def of(self, number: int) -> "Layout":
         """Return the layout with a number.
 
+        It is a newer one only where this one leaves out added fields.
+
         Raises:
             NewFieldsError: It is a newer one, which this process does not know yet.
         """
@@ -209,6 +213,8 @@ class Layout:
             self.become(self.learn())
         if number == self.number:
             return self
+        if number > self.number and self.newer is not None:
+            return self.newer.of(number)
         if number > self.number:
             raise NewFieldsError(
                 "steps have fields that were added to the buffer a moment ago; read them again"
@@ -219,12 +225,15 @@ class Layout:
         return self._older[number]
 
     def completed(self, rows: Sequence[Bytes | None], older: "Layout") -> list[Any]:
-        """Return rows of an older layout with the default values of the fields that were added.
+        """Return rows of an older layout with the default values of the fields that were added, or
+        rows of a newer one without those.
 
         Args:
             rows: The rows, as `pack` makes them; None stays.
             older: Their layout.
         """
+        if older.number > self.number:
+            return [None if row is None else self._cut(row, older.size_bytes) for row in rows]
         added = [spec for spec in self._every.values() if spec.added > older.number]
         head, tail = b"", b""
         for spec in added:
@@ -238,6 +247,14 @@ class Layout:
         return [
             None if row is None else b"".join((row[:size], head, row[size:], tail)) for row in rows
         ]
+
+    def _cut(self, row: Bytes, head_bytes: int) -> bytes:
+        """Return a row of a newer layout, whose record has that many bytes, without added fields:
+        their values are behind the others in the record, and behind the record.
+        """
+        head = row[: self.size_bytes]
+        (n_bytes,) = self.tail_sizes(np.frombuffer(head, self.record)) if self.has_tails else (0,)
+        return b"".join((head, row[head_bytes : head_bytes + int(n_bytes)]))
 
     def pack(self, columns: Mapping[str, Any], n_rows: int) -> list[bytes]:
         """Return the bytes of each of n rows.

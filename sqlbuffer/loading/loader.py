@@ -293,7 +293,7 @@ def _joined(name: str, batches: Sequence[Batch]) -> NDArray[Any] | None:
 
 T = TypeVar("T", default=Batch)
 _VERSION = 1
-_KEYS = ("version", "loader", "seed", "run")
+_KEYS = ("version", "loader", "seed", "run", "rank")
 
 
 class Loader(Generic[T]):
@@ -430,6 +430,7 @@ class Loader(Generic[T]):
             "loader": dict(self._identity),
             "seed": self.seed,
             "run": number,
+            **({} if self._rank is None else {"rank": self._rank.rank}),
             **progress,
         }
 
@@ -458,9 +459,9 @@ class Loader(Generic[T]):
         gives the batches that would have come next, if the buffer has not changed.
 
         Args:
-            state: The state; or, with `shard`, the states of all ranks that divided a pass, in
-                their order. Then there may be another number of ranks now: they divide the rows
-                that are left. All of them load the same states.
+            state: The state; or, with `shard`, a list of the states of all ranks that divided a
+                pass. Then there may be another number of ranks now: they divide the rows that are
+                left. All of them load the same states.
 
         Raises:
             ArgumentError: It is not a state, or its loader has other rows, batches or seed; the
@@ -480,11 +481,23 @@ class Loader(Generic[T]):
                 "shard=(rank, world), for one process shard=(0, 1), and epochs=... or shuffle=False"
             )
         if not states:
-            raise refused(states, "state", "the states of all ranks, in their order")
+            raise refused(states, "state", "a list of the states of all ranks")
         for state in states:
             self._check_state(state, other_world=len(states))
+        ranks = [state.get("rank") for state in states]
+        if set(ranks) != {*range(len(states))}:
+            raise ArgumentError(
+                f"the states are of ranks {shown(ranks)}; give one of each rank from 0 to "
+                f"{len(states) - 1}"
+            )
+        states = sorted(states, key=lambda state: int(state["rank"]))
         run = min(state["run"] for state in states)
-        positions = [None if s["run"] > run else _progress_in(s) for s in states]
+        positions = [_progress_in(s) if s["run"] == run else None for s in states]
+        if any(s["run"] > run + 1 or (s["run"] > run and _progress_in(s)) for s in states):
+            raise ArgumentError(
+                "the states are of several iterations of the loader; save those of all ranks in "
+                "the same iteration"
+            )
         progress = self._plan.divided_again(positions)
         self.seed = states[0]["seed"]
         return run, progress

@@ -367,11 +367,13 @@ class ShardedPasses:
             rows |= {int(number): text for number, text in progress.get("later", {}).items()}
             rows[progress["pass"]] = progress["ranks"]["rows"]
         first = min(progress.get("pass", 0) for progress in positions if progress is not None)
-        for number in range(first, max(rows, default=first)):
-            if number not in rows:  # a rank had not begun a pass that others had behind
-                agreed = self.agreements.agreed(begun[0]["ranks"]["token"], pass_name(number))
-                rows |= {} if agreed is None else {number: agreed}
-        if not rows.keys() >= set(range(first, max(rows, default=first) + 1)):
+        last = max(rows, default=first)
+        if None in positions and self.epochs is not None:
+            last = max(last, self.epochs - 1)
+        if begun:  # those of passes that some have behind, and others have not begun
+            known = self.agreements.passes(begun[0]["ranks"]["token"])
+            rows = {n: known[n] for n in known if first <= n <= last} | rows
+        if sum(number >= first for number in rows) != last - first + 1:
             raise ArgumentError(
                 "a rank had not begun a pass that the others had behind, and its rows are not "
                 "known any more; begin anew, or save the states of all ranks after the same batch"
@@ -380,6 +382,7 @@ class ShardedPasses:
         rests = {
             number: self._rest(positions, number, text, ranks)
             for number, text in sorted(rows.items())
+            if number >= first
         }
         places = [progress and [progress["pass"], progress["place"]] for progress in positions]
         token = hashlib.sha256(repr((ranks["token"], places, world)).encode()).hexdigest()[:32]

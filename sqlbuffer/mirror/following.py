@@ -327,6 +327,7 @@ class Refreshing:
         self._feed = Feed(store.reading, store, settings.node, reads_priorities=reads_priorities)
         allocate = None if publisher is None else publisher.allocate
         self._settings = settings
+        self._n_added = settings.layout.number
         self._learned: MirrorSettings | None = None  # of the memory that is read next
         self._filling = Filling(store, settings, allocate)
         self._pid = os.getpid()
@@ -457,7 +458,7 @@ class Refreshing:
             self._renewed_at = began_at
         self._store.reading.own_writes.catch_up()
         with self._feed.look() as news:
-            has_new_fields = news is not None and news.state.n_added > self._filling.layout.number
+            has_new_fields = news is not None and news.state.n_added > self._n_added
             is_read = news is not None and not has_new_fields
             look = self._filling.read(self.memory, news) if is_read and news is not None else None
         if has_new_fields:
@@ -473,15 +474,13 @@ class Refreshing:
         """Take fields that were added to the buffer. Where they are to be kept, all steps are read
         again; draws go on with the old ones until then.
         """
-        learned = self._settings.learned(self._store, may_rebuild=self._publisher is None)
-        if learned.fields is not self._settings.fields:
-            self._filling, self._learned = Filling(self._store, learned), learned
+        self._n_added = self._store.learn_fields().number
+        if self._settings.keeps_all and self._publisher is None:
+            self._learned = self._settings.with_fields_of(self._store)
+            self._filling = Filling(self._store, self._learned)
             self._feed.start_again()
-            return
-        self._filling.layout = learned.layout
-        with self.lock:
-            self._settings.become(learned)
-            self.memory.take_layout(learned.layout)
+        else:
+            self._settings.layout.newer = self._store.layout
 
     def _take(self, look: Look) -> None:
         """Make the state of a look the one that draws see."""
@@ -500,7 +499,7 @@ class Refreshing:
                 self._keep_own(news.state)
                 self.memory = look.memory
                 if self._learned is not None:
-                    self._settings.become(self._learned)
+                    self._settings.take_fields(self._learned)
                     self._learned = None
             self._own.restore(look.memory)
             self.state = news.state

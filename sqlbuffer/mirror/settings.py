@@ -97,19 +97,12 @@ class MirrorSettings:
     layout: Layout
     keeps_all: bool
 
-    def learned(self, store: BufferStore, *, may_rebuild: bool) -> "MirrorSettings":
-        """Return the settings with the fields that were added to the buffer.
+    def with_fields_of(self, store: BufferStore) -> "MirrorSettings":
+        """Return the settings with all fields that the buffer has now."""
+        fields = store.info.config.fields
+        return replace(self, fields=fields, layout=kept_layout(store.layout, list(fields.specs)))
 
-        Args:
-            store: The buffer.
-            may_rebuild: The steps in memory can be read again with more fields.
-        """
-        store.learn_fields()
-        fields = store.info.config.fields if self.keeps_all and may_rebuild else self.fields
-        layout = kept_layout(store.layout, list(fields.specs))
-        return replace(self, fields=fields, layout=layout)
-
-    def become(self, other: "MirrorSettings") -> None:
+    def take_fields(self, other: "MirrorSettings") -> None:
         """Take the fields of other settings; at once for all who hold this object."""
         self.fields, self.layout = other.fields, other.layout
 

@@ -136,15 +136,18 @@ class RankAgreements:
 
     def agree(self, token: str, name: str, make: Callable[[], Any]) -> Any:
         """Return the JSON value of a name: what `make` returned to the rank that asked first."""
-        value = self.agreed(token, name)
+        value = self._buffer.read(lambda connection: self._value(connection, token, name))
         if value is not None:
             return value
         made = make()
         return self._buffer.write(lambda connection: self._add(connection, token, name, made))
 
-    def agreed(self, token: str, name: str) -> Any:
-        """Return the JSON value of a name; None if no rank has asked for it, or all are past it."""
-        return self._buffer.read(lambda connection: self._value(connection, token, name))
+    def passes(self, token: str) -> dict[int, Any]:
+        """Return the rows of the passes of an iteration that not all parts have behind."""
+        is_pass = (self._is_own, _T.topic == token, _T.name.startswith(pass_name("")))
+        statement = select(_T.name, _T.value).where(*is_pass)
+        rows = self._buffer.read(lambda connection: connection.execute(statement).all())
+        return {int(name.removeprefix(pass_name(""))): orjson.loads(value) for name, value in rows}
 
     def begin_pass(self, token: str, part: int, n_parts: int, number: int) -> None:
         """Note that a part of the ranks' workers has the rows of a pass.
@@ -261,7 +264,7 @@ class _Turn:
     is_fresh: bool = False
 
 
-def pass_name(number: int) -> str:
+def pass_name(number: "int | str") -> str:
     """Return the name of the rows of a pass."""
     return f"pass-{number}"
 

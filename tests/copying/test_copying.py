@@ -251,7 +251,7 @@ def test_a_batch_is_as_large_as_its_bytes_allow(
         ({"priorities": False}, "priorities: True there, False in the copy"),
         ({"max_use": None}, "max_use: 9 there, none in the copy"),
         ({"evict_by": "task"}, "evict_by: 'row' there, 'task' in the copy"),
-        ({"fields": {"x": "int8"}}, "fields: "),
+        ({"fields": {"x": "int8"}}, "field 'x': nothing there, int8 in the copy"),
         ({"leases": True}, "leases: False there, True in the copy"),
     ],
 )

@@ -167,6 +167,7 @@ def test_another_number_of_ranks_divides_the_rest_of_a_pass(filled, worlds, opti
     counts = [2] * world if options.get("even") else [1, 3, 0, 2][:world]
     seen, states = some_of(of_ranks(filled, world, **options), counts)
     filled.extend({"x": range(103, 150)})  # of no pass that has begun
+    states.reverse()
     for world in others[:-1]:
         more, states = some_of(of_ranks(filled, world, states, **options), [1] * world)
         seen += more
@@ -195,6 +196,14 @@ def test_ranks_of_which_one_has_finished_are_divided_again(filled):
     seen, state = state_after(loaders[1], 2)
     rest = rest_of(of_ranks(filled, 3, [loaders[0].state_dict(), state]))
     assert sorted(done + flat(seen) + flat(rest)) == list(range(103))
+    loaders = of_ranks(filled, 2, epochs=3)
+    (done,) = rest_of(loaders[:1])
+    seen, state = state_after(loaders[1], 9)  # in the second pass
+    rest = rest_of(of_ranks(filled, 3, [loaders[0].state_dict(), state], epochs=3))
+    assert sorted(done + flat(seen) + flat(rest)) == sorted([*range(103)] * 3)
+    next(iter(loaders[0]))
+    with pytest.raises(ArgumentError, match="several iterations"):
+        of_ranks(filled, 1, [loaders[0].state_dict(), state], epochs=3)
 
 
 def test_ranks_that_have_not_begun_or_have_all_finished_begin_anew(filled):
@@ -213,7 +222,8 @@ def test_states_that_do_not_belong_together_are_refused(filled):
     (one,) = of_ranks(filled, 1)
     for wrong, message in (
         (states[:3], "world=4, and here it is 3"),
-        ([], "the states of all ranks, in their order"),
+        ([*states[:3], states[0]], r"ranks \[0, 1, 2, 0\]; give one of each rank from 0 to 3"),
+        ([], "a list of the states of all ranks"),
         ([*states[:3], None], "state"),
         ([*states[:3], {**states[3], "ranks": 5}], "damaged"),
         ([*states[:3], {**states[3], "later": {"1": "?"}}], "damaged"),

@@ -178,7 +178,7 @@ def kept_layout(layout: Layout, names: Collection[str]) -> Layout:
     The values of varying length of a step are kept all or none: they follow each other.
     """
     kept = layout.fixed
-    kept.__dict__ = {**kept.__dict__, "learn": None}  # whoever follows the buffer learns
+    kept.__dict__ = {**kept.__dict__, "learn": None}  # its fields stay the same
     keeps_tails = any(spec.is_variable and name in names for name, spec in layout.specs.items())
     kept.specs = {
         name: spec

@@ -223,10 +223,6 @@ class StepMemory:
         self._staged: list[Integers] = []
         self._staged_links: list[tuple[int, int]] = []
 
-    def take_layout(self, layout: Layout) -> None:
-        """Read chunks of a newer layout from now on; the same fields are kept of them."""
-        self.layout, self._stored = layout, StoredFields(layout)
-
     @property
     def n_slots(self) -> int:
         """Number of steps that fit."""

@@ -92,6 +92,7 @@ class SampledWindow:
         has_labels: Rows may have been annotated.
         has_quarantine: Rows may be in quarantine.
         has_deleted: Steps of chunks may have been deleted.
+        n_added: Number of typed fields that have been added to the buffer.
         newest_single: First number of the newest chunk without an episode; None if there is none,
             or that was not asked for.
     """
@@ -105,6 +106,7 @@ class SampledWindow:
     has_labels: bool
     has_quarantine: bool
     has_deleted: bool
+    n_added: int
     newest_single: int | None
 
     @property
@@ -152,7 +154,7 @@ def select_sampled_window(
         windows.c[name]
         for name in (
             "high_seq", "clock", "deletions", "live_rows", "session_id", "has_labels",
-            "has_quarantine", "has_deleted",
+            "has_quarantine", "has_deleted", "n_added",
         )
     )  # fmt: skip
     is_window = windows.c.buffer_id == buffer_id

@@ -366,7 +366,10 @@ class CandidateSource:
         """
         if not rows:
             raise self.buffer.dropped()
-        return SampledWindow(*rows[0])
+        window = SampledWindow(*rows[0])
+        if window.n_added > self.buffer.layout.number:
+            self.buffer.learn_fields()
+        return window
 
     def sampled_window(self, connection: Connection) -> SampledWindow:
         """Return the window of the rows that may be sampled now, in a transaction."""

@@ -301,6 +301,41 @@ def test_a_mirror_that_is_shared_or_keeps_chosen_fields_goes_on_without_the_fiel
             assert newer.sample_arrays(10, sampler=FifoSampler())["weight"].tolist()[-1] == 3.0
 
 
+@pytest.mark.parametrize("settings", [{}, {"compression": "zstd"}])
+def test_a_mirror_of_varying_fields_goes_on_without_the_added_ones(schema_url, settings):
+    fields = {"tokens": ("int64", (-1,)), "k": "int32"}
+    tokens = [np.arange(i % 3) for i in range(4)]
+    with ReplayBuffer(schema_url, create=True, fields=fields, **settings) as buffer:
+        buffer.extend({"tokens": tokens, "k": range(4)})
+        with buffer.mirror(shared=True) as shared, buffer.mirror(fields=["tokens"]) as chosen:
+            for name, default in (("notes", [7, 8]), ("more", [])):
+                buffer.add_field(name, ("uint8", (-1,), default))
+                buffer.extend({"tokens": tokens, "k": range(4), name: [np.ones(3, np.uint8)] * 4})
+            for mirror in (shared, chosen):
+                mirror.refresh()
+                drawn = mirror.sample_arrays(12, sampler=FifoSampler())
+                assert not {"notes", "more"} & drawn.keys()
+                assert drawn["tokens_lens"].tolist() == [0, 1, 2, 0] * 3
+                assert drawn["tokens"].tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]] * 3
+
+
+def test_draws_and_leases_learn_of_the_field(schema_url):
+    settings = {"leases": True, "fields": FIXED}
+    with ReplayBuffer(schema_url, create=True, **settings) as buffer:
+        buffer.extend(old_steps(4, FIXED))
+        sampling, leasing = (ReplayBuffer(buffer.url) for _ in range(2))
+        buffer.add_field("weight", WEIGHT)
+        buffer.extend({**old_steps(1, FIXED), "weight": [2.0]})
+        with leasing.lease(5) as batch:
+            assert sorted(weights(batch)) == [1.0] * 4 + [2.0]
+        sampling.sample(1)
+        assert sampling.sample_arrays(4, fields=["weight"])["weight"].tolist()
+        sampling.extend({**old_steps(1, FIXED), "weight": [3.0]})
+        for client in (sampling, leasing):
+            assert weights(client)[-1] == 3.0
+            client.close()
+
+
 def test_a_second_call_changes_nothing(buffer):
     assert buffer.add_field("weight", WEIGHT)
     config = buffer.config
