@@ -311,9 +311,12 @@ def merge_in_process(source_url, goal_url):
 
 
 @pytest.mark.slow
-@pytest.mark.combinations
-@pytest.mark.parametrize("fields", [None, SIMPLE], ids=["rows", "typed"])
-def test_a_merge_that_is_killed_goes_on_and_stores_nothing_twice(buffer_url, fields):
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("sqlite", None), ("postgresql", SIMPLE)], ids=["rows", "typed"]
+)
+def test_a_merge_that_is_killed_goes_on_and_stores_nothing_twice(make_database_url, kind, fields):
+    buffer_url = make_database_url(kind, schema=True)
     value, rng = "obs" if fields else "state", random.Random(3)
     context = multiprocessing.get_context("spawn")
     with (
