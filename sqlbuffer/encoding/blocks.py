@@ -174,7 +174,7 @@ def fields_of_steps(
         own_seqs = None if seqs is None else [seqs[i] for i in at]
         own_places = [places[i] for i in at]
         expanded = expanded_rows(older, [blocks[i] for i in at], own_places, own_seqs)
-        for i, row in zip(at, layout.completed(expanded, older), strict=True):
+        for i, row in zip(at, layout.converted(expanded, older), strict=True):
             rows[i] = row
     return fields_of_rows(layout, rows, names, seqs)
 

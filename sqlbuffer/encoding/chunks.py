@@ -335,9 +335,9 @@ def step_rows(layout: Layout, chunk: ChunkBytes, places: NDArray[np.int64]) -> l
     distinct = list(dict.fromkeys(firsts))
     stored = stored_blocks(chunk.records, chunk.n_steps, chunk.block_steps, chunk.offsets, distinct)
     blocks = dict(zip(distinct, stored, strict=True))
-    own = layout.of(chunk.layout)
-    rows = expanded_rows(own, [blocks[first] for first in firsts], places_in_block.tolist())
-    return list(map(bytes, rows if own is layout else layout.completed(rows, own)))
+    stored_as = layout.of(chunk.layout)
+    rows = expanded_rows(stored_as, [blocks[first] for first in firsts], places_in_block.tolist())
+    return list(map(bytes, rows if stored_as is layout else layout.converted(rows, stored_as)))
 
 
 def select_steps(layout: Layout, chunk: PackedChunk, places: Sequence[int]) -> PackedChunk:

@@ -645,7 +645,7 @@ def pack_steps(layout: Layout, steps: Sequence[PackedStep]) -> PackedColumns:
 
 def _completed(layout: Layout, step: PackedStep) -> PackedStep:
     """Return a step that was encoded before fields were added."""
-    (row,) = layout.completed([step.row], layout.of(step.layout))
+    (row,) = layout.converted([step.row], layout.of(step.layout))
     n_bytes = step.n_bytes + len(row) - len(step.row)
     return step._replace(row=row, n_bytes=n_bytes, layout=layout.number)
 

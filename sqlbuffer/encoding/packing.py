@@ -224,17 +224,17 @@ class Layout:
             self._older[number] = Layout(specs, self.compression, self.chunk_bytes)
         return self._older[number]
 
-    def completed(self, rows: Sequence[Bytes | None], older: "Layout") -> list[Any]:
+    def converted(self, rows: Sequence[Bytes | None], stored: "Layout") -> list[Any]:
         """Return rows of an older layout with the default values of the fields that were added, or
         rows of a newer one without those.
 
         Args:
             rows: The rows, as `pack` makes them; None stays.
-            older: Their layout.
+            stored: Their layout.
         """
-        if older.number > self.number:
-            return [None if row is None else self._cut(row, older.size_bytes) for row in rows]
-        added = [spec for spec in self._every.values() if spec.added > older.number]
+        if stored.number > self.number:
+            return [None if row is None else self._cut(row, stored.size_bytes) for row in rows]
+        added = [spec for spec in self._every.values() if spec.added > stored.number]
         head, tail = b"", b""
         for spec in added:
             value: Any = spec.default_value
@@ -243,7 +243,7 @@ class Layout:
                 tail += value.tobytes()
             else:
                 head += np.broadcast_to(np.asarray(value, spec.dtype), spec.shape).tobytes()
-        size = older.size_bytes
+        size = stored.size_bytes
         return [
             None if row is None else b"".join((row[:size], head, row[size:], tail)) for row in rows
         ]

@@ -144,10 +144,10 @@ class RankAgreements:
 
     def passes(self, token: str) -> dict[int, Any]:
         """Return the rows of the passes of an iteration that not all parts have behind."""
-        is_pass = (self._is_own, _T.topic == token, _T.name.startswith(pass_name("")))
+        is_pass = (self._is_own, _T.topic == token, _T.name.startswith(_PASS))
         statement = select(_T.name, _T.value).where(*is_pass)
         rows = self._buffer.read(lambda connection: connection.execute(statement).all())
-        return {int(name.removeprefix(pass_name(""))): orjson.loads(value) for name, value in rows}
+        return {int(name.removeprefix(_PASS)): orjson.loads(value) for name, value in rows}
 
     def begin_pass(self, token: str, part: int, n_parts: int, number: int) -> None:
         """Note that a part of the ranks' workers has the rows of a pass.
@@ -264,9 +264,12 @@ class _Turn:
     is_fresh: bool = False
 
 
-def pass_name(number: "int | str") -> str:
+_PASS = "pass-"
+
+
+def pass_name(number: int) -> str:
     """Return the name of the rows of a pass."""
-    return f"pass-{number}"
+    return f"{_PASS}{number}"
 
 
 def _turn_name(turn: int) -> str:

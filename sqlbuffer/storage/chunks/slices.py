@@ -264,7 +264,7 @@ def records_of(layout: Layout, slices: SliceColumns) -> NDArray[Any] | list[Any]
 
 
 def _rows_of(layout: Layout, one: Slice) -> list[Any]:
-    own = layout.of(one.layout)
+    stored_as = layout.of(one.layout)
     if one.offsets is None:
         rows = records_in(one.n, one.records)
     else:
@@ -272,8 +272,8 @@ def _rows_of(layout: Layout, one: Slice) -> list[Any]:
         in_block = [place % one.block_steps for place in places]
         seqs = range(one.seq, one.seq + one.n)
         blocks = blocks_of(one.place, one.n, one.block_steps, one.offsets, one.records)
-        rows = expanded_rows(own, blocks, in_block, seqs)
-    return rows if own is layout else layout.completed(rows, own)
+        rows = expanded_rows(stored_as, blocks, in_block, seqs)
+    return rows if stored_as is layout else layout.converted(rows, stored_as)
 
 
 def blocks_of(place: int, n: int, block_steps: int, offsets: Any, records: Any) -> list[Any]:

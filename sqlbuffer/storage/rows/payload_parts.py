@@ -360,7 +360,7 @@ class StepParts:
             some = [block for block in blocks if block.layout == number]
             rows = parts._wanted(connection, buffer_id, some)
             if parts is not self:
-                rows = self.layout.completed(rows, parts.layout)
+                rows = self.layout.converted(rows, parts.layout)
             steps.update(zip((block.seq for block in some), rows, strict=True))
         return [steps.get(seq) for seq in seqs]
 
