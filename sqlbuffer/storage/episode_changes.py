@@ -43,7 +43,7 @@ from sqlbuffer.storage.episodes import (
     reward_of_end,
     several_tasks,
 )
-from sqlbuffer.storage.leases.choosing import queue_items
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.schema.expressions import KeyList, is_one_of, is_past
 from sqlbuffer.storage.schema.metadata import UUID, json_parameter
 

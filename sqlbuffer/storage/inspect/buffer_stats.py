@@ -37,7 +37,7 @@ from sqlbuffer.storage.eligibility import uses
 from sqlbuffer.storage.episodes import episodes
 from sqlbuffer.storage.flow import flow as flow_rows
 from sqlbuffer.storage.flow import flow_history
-from sqlbuffer.storage.leases.choosing import queue_items
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.priorities.blocks import priorities
 from sqlbuffer.storage.reading import RowQueries
 from sqlbuffer.storage.schema.expressions import (

@@ -1,4 +1,4 @@
-"""The tables of leases, and the choice of the rows or groups that a consumer may claim.
+"""The choice of the rows or groups that a consumer may claim.
 
 A claim gives the rows of a group a `group_seq`. It names the group while a lease holds it and after
 it was acknowledged: rows that arrive then form another group. A group that was given back, or whose
@@ -14,13 +14,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from sqlalchemy import (
     BigInteger,
-    Boolean,
-    Column,
     Connection,
-    Index,
     Integer,
     Select,
-    Table,
     and_,
     bindparam,
     case,
@@ -30,7 +26,6 @@ from sqlalchemy import (
     literal,
     or_,
     select,
-    text,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -38,6 +33,7 @@ from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import resolve_labels
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.rollout_stats import rollout_stats
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
@@ -50,109 +46,7 @@ from sqlbuffer.storage.schema.expressions import (
     is_one_of,
     is_past,
     unindexed,
-    utc_now,
 )
-from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, overlay_table
-
-queue_items = overlay_table(
-    "queue_items",
-    Column("task_id", KEY, nullable=False, comment="its task"),
-    Column(
-        "group_id",
-        KEY,
-        nullable=False,
-        comment="its group: group_id of its episode, or else its task",
-    ),
-    Column("episode_id", BigInteger, comment="key of its episode"),
-    Column("model_version", BigInteger, comment="version of the model that acted"),
-    Column("session_id", Integer, comment="key of its session"),
-    Column(
-        "freshness",
-        BigInteger,
-        nullable=False,
-        comment="model_version, or the smallest number if it has none",
-    ),
-    Column(
-        "n_uses", Integer, nullable=False, server_default=text("0"), comment="acknowledged uses"
-    ),
-    Column(
-        "used_up",
-        Boolean,
-        nullable=False,
-        server_default=false(),
-        comment="reached max_use: the row leaves",
-    ),
-    Column("lease_id", KEY, comment="the lease that holds it"),
-    Column("leased_until", TIME, comment="when the lease runs out; null if it is free"),
-    Column(
-        "group_seq",
-        BigInteger,
-        comment="number of the group of its last claim; null if it was never claimed",
-    ),
-    Column(
-        "inserted_at",
-        TIME,
-        nullable=False,
-        server_default=utc_now(),
-        comment="when the row was written",
-    ),
-    flag="has_queue",
-    flag_comment="rows may have a row in queue_items",
-    learner_may="UPDATE (n_uses, used_up, lease_id, leased_until, group_seq), DELETE",
-)
-Index(None, queue_items.c.buffer_id, queue_items.c.task_id)
-Index(None, queue_items.c.buffer_id, queue_items.c.group_id)
-
-# Only for statements that ask for unused rows: without statistics PostgreSQL otherwise uses this
-# index in place of the primary key.
-Index(
-    "ix_queue_items_freshness",
-    queue_items.c.buffer_id,
-    queue_items.c.freshness,
-    queue_items.c.seq,
-    sqlite_where=text("used_up = 0"),
-    postgresql_where=text("NOT used_up"),
-)
-Index(
-    "ix_queue_items_buffer_id_episode_id",
-    queue_items.c.buffer_id,
-    queue_items.c.episode_id,
-    sqlite_where=queue_items.c.episode_id.is_not(None),
-    postgresql_where=queue_items.c.episode_id.is_not(None),
-)
-Index(
-    "ix_queue_items_used_up",
-    queue_items.c.buffer_id,
-    queue_items.c.seq,
-    sqlite_where=text("used_up = 1"),
-    postgresql_where=text("used_up"),
-)
-
-# Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
-# finds out their state.
-leases = Table(
-    "leases",
-    metadata,
-    buffer_key(),
-    Column("id", KEY, primary_key=True, comment="the lease"),
-    Column("n_rows", BigInteger, nullable=False, comment="rows claimed"),
-    Column(
-        "claimed_at",
-        TIME,
-        nullable=False,
-        server_default=utc_now(),
-        comment="time of the claim, or of the last renewal",
-    ),
-    Column("leased_until", TIME, nullable=False, comment="time when it runs out"),
-    Column(
-        "acknowledged",
-        Boolean,
-        nullable=False,
-        server_default=false(),
-        comment="true after its uses were counted",
-    ),
-)
-
 
 Order = Literal["random", "fifo", "freshest", "stalest"]
 GroupBy = Literal["task_id", "group_id", "episode_id"]
@@ -780,13 +674,14 @@ class GroupChoice:
             return {}
         keys = list(dict.fromkeys(key for key, _ in names))
         parameters = self._scope.parameters(**{KEYS: keys})
+        # First: a writer that changes one of their episodes has ended by then, or sees the lease.
+        # Steps that come and go between the next statements could make up for each other.
+        self._connection.execute(_share_episodes(self._request), parameters)
         rows = self._connection.execute(_rows_of(self._request), parameters)
         locked: dict[Key, list[tuple[int, int | None]]] = {name: [] for name in names}
         for name_of_row, group_seq, seq, episode_id in rows:
             if (name_of_row, group_seq) in locked:
                 locked[name_of_row, group_seq].append((seq, episode_id))
-        # A writer that adds a step to one of their episodes has ended by then, or sees the lease.
-        self._connection.execute(_share_episodes(self._request), parameters)
         groups_by_name = {group.name: group for group in self._read(keys)}
         whole = {
             name: rows_of_group

@@ -64,11 +64,10 @@ from sqlbuffer.storage.leases.choosing import (
     in_seqs,
     is_free,
     is_of_incomplete,
-    leases,
-    queue_items,
 )
 from sqlbuffer.storage.leases.retirement import drop, retire
 from sqlbuffer.storage.leases.shortage import missing
+from sqlbuffer.storage.leases.tables import leases, queue_items
 from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows

@@ -18,8 +18,8 @@ from sqlbuffer.storage.leases.choosing import (
     LeaseGroup,
     Scope,
     in_buffer,
-    queue_items,
 )
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.rows.removal import remove_counted
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 

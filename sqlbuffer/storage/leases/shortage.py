@@ -25,9 +25,9 @@ from sqlbuffer.storage.leases.choosing import (
     is_free,
     is_of_incomplete,
     matches,
-    queue_items,
     states_of_groups,
 )
+from sqlbuffer.storage.leases.tables import queue_items
 from sqlbuffer.storage.rows.layouts import steps_of
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 
