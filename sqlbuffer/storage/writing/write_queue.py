@@ -371,6 +371,8 @@ class WriteQueue(Generic[S, B]):
         steps = self._taken[:n]
         with self._mutex:
             beginnings = dict(self._beginnings)
+        # An end without a writer is that of one whose steps were refused meanwhile.
+        endings = [ending for ending in endings if (ending.key, ending.task_id) in beginnings]
         named = _named(beginnings, steps, endings)
         n_bytes = sum(step.n_bytes for step in steps)
         self._frozen = _Frozen(self._pack(steps, endings, named), steps, endings, named)
@@ -426,6 +428,8 @@ class WriteQueue(Generic[S, B]):
         """Start a thread that stores waiting steps in time. (The caller holds the mutex.)"""
         if self._due == float("inf"):
             self._due = time.monotonic() + self._flush_s
+            if self._flush_s < IDLE_S:
+                self._mutex.notify_all()  # the thread may sleep until later
         if self._thread is None:
             at_process_end(_flush_all)
             self._thread = threading.Thread(target=self._run, name="sqlbuffer-writer", daemon=True)

@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+from sqlalchemy import text
 
 from sqlbuffer import QueryBuilder, ReplayBuffer
 from sqlbuffer.errors import (
@@ -20,11 +21,13 @@ from sqlbuffer.errors import (
 from sqlbuffer.interchange import export_parquet, import_parquet
 from tests.support.processes import FRESH, wait_until
 from tests.support.sql import run
+from tests.support.storage_hooks import engine_of
 
 pytestmark = pytest.mark.combinations
 
 KILLS = int(os.environ.get("SQLBUFFER_TEST_KILLS", "12"))
 LAYOUTS = {"rows": {}, "typed": {"fields": {"obs": "float32"}}}
+WRITER = "00000000-0000-4000-8000-000000000000"
 STATE = "SELECT status, length, episode_return, attempt FROM v_episodes WHERE episode_id = 'e'"
 STEPS = (
     "SELECT step, attempt, model_version FROM v_experiences WHERE episode_id = 'e' ORDER BY step"
@@ -113,6 +116,23 @@ def test_a_replaced_writer_does_not_end_the_episode(opened, buffer_url):
     begun(second, 0, resume=True)
     with pytest.raises(EpisodeTakenError):
         old.end(reward=5.0)
+    assert run(buffer_url, STATE) == [("open", None, None, 2)]
+
+
+def test_a_writer_that_ends_while_its_steps_are_refused_does_not_end_the_episode(
+    opened, buffer_url
+):
+    first = opened(flush_s=0.001)
+    episode = begun(first)
+    first.flush()
+    with engine_of(buffer_url).begin() as connection:
+        # As a writer of another process does.
+        connection.execute(text("UPDATE episodes SET attempt = 2, writer = :id"), {"id": WRITER})
+        episode.append(**step(first))
+        time.sleep(0.1)  # its steps wait for the transaction
+        episode.finish()
+    with pytest.raises(EpisodeTakenError):
+        episode.steps()
     assert run(buffer_url, STATE) == [("open", None, None, 2)]
 
 
