@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields import FieldSpec, fields_from_env
     from sqlbuffer.front.leasing import LeasedBatch
+    from sqlbuffer.front.row_batch import LoggedBatch
     from sqlbuffer.front.sampling import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         StoreResult,
     )
     from sqlbuffer.storage.documents import Document, Documents
+    from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
     from sqlbuffer.storage.sampling.candidates import Candidates
 
 _HOME = {
@@ -47,6 +49,7 @@ _HOME = {
     "EpisodeWriter": "episode_writer",
     **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
     "LeasedBatch": "front.leasing",
+    "LoggedBatch": "front.row_batch",
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
@@ -81,6 +84,7 @@ _HOME = {
         "steps",
     ),
     **dict.fromkeys(("Document", "Documents"), "storage.documents"),
+    **dict.fromkeys(("Checkpoint", "Restored"), "storage.leases.checkpoints"),
     "Candidates": "storage.sampling.candidates",
 }
 
@@ -93,6 +97,7 @@ __all__ = [
     "Batch",
     "BufferConfig",
     "Candidates",
+    "Checkpoint",
     "ColumnsConverter",
     "Connection",
     "Converter",
@@ -109,6 +114,7 @@ __all__ = [
     "LatestSampler",
     "LeasedBatch",
     "Loader",
+    "LoggedBatch",
     "Mirror",
     "MirrorLag",
     "Mixture",
@@ -122,6 +128,7 @@ __all__ = [
     "RatioWindow",
     "Removed",
     "ReplayBuffer",
+    "Restored",
     "RowList",
     "Sampler",
     "Snapshot",

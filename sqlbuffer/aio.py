@@ -111,6 +111,8 @@ class AsyncLeasedBatch:
     seqs: NDArray[np.int64]
     lease_id: str
     batch_id: int | None
+    consumer: str | None
+    has_ended: bool
     remaining_s: float
     arrays: Callable[..., Batch]
 
@@ -124,6 +126,14 @@ class AsyncLeasedBatch:
         """End the lease this many seconds from now; see `sqlbuffer.LeasedBatch.renew`."""
         await in_thread(self.sync.renew, lease_s)
 
+    async def ack(self) -> None:
+        """Acknowledge the batch; see `sqlbuffer.LeasedBatch.ack`."""
+        await in_thread(self.sync.ack)
+
+    async def nack(self) -> None:
+        """Give the batch back; see `sqlbuffer.LeasedBatch.nack`."""
+        await in_thread(self.sync.nack)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["sync"], name)
 
@@ -135,7 +145,8 @@ class AsyncLeasedBatch:
 
 
 class AsyncLease:
-    """A lease for `async with buffer.lease(n) as batch`; `AsyncReplayBuffer.lease` makes it.
+    """A lease for `async with buffer.lease(n) as batch`, or for `await buffer.lease(n).take()`;
+    `AsyncReplayBuffer.lease` makes it.
 
     A cancelled call stops waiting. A batch that it gets at that moment is given back.
 
@@ -157,8 +168,9 @@ class AsyncLease:
     def __init__(self, lease: SyncLease) -> None:
         self.sync = lease
 
-    async def __aenter__(self) -> AsyncLeasedBatch:
-        call = call_threads.start(self.sync.__enter__)
+    async def take(self) -> AsyncLeasedBatch:
+        """Claim the batch; see `sqlbuffer.front.leasing.Lease.take`."""
+        call = call_threads.start(self.sync.take)
         entering = asyncio.wrap_future(call.future)
         try:
             return AsyncLeasedBatch(await asyncio.shield(entering))
@@ -171,6 +183,9 @@ class AsyncLease:
                     self.sync.__exit__, asyncio.CancelledError, asyncio.CancelledError(), None
                 )
             raise
+
+    async def __aenter__(self) -> AsyncLeasedBatch:
+        return await self.take()
 
     async def __aexit__(self, *exception: Any) -> None:
         await asyncio.shield(in_thread(self.sync.__exit__, *exception))
@@ -286,6 +301,11 @@ class AsyncReplayBuffer:
     get_by_task_id = as_coroutine(ReplayBuffer.get_by_task_id)
     get_batch_by_task_ids = as_coroutine(ReplayBuffer.get_batch_by_task_ids)
     sql = as_coroutine(ReplayBuffer.sql)
+    batch = as_coroutine(ReplayBuffer.batch)
+    checkpoint = as_coroutine(ReplayBuffer.checkpoint)
+    restore = as_coroutine(ReplayBuffer.restore)
+    checkpoints = as_coroutine(ReplayBuffer.checkpoints)
+    delete_checkpoints = as_coroutine(ReplayBuffer.delete_checkpoints)
     explain = as_coroutine(ReplayBuffer.explain)
 
     annotate = as_coroutine(ReplayBuffer.annotate)
@@ -348,6 +368,15 @@ class AsyncReplayBuffer:
     @arguments_of(ReplayBuffer.lease)
     def lease(self, *args: Any, **options: Any) -> AsyncLease:
         return AsyncLease(self.sync.lease(*args, **options))
+
+    @arguments_of(ReplayBuffer.leases)
+    async def leases(self, *args: Any, **options: Any) -> builtins.list[AsyncLeasedBatch]:
+        def read() -> builtins.list[AsyncLeasedBatch]:
+            batches = self.sync.leases(*args, **options)
+            # Attributes are not awaited, so the rows are read now.
+            return [AsyncLeasedBatch(batch) for batch in batches if batch.rows is not None]
+
+        return await in_thread(read)
 
     async def _batches(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         # A loader that can be resumed is `buffer.sync.loader(...)`.

@@ -56,9 +56,11 @@ from sqlbuffer.episode_writer import EpisodeWriter
 from sqlbuffer.errors import ArgumentError, BufferConfigError, ConditionError, FieldError
 from sqlbuffer.fields import Casting, FieldSpec
 from sqlbuffer.front.buffer_display import buffer_html, buffer_text
+from sqlbuffer.front.checkpoints import Checkpoints
 from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
-from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, Leasing
+from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, LeasedBatch, Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
+from sqlbuffer.front.row_batch import LoggedBatch, logged_batch
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
 from sqlbuffer.front.writing import StepWriter
@@ -94,6 +96,7 @@ from sqlbuffer.storage.documents import (
     read_at_once,
 )
 from sqlbuffer.storage.inspect.buffer_stats import stats
+from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
 from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnLate, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
@@ -187,7 +190,9 @@ class ReplayBuffer:
         }
         self._changes = RowChanges(store, self._conditions)
         self._episode_changes = EpisodeChanges(store)
+        self._decoding = decoding
         self._leases = Leasing(store, decoding.whole)
+        self._checkpoints = Checkpoints(store)
 
     @property
     def _reader(self) -> RowReader:
@@ -1243,6 +1248,7 @@ class ReplayBuffer:
         condition: Condition = None,
         every: Condition = None,
         require_reward: bool = False,
+        consumer: str | None = None,
     ) -> Lease:
         """Claim rows, or whole groups of them, for the duration of a `with` block.
 
@@ -1250,6 +1256,9 @@ class ReplayBuffer:
         counted, and rows that were used `max_use` times leave the buffer. An exception in the block
         returns the rows immediately, and no use is counted. If the process dies, they return when
         the lease expires.
+
+        Without a block, `buffer.lease(...).take()` returns the batch. End it with `batch.ack()` or
+        `batch.nack()`, at any time before it expires, or in another process (`leases`).
 
         Args:
             n: Number of rows or groups: all n are leased or none.
@@ -1282,9 +1291,11 @@ class ReplayBuffer:
             every: Condition that one row of each rollout of a group must match.
             require_reward: Lease groups whose rollouts all have a reward: one of the episode, or
                 of one of its steps.
+            consumer: Name of who takes the batch, such as `trainer-0`, for `leases`, `checkpoint`
+                and the sample log.
 
         Returns:
-            A context manager that yields a `LeasedBatch`.
+            A context manager that yields a `LeasedBatch`; its `take()` returns one.
 
         Raises:
             ArgumentError: An argument is invalid, or arguments exclude each other.
@@ -1311,7 +1322,159 @@ class ReplayBuffer:
             min_group_size=min_group_size, group_size=group_size, require_reward=require_reward,
             group_timeout_s=group_timeout_s, on_partial=on_partial, on_late=on_late,
             incomplete=incomplete, order=order, timeout_s=timeout_s, lease_s=lease_s,
+            consumer=consumer,
         )  # fmt: skip
+
+    def leases(self, consumer: str | None = None) -> builtins.list[LeasedBatch]:
+        """Return the batches that are on lease now, oldest first, whichever process holds them.
+
+        Their rows are read when they are used first.
+
+        Args:
+            consumer: Batches that were leased under this name; None: all.
+
+        Raises:
+            BufferConfigError: The buffer was made without `leases=True`.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", leases=True)
+            >>> _ = buffer.add(state=1, actions=[0])
+            >>> taken = buffer.lease(1, consumer="trainer-0").take()
+            >>> for batch in buffer.leases("trainer-0"):
+            ...     batch.nack()
+            >>> buffer.leases()
+            []
+        """
+        return self._leases.live(consumer)
+
+    def batch(self, batch_id: int) -> LoggedBatch:
+        """Return a batch of the sample log: what was trained on, with the labels of that moment.
+
+        Values that a later annotation of the same `version` replaced are not known any more.
+        Episodes show their present rewards.
+
+        Args:
+            batch_id: Number of the batch, as in `info["batch_id"]`, `LeasedBatch.batch_id` and
+                `v_samples`. A batch of transitions, windows or episodes has their first rows.
+
+        Raises:
+            ArgumentError: It is not a number.
+            BatchNotFoundError: It is not in the log, or not any more (`keep_samples_s`).
+            BufferConfigError: The buffer was made without `track_samples=True`.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", track_samples=True, max_capacity=2)
+            >>> _ = buffer.add(state=1, actions=[0], reward=0.0)
+            >>> rows = buffer.sample(1)
+            >>> _ = buffer.annotate([rows[0].seq], reward=1.0)
+            >>> batch = buffer.batch(rows.batch_id)
+            >>> batch.rows[0].exp_data.reward_t, batch.missing
+            (0.0, [])
+        """
+        return logged_batch(self._store, self._decoding.whole, batch_id)
+
+    def checkpoint(
+        self, name: str, *, consumer: str, loaders: Sequence[Any] = (), keep: int = 2
+    ) -> Checkpoint:
+        """Mark what a consumer has acknowledged until now, in one transaction.
+
+        Make the mark first, and then write the file of the model, with the name of the mark in it.
+        A trainer that starts again reads the file, and calls `restore` with that name. So what it
+        took is trained on exactly once, whenever it is killed.
+
+        From its first mark on, what the consumer acknowledges is kept: no other process gets these
+        rows, and those that reach `max_use` stay until the oldest mark that is left includes them.
+
+        Args:
+            name: Name of the mark, such as the number of the training step.
+            consumer: The consumer, as in `lease`.
+            loaders: Loaders and samplers, whose `state_dict()` is stored with the mark.
+            keep: Number of marks to keep, with this one. Keep as many as the model has files.
+
+        Raises:
+            ArgumentError: An argument is invalid, or the consumer has a mark of this name.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", leases=True, max_use=1)
+            >>> for step in range(3):
+            ...     _ = buffer.add(state=step, actions=[0], step=step)
+            >>> mark = buffer.checkpoint("start", consumer="trainer-0")
+            >>> with buffer.lease(2, consumer="trainer-0") as batch:
+            ...     pass
+            >>> len(buffer), buffer.restore("start", consumer="trainer-0").n_freed
+            (3, 2)
+        """
+        return self._checkpoints.make(name, consumer, loaders, keep)
+
+    def restore(self, name: str, *, consumer: str) -> Restored:
+        """Go back to a checkpoint: free what the consumer has taken after it.
+
+        The uses that were counted since are undone, the batches that it still holds are revoked,
+        and its entries of the sample log are marked as undone. Its later marks are deleted. The
+        clock, the priorities, other consumers, and what was stored since stay as they are.
+
+        Args:
+            name: The mark that the model's file names.
+            consumer: The consumer.
+
+        Returns:
+            The states of the loaders and samplers, and what was freed. Rows that were evicted or
+            deleted since are counted in `n_missing`.
+
+        Raises:
+            CheckpointNotFoundError: The consumer has no mark of this name.
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"})
+            >>> _ = buffer.extend({"x": range(4)})
+            >>> loader = buffer.loader("step", 2, epochs=1, shuffle=False)
+            >>> batches = iter(loader)
+            >>> next(batches).x.tolist()
+            [0, 1]
+            >>> _ = buffer.checkpoint("step-1", consumer="trainer-0", loaders=[loader])
+            >>> next(batches).x.tolist()
+            [2, 3]
+            >>> loader.load_state_dict(buffer.restore("step-1", consumer="trainer-0").states[0])
+            >>> next(iter(loader)).x.tolist()
+            [2, 3]
+        """
+        return self._checkpoints.restore(name, consumer)
+
+    def checkpoints(
+        self, consumer: str | None = None, name: str | None = None
+    ) -> builtins.list[Checkpoint]:
+        """Return the checkpoints that are kept; those of each consumer oldest first.
+
+        Args:
+            consumer: The marks of this consumer; None: of all.
+            name: The marks of this name, such as those of all ranks; None: all.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> for rank in range(2):
+            ...     mark = buffer.checkpoint("step-1", consumer=f"trainer-{rank}")
+            >>> [(mark.consumer, mark.name) for mark in buffer.checkpoints(name="step-1")]
+            [('trainer-0', 'step-1'), ('trainer-1', 'step-1')]
+        """
+        return self._checkpoints.of(consumer, name)
+
+    def delete_checkpoints(self, consumer: str) -> int:
+        """Delete all checkpoints of a consumer that will not come back; return how many.
+
+        What it has acknowledged counts for good, and is kept no longer.
+
+        Raises:
+            StorageReadOnlyError: The role may not do this; it needs the role of learners.
+
+        Example:
+            >>> buffer = ReplayBuffer("sqlite://")
+            >>> mark = buffer.checkpoint("step-1", consumer="trainer-0")
+            >>> buffer.delete_checkpoints("trainer-0")
+            1
+        """
+        return self._checkpoints.delete(consumer)
 
     def size(self, condition: Condition = None, *, query_condition: Condition = None) -> int:
         """Return the number of rows that match.

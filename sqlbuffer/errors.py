@@ -167,6 +167,18 @@ class SessionNotFoundError(SQLBufferError, KeyError):
     __str__ = Exception.__str__
 
 
+class BatchNotFoundError(SQLBufferError, KeyError):
+    """The sample log has no batch of this number. It was never logged, or is too old."""
+
+    __str__ = Exception.__str__
+
+
+class CheckpointNotFoundError(SQLBufferError, KeyError):
+    """A consumer has no checkpoint of this name. The message names those that it has."""
+
+    __str__ = Exception.__str__
+
+
 class DocumentChangedError(SQLBufferError):
     """A document has another version than the change expected: another process has written it since
     it was read. Read it again, and repeat the change.

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_choice, checked_flag, checked_integer, checked_number
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_flag,
+    checked_integer,
+    checked_number,
+    refused,
+)
 from sqlbuffer.display import html_code
 from sqlbuffer.errors import ArgumentError
 from sqlbuffer.weighted_sampling import (
@@ -39,7 +45,46 @@ __all__ = [
 ]
 
 
-class Sampler(ABC):
+class _Resumable:
+    """The state of a sampler: how many batches it has drawn. A custom sampler with more overrides
+    both calls.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the sampler is in the sequence of its seed and in its annealing, as JSON."""
+        seeding, annealing = vars(self).get("_seeding"), vars(self).get("_annealing")
+        return {
+            "sampler": type(self).__name__,
+            "seed": None if seeding is None else seeding.seed,
+            "path": [] if seeding is None else list(seeding.path),
+            "n_calls": 0 if seeding is None else seeding.n_calls,
+            "n_annealed": 0 if annealing is None else annealing.n_done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: over the same rows the next batches are the same.
+
+        Raises:
+            ArgumentError: It is not a state, or is of another sampler or seed.
+        """
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or set(state) != set(own):
+            raise refused(state, "state", "the result of state_dict() of a sampler")
+        for name in ("sampler", "seed"):
+            if state[name] != own[name]:
+                raise ArgumentError(
+                    f"the state is of a sampler with {name}={state[name]!r}, and here it is "
+                    f"{own[name]!r}"
+                )
+        seeding, annealing = vars(self).get("_seeding"), vars(self).get("_annealing")
+        if seeding is not None:
+            seeding.path = tuple(state["path"])
+            seeding.n_calls = checked_integer(state["n_calls"], "n_calls", 0)
+        if annealing is not None:
+            annealing.n_done = checked_integer(state["n_annealed"], "n_annealed", 0)
+
+
+class Sampler(_Resumable, ABC):
     """Base class of samplers, which choose rows.
 
     Implement `choose`: in Python over keys, or as a SQLAlchemy select of keys. `batch_size` is
@@ -132,7 +177,7 @@ class Sampler(ABC):
         return
 
 
-class TaskSampler(ABC):
+class TaskSampler(_Resumable, ABC):
     """Base class of samplers that choose tasks: a batch is a list of tasks, each with all its rows.
 
     A condition restricts the tasks (one matching row is enough), not the rows that are returned.
@@ -213,23 +258,23 @@ class Seeding:
 
     def __init__(self, seed: int | None) -> None:
         self.seed = checked_seed(seed)
-        self._path: tuple[int, ...] = ()
-        self._n_calls = 0
+        self.path: tuple[int, ...] = ()
+        self.n_calls = 0
 
     def restart(self, path: Sequence[int]) -> None:
         """Begin the sequence that belongs to a seed and a path of numbers, such as those of a
         worker and of its batch; sequences of different paths are independent.
         """
-        self._path, self._n_calls = tuple(path), 0
+        self.path, self.n_calls = tuple(path), 0
 
     def generator(self) -> np.random.Generator:
         """Return the generator of the next call."""
         if self.seed is None:
             return np.random.default_rng()
-        call, self._n_calls = self._n_calls, self._n_calls + 1
-        if not self._path:
+        call, self.n_calls = self.n_calls, self.n_calls + 1
+        if not self.path:
             return np.random.default_rng([self.seed, call])
-        return generator_of(self.seed, *self._path, call)
+        return generator_of(self.seed, *self.path, call)
 
 
 def generator_of(seed: int, *path: int) -> np.random.Generator:
@@ -660,17 +705,17 @@ class _Annealing:
         what = "a number of batches"
         if n_steps is not None:
             n_steps = checked_integer(n_steps, "beta_anneal_steps", 1, what=what, more=", or None")
-        self.n_steps, self._n_done = n_steps, 0
+        self.n_steps, self.n_done = n_steps, 0
 
     @property
     def beta(self) -> float:
         if self.n_steps is None:
             return self._first
-        return self._first + (1.0 - self._first) * min(1.0, self._n_done / self.n_steps)
+        return self._first + (1.0 - self._first) * min(1.0, self.n_done / self.n_steps)
 
     def step(self) -> None:
         """Go to the next number."""
-        self._n_done += 1
+        self.n_done += 1
 
 
 def _listed(seqs: NDArray[np.int64]) -> list[int]:

@@ -31,6 +31,7 @@ VIEWS = (
     "v_sessions_v1",
     "v_quarantine_v1",
     "v_leases_v1",
+    "v_checkpoints_v1",
     "v_queue_v1",
     "v_labels_v1",
     "v_verdicts_v1",

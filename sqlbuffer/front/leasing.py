@@ -4,9 +4,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import Any, NoReturn, SupportsIndex, get_args, overload
+from typing import NoReturn, get_args
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from sqlbuffer.checks import (
     checked_seconds,
 )
 from sqlbuffer.display import html_code
-from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
+from sqlbuffer.front.checkpoints import checked_optional_name
+from sqlbuffer.front.row_batch import RowBatch
 from sqlbuffer.query.tree import EVERYTHING, Node
-from sqlbuffer.steps import Batch, DataRow, rows_as_html
+from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.leases import leases
 from sqlbuffer.storage.leases.choosing import (
@@ -42,21 +43,18 @@ from sqlbuffer.storage.store import BufferStore
 logger = logging.getLogger("sqlbuffer")
 
 TIMEOUT_S, LEASE_S = 30.0, 300.0
-ENDED = float("-inf")  # the deadline of a batch whose block has
 
 
-class LeasedBatch(Sequence[DataRow]):
+class LeasedBatch(RowBatch):
     """A batch that no other process gets while it is leased; see `ReplayBuffer.lease`.
 
     Its rows are in memory, so they stay readable after they leave the buffer.
 
     Attributes:
-        rows: The rows; with groups, one group after the other.
-        groups: The rows of each group, in the order of `get_by_task_id`; empty if
-            single rows are leased.
         seqs: Numbers of the rows, int64 of shape (n,).
         lease_id: Id of the lease, as in `v_leases`.
         batch_id: Number of the batch in the sample log (`track_samples`); None if it is not logged.
+        consumer: Who leased it, if a name was given.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -67,29 +65,85 @@ class LeasedBatch(Sequence[DataRow]):
         ...     batch.renew(lease_s=60)
         ...     [row.exp_data.state for row in batch], batch.arrays(["reward"]).n_rows
         ([0, 1], 2)
+        >>> batch = buffer.lease(1).take()
+        >>> batch.rows[0].exp_data.state, len(buffer)
+        (2, 1)
+        >>> batch.ack()
         >>> len(buffer)
-        1
+        0
     """
 
     def __init__(
-        self,
-        store: BufferStore,
-        decoder: Decoder,
-        leased: LeasedRows,
-        lease_s: float,
-        grouped: bool,
+        self, store: BufferStore, decoder: Decoder, leased: LeasedRows, lease_s: float
     ) -> None:
-        self._store, self._leased, self._lease_s = store, leased, lease_s
-        groups = [decoder.rows(group) for group in leased.groups]
-        self.rows: list[DataRow] = [row for group in groups for row in group]
-        self.groups: list[list[DataRow]] = groups if grouped else []
+        self._store, self._decoder, self._leased = store, decoder, leased
+        self._lease_s, self._layout = lease_s, store.layout
+        self._end: str | None = None  # the call that ended it
         self.seqs = np.array(leased.seqs, np.int64)
-        self.lease_id, self.batch_id = leased.lease_id, leased.number
+        self.lease_id, self.batch_id, self.consumer = (
+            leased.lease_id,
+            leased.number,
+            leased.consumer,
+        )
+
+    @property
+    def rows(self) -> list[DataRow]:
+        """The rows; with groups, one group after the other. Those of a batch that another process
+        has leased are read at the first use, without those that were deleted.
+        """
+        return self._rows_and_groups[0]
+
+    @cached_property
+    def _rows_and_groups(self) -> tuple[list[DataRow], list[list[DataRow]]]:
+        if not self._leased.groups:
+            leases.read_rows(self._store.leases, self._leased)
+        groups = [self._decoder.rows(group) for group in self._leased.groups]
+        return [row for group in groups for row in group], groups
+
+    @property
+    def groups(self) -> list[list[DataRow]]:
+        """The rows of each group, in the order of `get_by_task_id`; empty if single rows are
+        leased.
+        """
+        return [] if self._leased.sizes is None else self._rows_and_groups[1]
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the lease expires; 0 if it has expired or its block has ended."""
-        return max(0.0, self._leased.deadline - time.monotonic())
+        """Seconds until the lease expires; 0 if it has expired or ended."""
+        return 0.0 if self._end else max(0.0, self._leased.deadline - time.monotonic())
+
+    @property
+    def has_ended(self) -> bool:
+        """True after `ack` or `nack`, also that of the end of a block."""
+        return self._end is not None
+
+    def ack(self) -> None:
+        """Acknowledge the batch: a use of each row is counted, and used-up rows leave the buffer.
+
+        Rows that were deleted meanwhile are not counted. A second call does nothing.
+
+        Raises:
+            LeaseLostError: The lease has expired, or the batch was given back; nothing is counted.
+        """
+        if self._end == "nack":
+            raise self._over("given back", "acknowledged")
+        if self._end is None:
+            leases.acknowledge(self._store.leases, self._leased)
+            self._end = "ack"
+
+    def nack(self) -> None:
+        """Give the batch back: its rows are free immediately, and no use is counted.
+
+        A second call does nothing, nor does one after the lease has expired.
+
+        Raises:
+            LeaseLostError: The batch was acknowledged.
+        """
+        if self._end == "ack":
+            raise self._over("acknowledged", "given back")
+        if self._end is None:
+            leases.give_back(self._store.leases, self._leased)
+            self._end = "nack"
 
     def renew(self, lease_s: float | None = None) -> None:
         """Extend the lease: it expires lease_s seconds from now.
@@ -99,58 +153,34 @@ class LeasedBatch(Sequence[DataRow]):
 
         Raises:
             ArgumentError: `lease_s` is not a number of seconds above 0.
-            LeaseLostError: The lease has expired, or its block has ended.
+            LeaseLostError: The lease has expired, or the batch was acknowledged or given back.
         """
         lease_s = self._lease_s if lease_s is None else checked_duration(lease_s, "lease_s")
-        if self._leased.deadline == ENDED:
-            raise LeaseLostError(
-                f"buffer {self._store.info.name!r}: lease {self.lease_id} has ended with its "
-                f"block; renew it inside, and call lease() for another batch"
-            )
+        if self._end is not None:
+            raise self._over("acknowledged" if self._end == "ack" else "given back", "renewed")
         leases.renew(self._store.leases, self._leased, lease_s)
 
-    def arrays(self, fields: Sequence[str] | None = None) -> Batch:
-        """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
-
-        Args:
-            fields: Fields to read, of the declared ones, `reward`, `terminated`, `truncated`,
-                `adv_t` and `v_t`; all but the last two by default.
-
-        Raises:
-            FieldError: A field is unknown.
-        """
-        return rows_as_arrays(self._store.layout, self.rows, fields)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> DataRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[DataRow]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __iter__(self) -> Iterator[DataRow]:
-        return iter(self.rows)
+    def _over(self, end: str, call: str) -> LeaseLostError:
+        return LeaseLostError(
+            f"buffer {self._store.info.name!r}: lease {self.lease_id} was {end}, or its block has "
+            f"ended, so it cannot be {call}; call lease() for another batch"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a leased batch belongs to the process that leased it; send batch.rows or "
-            "batch.arrays() instead"
+            "a leased batch is not pickled: send batch.rows or batch.arrays(), or its lease_id, "
+            "and find it with buffer.leases() there"
         )
 
     def __repr__(self) -> str:
-        groups = f"{len(self.groups)} groups, " if self.groups else ""
-        return f"LeasedBatch({groups}{len(self.rows)} rows, lease_id={self.lease_id!r})"
-
-    def _repr_html_(self) -> str:
-        """Return a table of the first rows, for notebooks."""
-        return rows_as_html(self.rows, repr(self))
+        sizes = self._leased.sizes
+        groups = "" if sizes is None else f"{len(sizes)} groups, "
+        consumer = "" if self.consumer is None else f", consumer={self.consumer!r}"
+        return f"LeasedBatch({groups}{len(self.seqs)} rows, lease_id={self.lease_id!r}{consumer})"
 
 
 class Lease:
-    """A lease for a `with` block; `ReplayBuffer.lease` makes it.
+    """A lease that a `with` block or `take` claims; `ReplayBuffer.lease` makes it.
 
     Args:
         store: The buffer.
@@ -174,23 +204,34 @@ class Lease:
         self._store, self._decoder, self._request = store, decoder, request
         self._timeout_s = timeout_s
         self._cancelled = threading.Event()
-        self._leased: LeasedRows | None = None
+        self._batch: LeasedBatch | None = None
         self._pid = 0
 
-    def __enter__(self) -> LeasedBatch:
-        if self._leased is not None:
-            raise RuntimeError("the lease is taken already; call lease() for each with block")
-        leased = claimed(self._store.leases, self._request, self._timeout_s, self._cancelled)
-        self._leased, self._pid = leased, os.getpid()
+    def take(self) -> LeasedBatch:
+        """Claim the batch, for as long as `lease_s`; end it with `batch.ack()` or `batch.nack()`.
+
+        Raises:
+            InsufficientDataError: Too few rows or groups were there in time.
+            FlowControlError: The rate limiter did not admit the batch in time.
+            RuntimeError: This lease was taken before.
+        """
+        if self._batch is not None:
+            raise RuntimeError("the lease is taken already; call lease() for each batch")
+        keeping = self._store.leases
+        leased = claimed(keeping, self._request, self._timeout_s, self._cancelled)
+        batch = LeasedBatch(self._store, self._decoder, leased, self._request.lease_s)
+        self._batch, self._pid = batch, os.getpid()
         try:
-            leases.complete(self._store.leases, leased)
-            return LeasedBatch(
-                self._store, self._decoder, leased, self._request.lease_s,
-                self._request.group_by is not None,
-            )  # fmt: skip
+            leases.complete(keeping, leased)
+            _ = batch.rows
         except BaseException:
-            self._give_back()
+            self._batch = None
+            _give_back(batch)
             raise
+        return batch
+
+    def __enter__(self) -> LeasedBatch:
+        return self.take()
 
     def __exit__(
         self,
@@ -198,14 +239,13 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._leased is None or self._pid != os.getpid():
+        batch = self._batch
+        if batch is None or batch.has_ended or self._pid != os.getpid():
             return  # a forked child: the batch is its parent's
         if kind is None:
-            leased, self._leased = self._leased, None
-            leased.deadline = ENDED
-            leases.acknowledge(self._store.leases, leased)
+            batch.ack()
         else:
-            self._give_back()
+            _give_back(batch)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -213,7 +253,8 @@ class Lease:
         )
 
     def __repr__(self) -> str:
-        request, state = self._request, "held" if self._leased is not None else "not held"
+        request, batch = self._request, self._batch
+        state = "not taken" if batch is None else "ended" if batch.has_ended else "held"
         groups = f", group_by={request.group_by!r}" if request.group_by else ""
         return f"Lease({request.n}, order={request.order!r}{groups}, {state})"
 
@@ -225,16 +266,13 @@ class Lease:
         """Make a call that waits for this lease in another thread raise InsufficientDataError."""
         self._cancelled.set()
 
-    def _give_back(self) -> None:
-        """Give the rows back; where that fails they are free when the lease runs out."""
-        leased, self._leased = self._leased, None
-        if leased is None:
-            return
-        leased.deadline = ENDED
-        try:
-            leases.give_back(self._store.leases, leased)
-        except SQLBufferError as error:
-            logger.warning("%s; its rows are free again when the lease runs out", error)
+
+def _give_back(batch: LeasedBatch) -> None:
+    """Give a batch back; where that fails its rows are free when the lease runs out."""
+    try:
+        batch.nack()
+    except SQLBufferError as error:
+        logger.warning("%s; its rows are free again when the lease runs out", error)
 
 
 class Leasing:
@@ -265,13 +303,10 @@ class Leasing:
         order: Order,
         timeout_s: float,
         lease_s: float,
+        consumer: str | None,
     ) -> Lease:
-        """Return a lease that is taken by a `with` block; see `ReplayBuffer.lease`."""
-        if not self._store.info.config.leases.enabled:
-            raise BufferConfigError(
-                f"buffer {self._store.info.name!r} was made without leases; make one with "
-                f"ReplayBuffer(..., leases=True)"
-            )
+        """Return a lease to take; see `ReplayBuffer.lease`."""
+        self._check()
         checked_choice(order, "order", ("random", *ORDERS))
         checked_choice(on_partial, "on_partial", get_args(OnPartial))
         checked_choice(on_late, "on_late", get_args(OnLate))
@@ -308,8 +343,22 @@ class Leasing:
             resolve_labels(every, True),
             require_reward,
             layout_of(self._store.info),
+            checked_optional_name(consumer, "consumer"),
         )
         return Lease(self._store, self._decoder, request, checked_seconds(timeout_s, "timeout_s"))
+
+    def live(self, consumer: str | None) -> list[LeasedBatch]:
+        """Return the batches on lease; see `ReplayBuffer.leases`."""
+        self._check()
+        live = leases.live_leases(self._store.leases, checked_optional_name(consumer, "consumer"))
+        return [LeasedBatch(self._store, self._decoder, leased, LEASE_S) for leased in live]
+
+    def _check(self) -> None:
+        if not self._store.info.config.leases.enabled:
+            raise BufferConfigError(
+                f"buffer {self._store.info.name!r} was made without leases; make one with "
+                f"ReplayBuffer(..., leases=True)"
+            )
 
 
 def _check_groups(

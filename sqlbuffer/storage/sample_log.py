@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Index,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
+    false,
     insert,
     select,
 )
@@ -22,7 +24,7 @@ from sqlalchemy import (
 from sqlbuffer.errors import StorageReadOnlyError
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.schema.expressions import seconds_ago, utc_now
-from sqlbuffer.storage.schema.metadata import REALS, SEQS, SERIAL, TIME, metadata
+from sqlbuffer.storage.schema.metadata import KEY, REALS, SEQS, SERIAL, TIME, metadata
 
 # A row for each sampled batch, if the buffer logs them.
 samples = Table(
@@ -37,6 +39,14 @@ samples = Table(
     Column("seqs", SEQS, nullable=False, comment="the rows, in the order of the batch"),
     Column("probabilities", REALS, comment="the probability of each, if it is known"),
     Column("sampled_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    Column("consumer", KEY, comment="who leased the batch, where a name was given"),
+    Column(
+        "undone",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="true after its consumer went back to an earlier checkpoint",
+    ),
     # Numbers are unique, also after entries were deleted.
     sqlite_autoincrement=True,
 )
@@ -71,6 +81,7 @@ class LogEntry:
 
     sampler: str
     seed: str | None = None
+    consumer: str | None = None
 
 
 class SampleLog:
@@ -110,6 +121,7 @@ class SampleLog:
             "n_rows": len(seqs),
             "seqs": list(seqs),
             "probabilities": probabilities,
+            "consumer": entry.consumer,
             **({"sampled_at": seconds_ago(age_s)} if age_s else {}),
         }
         now = time.monotonic()

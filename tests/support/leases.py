@@ -6,6 +6,9 @@ from sqlbuffer import DataRow, Experience, ExpMeta, ReplayBuffer
 from sqlbuffer.errors import InsufficientDataError
 from tests.support.sql import is_sqlite, run
 
+# Of leases and their rows, without those that are kept for a checkpoint.
+_RUNS_OUT = "leased_until < '9999-01-01'"
+
 
 def row_of(step: int, *, task: str = "t", **meta: Any) -> DataRow:
     return DataRow(
@@ -26,7 +29,7 @@ def expire(url: str) -> None:
         else "clock_timestamp() - interval '1 second'"
     )
     for table in ("queue_items", "leases"):
-        run(url, f"UPDATE {table} SET leased_until = {ago} WHERE leased_until IS NOT NULL")
+        run(url, f"UPDATE {table} SET leased_until = {ago} WHERE {_RUNS_OUT}")
 
 
 def grow_old(url: str, where: str, seconds: int = 1_000) -> None:
@@ -49,7 +52,7 @@ def put_clock_back(url: str, seconds: int) -> None:
             if is_sqlite(url)
             else f"{column} + interval '{seconds} seconds'"
         )
-        run(url, f"UPDATE {table} SET {column} = {later} WHERE {column} IS NOT NULL")
+        run(url, f"UPDATE {table} SET {column} = {later} WHERE {_RUNS_OUT}")
 
 
 def uses_of(url: str) -> dict[int, int]:

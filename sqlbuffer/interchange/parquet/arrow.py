@@ -18,8 +18,9 @@ from sqlbuffer.errors import FieldError, FileImportError, MissingExtraError, ins
 from sqlbuffer.fields import FieldSpec
 from sqlbuffer.interchange.output import named_damage
 from sqlbuffer.steps import ColumnBatch, RaggedValues, StepIds
-from sqlbuffer.storage.copies.parts import TableRows, time_text, utc_time
+from sqlbuffer.storage.copies.parts import TableRows, time_text
 from sqlbuffer.storage.copies.source import typed_columns
+from sqlbuffer.storage.schema.expressions import utc_time
 from sqlbuffer.storage.scratch_lists import ScratchLists
 
 METADATA_KEY = b"sqlbuffer"

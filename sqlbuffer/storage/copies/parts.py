@@ -93,14 +93,6 @@ def converted(values: list[Any], form: str, source: str, target: str) -> list[An
     return [None if value is None else convert(value) for value in values]
 
 
-def utc_time(value: Any) -> datetime | None:
-    """Return a time of either database as UTC; None for None."""
-    if value is None:
-        return None
-    time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    return time.astimezone(UTC)
-
-
 _POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
 # Form of a column by its type on PostgreSQL; the first match counts.
 _FORMS: tuple[tuple[type[Any], str], ...] = (

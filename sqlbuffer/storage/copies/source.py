@@ -35,7 +35,6 @@ from sqlbuffer.storage.copies.parts import (
     overlay_tables,
     step_tables,
     time_text,
-    utc_time,
 )
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import reading, snapshot
@@ -47,7 +46,7 @@ from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.marks import late_values
 from sqlbuffer.storage.rows.layouts import CHUNKS, ROWS, StepLayout, layout_of
 from sqlbuffer.storage.rows.statements import in_window
-from sqlbuffer.storage.schema.expressions import listed
+from sqlbuffer.storage.schema.expressions import listed, utc_time
 from sqlbuffer.storage.watermarks import is_standby, last_number
 
 # A batch has at most this many rows or chunks, and ends behind the one that reaches this size.

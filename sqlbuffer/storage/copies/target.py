@@ -101,7 +101,7 @@ copies = Table(
 flag_column("is_copying", "an unfinished copy: it takes steps from nowhere else")
 
 
-# A copied step is free: the leases of the source are not copied.
+# A copied step is free: the leases and checkpoints of the source are not copied.
 _LEASES = ("lease_id", "leased_until")
 
 
@@ -125,11 +125,13 @@ class TargetKeys:
         episodes: Keys in the source, in ascending order, and keys in the target; 0 for none.
         sessions: Keys in the target by keys in the source.
         is_resumed: The copy was interrupted. Episodes may have been deleted in the source since.
+        max_use: Number of uses after which a leased step leaves.
     """
 
     episodes: tuple[NDArray[np.int64], NDArray[np.int64]]
     sessions: dict[int, int]
     is_resumed: bool
+    max_use: int | None
 
     def renamed(self, rows: TableRows) -> TableRows:
         """Return rows with the target's keys of their episodes and sessions."""
@@ -141,6 +143,9 @@ class TargetKeys:
         for name in _LEASES:
             if name in values:
                 values[name] = [None] * len(rows)
+        if "used_up" in values:
+            limit = self.max_use
+            values["used_up"] = [limit is not None and n >= limit for n in values["n_uses"]]
         return TableRows(rows.table, values)
 
     def _episode_ids(self, source_ids: list[int | None]) -> list[int | None]:
@@ -366,7 +371,8 @@ class CopyTarget:
             ours.append(np.array([number or 0 for number in target_ids], np.int64))
         empty = np.empty(0, np.int64)
         of_episodes = np.concatenate([empty, *theirs]), np.concatenate([empty, *ours])
-        return TargetKeys(of_episodes, self._session_ids(source), is_resumed)
+        max_use = self.buffer.info.config.sampling.max_use
+        return TargetKeys(of_episodes, self._session_ids(source), is_resumed, max_use)
 
     def _episode_ids(self, names: list[tuple[str, str]]) -> list[int | None]:
         def look() -> list[int | None]:

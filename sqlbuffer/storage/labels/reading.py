@@ -1,18 +1,22 @@
 """Steps with their late values, in conditions and in selects."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Select, Text, cast, column, func, select
+import orjson
+from sqlalchemy import Connection, Select, Text, bindparam, cast, column, func, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement, Null
 from sqlalchemy.sql.functions import FunctionElement
 
 from sqlbuffer.query.tree import Group, Node
-from sqlbuffer.storage.labels.tables import labels
-from sqlbuffer.storage.schema.expressions import processed
-from sqlbuffer.storage.schema.metadata import JSON
+from sqlbuffer.storage.database.transactions import fetch
+from sqlbuffer.storage.labels.tables import label_history, labels
+from sqlbuffer.storage.labels.values import Label
+from sqlbuffer.storage.schema.expressions import SeqList, is_number_of, processed
+from sqlbuffer.storage.schema.metadata import JSON, TIME
 from sqlbuffer.storage.schema.number_keys import is_numbered
 
 LATE = ("reward_t", "adv_t", "v_t", "extra", "fields")
@@ -60,6 +64,44 @@ def resolve_labels(node: Node, has_labels: bool) -> Node:
     if node.field.column not in LATE:
         return node
     return replace(node, field=replace(node.field, is_labelled=True))
+
+
+_noted = label_history.c
+_HISTORY = select(
+    _noted.seq,
+    _noted.version,
+    _noted.reward_t,
+    _noted.adv_t,
+    _noted.v_t,
+    cast(_noted.extra, Text),
+    cast(_noted.fields, Text),
+).where(
+    _noted.buffer_id == bindparam("of_buffer", type_=_noted.buffer_id.type),
+    is_number_of(_noted.seq, bindparam("seqs", type_=SeqList())),
+)
+_HISTORY_UNTIL = _HISTORY.where(_noted.labelled_at <= bindparam("until", type_=TIME))
+
+
+def label_histories(
+    connection: Connection, buffer_id: int, seqs: Sequence[int], until: Any = None
+) -> dict[int, dict[int, Label]]:
+    """Return the labels of some rows by their versions.
+
+    Args:
+        connection: The transaction.
+        buffer_id: The buffer.
+        seqs: The rows.
+        until: Without those given after this time of the database; None: all.
+    """
+    parameters = {"of_buffer": buffer_id, "seqs": list(seqs)}
+    statement = _HISTORY
+    if until is not None:
+        statement, parameters["until"] = _HISTORY_UNTIL, until
+    histories: dict[int, dict[int, Label]] = {seq: {} for seq in seqs}
+    for seq, version, *reals, extra, fields in fetch(connection, statement, parameters):
+        trees = (tree and orjson.loads(tree) for tree in (extra, fields))
+        histories[seq][version] = Label(*reals, *trees)
+    return histories
 
 
 class merged_fields(FunctionElement[Any]):

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
-    cast,
     func,
     literal,
     select,
@@ -43,6 +42,7 @@ from sqlbuffer.storage.dialects import (
     rows_of,
 )
 from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.labels.reading import label_histories
 from sqlbuffer.storage.labels.tables import label_history
 from sqlbuffer.storage.labels.values import Label, in_force, joined, labelled_extra
 from sqlbuffer.storage.rollout_stats import Rollout, change_returns
@@ -275,15 +275,6 @@ def _stored_steps(steps_at: StepsAt) -> Select[Any]:
     ).where(is_one, unindexed(step.seq) > bindparam("low", type_=BigInteger()))
 
 
-_HISTORY = select(
-    _noted.seq,
-    _noted.version,
-    _noted.reward_t,
-    _noted.adv_t,
-    _noted.v_t,
-    cast(_noted.extra, Text),
-    cast(_noted.fields, Text),
-).where(_noted.buffer_id == _OF, is_number_of(_noted.seq, _SEQS))
 _HIGHEST = select(func.max(_noted.version)).where(
     _noted.buffer_id == _OF, is_number_of(_noted.seq, _SEQS)
 )
@@ -478,11 +469,7 @@ class Labelling:
         self, connection: Connection, version: int, new_labels: Mapping[int, Label]
     ) -> tuple[dict[int, Label], dict[int, Label]]:
         """Return for each row the label of a version, and that of all versions."""
-        parameters = {"of_buffer": self.buffer.info.id, "seqs": list(new_labels)}
-        histories: dict[int, dict[int, Label]] = {seq: {} for seq in new_labels}
-        for seq, its_version, *reals, extra, fields in fetch(connection, _HISTORY, parameters):
-            trees = (tree and orjson.loads(tree) for tree in (extra, fields))
-            histories[seq][its_version] = Label(*reals, *trees)
+        histories = label_histories(connection, self.buffer.info.id, list(new_labels))
         for seq, label in new_labels.items():
             earlier = histories[seq].get(version)
             histories[seq][version] = label if earlier is None else joined(earlier, label)

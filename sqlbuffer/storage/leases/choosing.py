@@ -8,7 +8,7 @@ lease ran out, is open again: it takes rows that arrive later.
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -127,6 +127,7 @@ class ClaimRequest:
         every: Condition that one row of each rollout must match.
         needs_rewards: Each rollout must have a reward, of its own or of a step.
         steps: How the steps of the buffer are stored.
+        consumer: Name of who leases them, if it has one.
     """
 
     n: int
@@ -143,6 +144,7 @@ class ClaimRequest:
     every: Node = EVERYTHING
     needs_rewards: bool = False
     steps: StepLayout = ROWS
+    consumer: str | None = field(default=None, compare=False)
 
     @property
     def drops_any(self) -> bool:

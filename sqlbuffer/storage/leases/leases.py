@@ -8,10 +8,11 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import (
@@ -67,7 +68,7 @@ from sqlbuffer.storage.leases.choosing import (
 )
 from sqlbuffer.storage.leases.retirement import drop, retire
 from sqlbuffer.storage.leases.shortage import missing
-from sqlbuffer.storage.leases.tables import leases, queue_items
+from sqlbuffer.storage.leases.tables import KEPT_UNTIL, checkpoints, leases, queue_items
 from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
@@ -78,10 +79,12 @@ from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import (
     KeyList,
     SeqList,
+    age_s,
     in_seconds,
     is_number_of,
     is_one_of,
     is_past,
+    listed,
     seconds_ago,
 )
 from sqlbuffer.storage.schema.metadata import KEY
@@ -98,6 +101,7 @@ SECONDS_BETWEEN_CLOCK_CHECKS = 1.0
 FEWEST_DONE, MOST_DONE = 32, 1_000
 
 LEASE, LEASES, SECONDS, GROUP = "p_lease_id", "p_lease_ids", "p_seconds", "p_group_seq"
+CONSUMER = "p_consumer"
 
 # Not the generator that the user may have seeded.
 _RANDOM = random.SystemRandom()
@@ -112,7 +116,12 @@ _OF_BUFFER = leases.c.buffer_id == bindparam(BUFFER, type_=Integer())
 OF_LEASE = _OF_BUFFER & (leases.c.id == bindparam(LEASE, type_=KEY))
 RUNS = ~is_past(leases.c.leased_until)
 UNTIL = in_seconds(bindparam(SECONDS, type_=Double()))
-OWN_ROWS = in_seqs & (queue_items.c.lease_id == bindparam(LEASE, type_=KEY))
+# Without kept ones, which a second call for the same lease must not change.
+OWN_ROWS = (
+    in_seqs
+    & (queue_items.c.lease_id == bindparam(LEASE, type_=KEY))
+    & (queue_items.c.leased_until < KEPT_UNTIL)
+)
 # The minimum over its rows, each of which reads the clock itself: so a lease does not outlive one
 # of its rows.
 UNTIL_OF_ROWS = (
@@ -143,8 +152,15 @@ _TAKE_GROUPS = _TAKE_ROWS.values(
 _ADD_LEASE = insert(leases).values(
     buffer_id=bindparam(BUFFER, type_=Integer()),
     id=bindparam(LEASE, type_=KEY),
-    n_rows=bindparam(COUNT, type_=BigInteger()),
     leased_until=UNTIL_OF_ROWS,
+)
+_LIVE = (
+    select(
+        *(leases.c[name] for name in ("id", "consumer", "seqs", "sizes", "group_by", "batch_id")),
+        (-age_s(leases.c.leased_until)).label("left_s"),
+    )
+    .where(_OF_BUFFER, ~leases.c.acknowledged, RUNS)
+    .order_by(leases.c.claimed_at, leases.c.id)
 )
 _END_FUTURE = (
     update(leases)
@@ -169,6 +185,7 @@ _LOW = select(windows.c.low_seq).where(windows.c.buffer_id == bindparam(BUFFER, 
 _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).returning(
     _LOW.scalar_subquery()
 )
+_KEEP = _MARK.values(acknowledged=True, leased_until=KEPT_UNTIL).returning(_LOW.scalar_subquery())
 _PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(queue_items).where(OWN_ROWS).values(leased_until=UNTIL)
 # In the order in which transactions that delete rows lock them.
@@ -217,8 +234,23 @@ _USE_UP = (
 )
 _COUNT = update(queue_items).where(OWN_ROWS).values(n_uses=_USES, **FREE_AGAIN)
 _COUNT_TO = _COUNT.values(used_up=bindparam(COUNT, type_=Integer()) <= _USES)
+# Kept rows are not handed out, as if they were used up; those that are leave when they are free.
+_COUNT_AND_KEEP = (
+    update(queue_items).where(OWN_ROWS).values(n_uses=_USES, used_up=True, leased_until=KEPT_UNTIL)
+)
+# Checkpoints of a consumer lock its marks: they wait for acknowledgements that are under way.
+_SHARE_MARKS = (
+    select(checkpoints.c.number)
+    .where(
+        checkpoints.c.buffer_id == bindparam(BUFFER, type_=Integer()),
+        checkpoints.c.consumer == bindparam(CONSUMER, type_=KEY),
+    )
+    .order_by(checkpoints.c.number.desc())
+    .limit(1)
+    .with_for_update(read=True)
+)
 _RELEASE = update(queue_items).where(OWN_ROWS).values(**FREE_AGAIN)
-_FORGET = delete(leases).where(OF_LEASE)
+_FORGET = delete(leases).where(OF_LEASE, ~leases.c.acknowledged)
 _UNLEASED = (
     select(queue_items.c.seq)
     .where(in_seqs, is_free)
@@ -297,22 +329,30 @@ class LeasedRows:
 
     Attributes:
         lease_id: Its lease.
-        groups: The rows of each group, in their order; without groups, each row alone.
+        seqs: The numbers of its rows, group by group.
+        sizes: Number of rows of each group; None if each row is separate.
         deadline: Earliest time at which the lease runs out, by this process's monotonic clock.
         number: Number of the batch in the sample log.
         group_by: Column that rows of a group share; None if each row is separate.
+        consumer: Who leased it, if a name was given.
+        groups: The rows of each group, in their order; without groups, each row alone. Empty
+            until `read_rows` has read those of a lease of another process.
     """
 
     lease_id: str
-    groups: list[list[Row]]
+    seqs: list[int]
+    sizes: list[int] | None
     deadline: float
     number: int | None = None
     group_by: GroupBy | None = None
+    consumer: str | None = None
+    groups: list[list[Row]] = field(default_factory=list)
 
-    @property
-    def seqs(self) -> list[int]:
-        """The numbers of its rows."""
-        return [row[0] for group in self.groups for row in group]
+    def divided(self) -> list[list[int]]:
+        """Return the numbers of the rows of each group; without groups, of each row alone."""
+        seqs = iter(self.seqs)
+        sizes = [1] * len(self.seqs) if self.sizes is None else self.sizes
+        return [list(islice(seqs, n)) for n in sizes]
 
 
 class Claim:
@@ -369,9 +409,10 @@ class Claim:
                     return None, late
                 self._take(connection)
                 leased = self._leased(connection, window, deadline)
-                note = LogEntry(f"lease ({self._request.order})")
+                note = LogEntry(f"lease ({self._request.order})", consumer=leased.consumer)
                 session.log(connection, leased.seqs, window.clock, note)
                 leased.number = session.batch_id
+                self._add(connection, leased)
         except IntegrityError as error:
             # The server process of an earlier attempt ended only now: try again.
             raise Deadlock(f"{error.orig}; try again") from error
@@ -399,10 +440,10 @@ class Claim:
         return late
 
     def _take(self, connection: Connection) -> None:
-        seqs = [seq for group in self._chosen for seq in group]
         values = {
-            BUFFER: self._keeping.buffer.info.id, SEQS: seqs, LEASE: self._lease_id,
-            COUNT: len(seqs), SECONDS: self._request.lease_s,
+            BUFFER: self._keeping.buffer.info.id, LEASE: self._lease_id,
+            SEQS: [seq for group in self._chosen for seq in group],
+            SECONDS: self._request.lease_s,
         }  # fmt: skip
         if self._request.group_by is None:
             connection.execute(_TAKE_ROWS, values)
@@ -410,30 +451,74 @@ class Claim:
             # A number that no other claim gives: that of a row whose group is new.
             new = connection.execute(_NEW_IN_GROUP, values).scalar_one()
             connection.execute(_TAKE_GROUPS, {**values, GROUP: new})
+
+    def _add(self, connection: Connection, leased: LeasedRows) -> None:
+        values = {
+            **_values(self._keeping, leased), SECONDS: self._request.lease_s,
+            "n_rows": len(leased.seqs), "seqs": leased.seqs, "sizes": leased.sizes,
+            "batch_id": leased.number, "group_by": leased.group_by, "consumer": leased.consumer,
+        }  # fmt: skip
         connection.execute(_ADD_LEASE, values)
         _clean(connection, self._keeping)
 
     def _leased(self, connection: Connection, window: SampledWindow, deadline: float) -> LeasedRows:
-        seqs = [seq for group in self._chosen for seq in group]
-        rows = self._read(connection, window, seqs)
-        groups = [[rows[seq] for seq in group if seq in rows] for group in self._chosen]
-        for group in groups:
-            group.sort(key=task_order)
-        return LeasedRows(self._lease_id, groups, deadline, group_by=self._request.group_by)
-
-    def _read(
-        self, connection: Connection, window: SampledWindow, seqs: list[int]
-    ) -> dict[int, Row]:
-        buffer, columns = self._keeping.buffer, self._keeping.reading
-        candidates = Candidates(
-            connection, buffer.info.id, 0, window.high, EVERYTHING, columns,
-            steps=layout_of(buffer.info),
+        groups = _rows_of_groups(connection, self._keeping, window, self._chosen)
+        request = self._request
+        return LeasedRows(
+            self._lease_id, [row[0] for group in groups for row in group],
+            None if request.group_by is None else [len(group) for group in groups],
+            deadline, group_by=request.group_by, consumer=request.consumer, groups=groups,
         )  # fmt: skip
-        candidates.has_labels, candidates.has_deleted = (
-            bool(window.has_labels),
-            bool(window.has_deleted),
-        )
-        return {row[0]: row for row in candidates.rows(seqs)}
+
+
+def _rows_of_groups(
+    connection: Connection,
+    keeping: LeaseKeeping,
+    window: SampledWindow,
+    groups: Sequence[Sequence[int]],
+) -> list[list[Row]]:
+    """Return the rows of groups of numbers, each group in its order, without their parts."""
+    buffer = keeping.buffer
+    candidates = Candidates(
+        connection, buffer.info.id, 0, window.high, EVERYTHING, keeping.reading,
+        steps=layout_of(buffer.info),
+    )  # fmt: skip
+    candidates.has_labels, candidates.has_deleted = (
+        bool(window.has_labels),
+        bool(window.has_deleted),
+    )
+    rows = {row[0]: row for row in candidates.rows([seq for group in groups for seq in group])}
+    return [sorted((rows[seq] for seq in group if seq in rows), key=task_order) for group in groups]
+
+
+def live_leases(keeping: LeaseKeeping, consumer: str | None) -> list[LeasedRows]:
+    """Return the leases that run, oldest first, without their rows: those of a consumer or all."""
+
+    def look(connection: Connection) -> list[LeasedRows]:
+        now = time.monotonic()
+        statement = _LIVE if consumer is None else _LIVE.where(leases.c.consumer == consumer)
+        rows = connection.execute(statement, {BUFFER: keeping.buffer.info.id})
+        return [
+            LeasedRows(
+                row.id, list(listed(row.seqs)), row.sizes and list(listed(row.sizes)),
+                now + row.left_s, row.batch_id, row.group_by, row.consumer,
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    return keeping.buffer.read(look)
+
+
+def read_rows(keeping: LeaseKeeping, leased: LeasedRows) -> None:
+    """Read the rows of a lease, without those that were deleted meanwhile."""
+
+    def read() -> list[list[Row]]:
+        with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
+            window = keeping.source.sampled_window(connection)
+            return _rows_of_groups(connection, keeping, window, leased.divided())
+
+    leased.groups = keeping.buffer.with_retries(read)
+    complete(keeping, leased)
 
 
 def _clean(connection: Connection, keeping: LeaseKeeping) -> None:
@@ -652,57 +737,92 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
     """
     max_use = keeping.buffer.info.config.sampling.max_use
 
-    def work(connection: Connection) -> None:
+    def work(connection: Connection) -> bool:
         values = {**_values(keeping, leased), COUNT: max_use}
+        is_kept = leased.consumer is not None and _has_marks(connection, keeping, leased.consumer)
         # The rows first: locked rows cannot be claimed. So rows that are missing while the lease
         # still runs were deleted.
         of_rows = set(connection.execute(_HOLD, values).scalars()) - {None}
-        connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
-        low = connection.execute(_ACKNOWLEDGE, values).scalar_one_or_none()
+        if is_kept:
+            connection.execute(_COUNT_AND_KEEP, values)
+        else:
+            connection.execute(_COUNT if max_use is None else _COUNT_TO, values)
+        low = connection.execute(_KEEP if is_kept else _ACKNOWLEDGE, values).scalar_one_or_none()
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
-                return  # by an attempt whose connection was lost
+                return is_kept  # another call has acknowledged it
             raise _lost(keeping, leased, "acknowledged")
-        if of_rows and connection.execute(_LOCK_EPISODES, {_EPISODES: sorted(of_rows)}).all():
-            connection.execute(_NOTE_USE, {_EPISODES: sorted(of_rows)})
+        note_use(connection, of_rows)
         if leased.group_by in _FAILED_SIBLINGS:
-            siblings = _FAILED_SIBLINGS[leased.group_by]
-            _close_groups(connection, siblings, values, retires=max_use is not None)
-        _evict(connection, keeping, leased.seqs, low)
+            retires = max_use is not None and not is_kept
+            close_groups(connection, leased.group_by, values, retires=retires)
+        if not is_kept:
+            evict(connection, keeping, leased.seqs, low)
+        return is_kept
 
-    keeping.buffer.write(work)
-    keeping.ledger.done.append(leased.lease_id)
+    is_kept = keeping.buffer.write(work)
+    if leased.consumer is None:
+        # One with a consumer stays for a while: another process may acknowledge it too.
+        keeping.ledger.done.append(leased.lease_id)
     clean_after_write(keeping.buffer.engine, len(leased.seqs))
-    if max_use is not None:
+    if max_use is not None and not is_kept:
         retire(keeping.buffer)
 
 
-def _close_groups(
-    connection: Connection, siblings: Select[Any], values: Mapping[str, Any], *, retires: bool
+def _has_marks(connection: Connection, keeping: LeaseKeeping, consumer: str) -> bool:
+    values = {BUFFER: keeping.buffer.info.id, CONSUMER: consumer}
+    # A mark that this waits for may be deleted while a newer one is made.
+    return any(connection.execute(_SHARE_MARKS, values).first() is not None for _ in range(2))
+
+
+def note_use(connection: Connection, episode_ids: Iterable[int]) -> None:
+    """Note that episodes were used: nothing continues them."""
+    numbers = {_EPISODES: sorted(episode_ids)}
+    if numbers[_EPISODES] and connection.execute(_LOCK_EPISODES, numbers).all():
+        connection.execute(_NOTE_USE, numbers)
+
+
+def failed_siblings(connection: Connection, group_by: str, values: Mapping[str, Any]) -> list[int]:
+    """Return the aborted and abandoned rollouts of the groups of some rows, in their order."""
+    return sorted(connection.execute(_FAILED_SIBLINGS[group_by], values).scalars())
+
+
+def close_groups(
+    connection: Connection, group_by: str, values: Mapping[str, Any], *, retires: bool
 ) -> None:
     """Note of aborted and abandoned siblings of acknowledged rollouts that nothing continues them.
 
     With `retires` their rows leave the queue.
     """
-    failed = sorted(connection.execute(siblings, values).scalars())
-    if failed and connection.execute(_LOCK_EPISODES, {_EPISODES: failed}).all():
-        connection.execute(_NOTE_USE, {_EPISODES: failed})
+    failed = failed_siblings(connection, group_by, values)
+    if failed:
+        note_use(connection, failed)
         if retires:
             connection.execute(_USE_UP, {**values, _EPISODES: failed})
 
 
 def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:
-    """Make the rows of a batch free immediately; rows that are lost already do not change."""
+    """Make the rows of a batch free immediately; rows that are lost already do not change.
 
-    def work(connection: Connection) -> None:
+    Raises:
+        LeaseLostError: The batch was acknowledged.
+    """
+
+    def work(connection: Connection) -> bool:
         values = _values(keeping, leased)
         connection.execute(_HOLD, values)
         connection.execute(_RELEASE, values)
-        connection.execute(_FORGET, values)
-        _evict(connection, keeping, leased.seqs, keeping.buffer.window_in(connection).low)
+        is_given_back = bool(connection.execute(_FORGET, values).rowcount)
+        if not is_given_back and connection.execute(IS_CLAIMED, values).scalar():
+            raise LeaseLostError(
+                f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} was acknowledged, "
+                f"so its rows are not given back; restore() goes back to a checkpoint"
+            )
+        evict(connection, keeping, leased.seqs, keeping.buffer.window_in(connection).low)
+        return is_given_back
 
-    keeping.buffer.write(work, "relaxed")
-    keeping.sessions.undo(len(leased.seqs), leased.number)
+    if keeping.buffer.write(work, "relaxed"):
+        keeping.sessions.undo(len(leased.seqs), leased.number)
 
 
 def _values(keeping: LeaseKeeping, leased: LeasedRows) -> dict[str, Any]:
@@ -717,7 +837,7 @@ def _lost(keeping: LeaseKeeping, leased: LeasedRows, call: str) -> LeaseLostErro
     )
 
 
-def _evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
+def evict(connection: Connection, keeping: LeaseKeeping, seqs: Sequence[int], low: int) -> None:
     """Delete rows that left the window while they were leased."""
     gone = [seq for seq in seqs if seq <= low]
     if gone and keeping.buffer.info.has_chunks:

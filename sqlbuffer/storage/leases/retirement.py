@@ -29,6 +29,7 @@ _USED_UP = (
     .where(
         in_buffer,
         queue_items.c.used_up,
+        queue_items.c.leased_until.is_(None),  # others are kept for a checkpoint
         ~is_in_quarantine(queue_items.c.buffer_id, queue_items.c.seq),
     )
     .order_by(queue_items.c.seq)

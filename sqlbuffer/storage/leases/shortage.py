@@ -66,7 +66,10 @@ def _rows_by_state(
     If there are several reasons, a row counts under the first.
     """
     limits = scope.limits
-    tests: dict[str, Any] = {"leased": ~is_free, "used up": queue_items.c.used_up}
+    is_kept = queue_items.c.used_up & ~is_free
+    tests: dict[str, Any] = {
+        "kept": is_kept, "leased": ~is_free, "used up": queue_items.c.used_up,
+    }  # fmt: skip
     if request.group_by == "episode_id":
         tests["in no episode"] = queue_items.c.episode_id.is_(None)
     if request.node != EVERYTHING and request.group_by is None:
@@ -96,6 +99,7 @@ def _described_rows(rows: Mapping[str, int], settings: SamplingConfig) -> str:
 
 def _limit_words(settings: SamplingConfig) -> dict[str, str]:
     return {
+        "kept": "acknowledged, and kept for checkpoints (v_checkpoints)",
         "used up": f"used up (max_use {settings.max_use})",
         "in quarantine": "in quarantine",
         "stale": f"more than {settings.max_staleness} behind the clock (max_staleness)",

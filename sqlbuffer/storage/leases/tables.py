@@ -1,9 +1,30 @@
-"""The tables of leases: the rows that wait for them, and the leases."""
+"""The tables of leases: the rows that wait for them, the leases, and the marks of checkpoints."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, false, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    Table,
+    Text,
+    false,
+    literal_column,
+    text,
+)
 
 from sqlbuffer.storage.schema.expressions import utc_now
-from sqlbuffer.storage.schema.metadata import KEY, TIME, buffer_key, metadata, overlay_table
+from sqlbuffer.storage.schema.metadata import (
+    KEY,
+    SEQS,
+    TIME,
+    buffer_key,
+    metadata,
+    overlay_table,
+)
+
+# The end of leases that were acknowledged, and that a mark of their consumer may still need.
+KEPT_UNTIL = literal_column("'9999-01-01T00:00:00.000Z'", TIME)
 
 queue_items = overlay_table(
     "queue_items",
@@ -31,7 +52,7 @@ queue_items = overlay_table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="reached max_use: the row leaves",
+        comment="reached max_use: the row leaves; or kept for a checkpoint",
     ),
     Column("lease_id", KEY, comment="the lease that holds it"),
     Column("leased_until", TIME, comment="when the lease runs out; null if it is free"),
@@ -75,8 +96,8 @@ Index(
     "ix_queue_items_used_up",
     queue_items.c.buffer_id,
     queue_items.c.seq,
-    sqlite_where=text("used_up = 1"),
-    postgresql_where=text("used_up"),
+    sqlite_where=text("used_up = 1 AND leased_until IS NULL"),
+    postgresql_where=text("used_up AND leased_until IS NULL"),
 )
 
 # Batches on lease. Acknowledged ones are kept for a while, so that a call whose connection was lost
@@ -94,7 +115,12 @@ leases = Table(
         server_default=utc_now(),
         comment="time of the claim, or of the last renewal",
     ),
-    Column("leased_until", TIME, nullable=False, comment="time when it runs out"),
+    Column(
+        "leased_until",
+        TIME,
+        nullable=False,
+        comment="time when it runs out; in 9999 if a checkpoint keeps its rows",
+    ),
     Column(
         "acknowledged",
         Boolean,
@@ -102,4 +128,43 @@ leases = Table(
         server_default=false(),
         comment="true after its uses were counted",
     ),
+    Column("consumer", KEY, comment="who leased it, where a name was given"),
+    Column("seqs", SEQS, nullable=False, comment="the rows, group by group"),
+    Column("sizes", SEQS, comment="rows of each group; null where single rows are leased"),
+    Column("group_by", KEY, comment="what rows of a group share"),
+    Column("batch_id", BigInteger, comment="its batch in the sample log"),
+    Column(
+        "checkpoint",
+        BigInteger,
+        comment="number of the first checkpoint after it was acknowledged",
+    ),
+)
+Index(
+    "ix_leases_consumer",
+    leases.c.buffer_id,
+    leases.c.consumer,
+    sqlite_where=leases.c.consumer.is_not(None),
+    postgresql_where=leases.c.consumer.is_not(None),
+)
+
+# Marks of what consumers have acknowledged.
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    buffer_key(),
+    Column("consumer", KEY, primary_key=True, comment="whose mark it is"),
+    Column(
+        "number", BigInteger, primary_key=True, autoincrement=False, comment="order of its marks"
+    ),
+    Column("name", KEY, nullable=False, comment="name of the mark"),
+    Column("states", Text, nullable=False, comment="states of loaders and samplers, as JSON"),
+    Column("created_at", TIME, nullable=False, server_default=utc_now(), comment="when"),
+    info={"learner_may": "INSERT, UPDATE (number), DELETE"},
+)
+Index(
+    "uq_checkpoints_name",
+    checkpoints.c.buffer_id,
+    checkpoints.c.consumer,
+    checkpoints.c.name,
+    unique=True,
 )

@@ -6,6 +6,7 @@ Lists and numbers as parameters, the clock of the server, and hints for the plan
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -381,6 +382,14 @@ def _pg_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
 @compiles(utc_now, "sqlite")
 def _sqlite_utc_now(element: utc_now, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+
+
+def utc_time(value: Any) -> Any:
+    """Return the `datetime` of a time of either database, in UTC; None for None."""
+    if value is None:
+        return None
+    time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return time.astimezone(UTC)
 
 
 class random_uuid(FunctionElement[Any]):

@@ -32,7 +32,7 @@ END
 $$;
 
 GRANT SELECT ON
-    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
+    v_experiences, v_tasks, v_agents, v_groups, v_episodes, episode_states, v_buffers, v_fields, v_priorities, v_samples, v_sessions, v_documents, v_checkpoints, v_quarantine, v_labels, v_verdicts, v_leases, v_queue, v_flow, v_waiting, v_windows, chunk_steps, step_numbers, step_sums, new_experiences,
     {tables}, sqlbuffer_alembic_version
 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
 GRANT EXECUTE ON FUNCTION sqlbuffer_ranges_v1 TO sqlbuffer_analyst, sqlbuffer_writer, sqlbuffer_learner;
@@ -67,7 +67,7 @@ GRANT UPDATE (config, n_added, field_defaults, max_capacity, max_episodes, low_s
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- When a few rows are deleted, their weight is subtracted from the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;
-GRANT INSERT, DELETE ON samples TO sqlbuffer_learner;
+GRANT INSERT, UPDATE (undone), DELETE ON samples TO sqlbuffer_learner;
 {grants}
 GRANT INSERT, UPDATE, DELETE ON leases TO sqlbuffer_learner;
 GRANT USAGE ON SEQUENCE samples_id_seq, change_log_id_seq TO sqlbuffer_learner;

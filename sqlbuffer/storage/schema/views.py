@@ -278,6 +278,8 @@ VIEWS = {
             "episode_id": ("text", "the rollout of the task"),
             "step": ("integer", "step within the task"),
             "model_version": ("integer", "version of the model that acted"),
+            "consumer": ("text", "who leased the batch, where a name was given"),
+            "undone": ("boolean", "the consumer went back to an earlier checkpoint"),
         },
     ),
     "v_sessions": View(
@@ -312,17 +314,36 @@ VIEWS = {
         },
     ),
     "v_leases": View(
-        "One row per leased batch, until it is acknowledged or given back.",
+        "One row per leased batch, until it is acknowledged or given back; those that are kept "
+        "for checkpoints stay until the oldest checkpoint includes them.",
         {
             "buffer": _BUFFER,
             "lease_id": ("text", "the lease"),
             "rows": ("integer", "rows claimed"),
             "claimed_at": ("time", "when it was claimed, or last renewed"),
-            "leased_until": ("time", "when it ends, by the database's clock"),
+            "leased_until": (
+                "time",
+                "when it ends, by the database's clock; null if it is kept",
+            ),
             "alive": (
                 "boolean",
                 "it has not ended; otherwise other trainers may claim its rows, or have used them",
             ),
+            "consumer": ("text", "who leased it, where a name was given"),
+            "batch_id": ("integer", "number of the batch in `v_samples`"),
+            "kept": ("boolean", "it was acknowledged, and is kept for checkpoints"),
+            "checkpoint": ("text", "the first checkpoint after it was acknowledged"),
+        },
+    ),
+    "v_checkpoints": View(
+        "One row per checkpoint of a consumer that is kept.",
+        {
+            "buffer": _BUFFER,
+            "consumer": ("text", "whose it is"),
+            "checkpoint": ("text", "its name"),
+            "created_at": ("time", "when it was made, by the database's clock"),
+            "leases": ("integer", "kept batches, acknowledged since the checkpoint before"),
+            "rows": ("integer", "their rows"),
         },
     ),
     "v_queue": View(

@@ -451,7 +451,7 @@ def test_a_batch_whose_block_has_ended_is_not_renewed(buffer, is_given_back):
         if is_given_back:
             raise GivenBack
     assert batch.remaining_s == 0
-    with pytest.raises(LeaseLostError, match="has ended with its block"):
+    with pytest.raises(LeaseLostError, match="or its block has ended, so it cannot be renewed"):
         batch.renew()
 
 

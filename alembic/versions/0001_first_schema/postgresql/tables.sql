@@ -448,6 +448,8 @@ CREATE TABLE samples (
     seqs BIGINT[] NOT NULL,
     probabilities DOUBLE PRECISION[],
     sampled_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    consumer TEXT COLLATE "C",
+    undone BOOLEAN DEFAULT false NOT NULL,
     CONSTRAINT pk_samples PRIMARY KEY (id)
 );
 CREATE INDEX ix_samples_buffer_id_clock ON samples (buffer_id, clock);
@@ -461,6 +463,8 @@ COMMENT ON COLUMN samples.n_rows IS 'rows of the batch';
 COMMENT ON COLUMN samples.seqs IS 'the rows, in the order of the batch';
 COMMENT ON COLUMN samples.probabilities IS 'the probability of each, if it is known';
 COMMENT ON COLUMN samples.sampled_at IS 'when';
+COMMENT ON COLUMN samples.consumer IS 'who leased the batch, where a name was given';
+COMMENT ON COLUMN samples.undone IS 'true after its consumer went back to an earlier checkpoint';
 
 CREATE TABLE flow (
     buffer_id INTEGER NOT NULL,
@@ -539,7 +543,7 @@ CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, epis
 CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_id);
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE NOT used_up;
-CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up;
+CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up AND leased_until IS NULL;
 COMMENT ON COLUMN queue_items.buffer_id IS 'the buffer';
 COMMENT ON COLUMN queue_items.seq IS 'the experience';
 COMMENT ON COLUMN queue_items.task_id IS 'its task';
@@ -549,7 +553,7 @@ COMMENT ON COLUMN queue_items.model_version IS 'version of the model that acted'
 COMMENT ON COLUMN queue_items.session_id IS 'key of its session';
 COMMENT ON COLUMN queue_items.freshness IS 'model_version, or the smallest number if it has none';
 COMMENT ON COLUMN queue_items.n_uses IS 'acknowledged uses';
-COMMENT ON COLUMN queue_items.used_up IS 'reached max_use: the row leaves';
+COMMENT ON COLUMN queue_items.used_up IS 'reached max_use: the row leaves; or kept for a checkpoint';
 COMMENT ON COLUMN queue_items.lease_id IS 'the lease that holds it';
 COMMENT ON COLUMN queue_items.leased_until IS 'when the lease runs out; null if it is free';
 COMMENT ON COLUMN queue_items.group_seq IS 'number of the group of its last claim; null if it was never claimed';
@@ -562,14 +566,44 @@ CREATE TABLE leases (
     claimed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     leased_until TIMESTAMP WITH TIME ZONE NOT NULL,
     acknowledged BOOLEAN DEFAULT false NOT NULL,
+    consumer TEXT COLLATE "C",
+    seqs BIGINT[] NOT NULL,
+    sizes BIGINT[],
+    group_by TEXT COLLATE "C",
+    batch_id BIGINT,
+    checkpoint BIGINT,
     CONSTRAINT pk_leases PRIMARY KEY (buffer_id, id)
 );
+CREATE INDEX ix_leases_consumer ON leases (buffer_id, consumer) WHERE consumer IS NOT NULL;
 COMMENT ON COLUMN leases.buffer_id IS 'the buffer';
 COMMENT ON COLUMN leases.id IS 'the lease';
 COMMENT ON COLUMN leases.n_rows IS 'rows claimed';
 COMMENT ON COLUMN leases.claimed_at IS 'time of the claim, or of the last renewal';
-COMMENT ON COLUMN leases.leased_until IS 'time when it runs out';
+COMMENT ON COLUMN leases.leased_until IS 'time when it runs out; in 9999 if a checkpoint keeps its rows';
 COMMENT ON COLUMN leases.acknowledged IS 'true after its uses were counted';
+COMMENT ON COLUMN leases.consumer IS 'who leased it, where a name was given';
+COMMENT ON COLUMN leases.seqs IS 'the rows, group by group';
+COMMENT ON COLUMN leases.sizes IS 'rows of each group; null where single rows are leased';
+COMMENT ON COLUMN leases.group_by IS 'what rows of a group share';
+COMMENT ON COLUMN leases.batch_id IS 'its batch in the sample log';
+COMMENT ON COLUMN leases.checkpoint IS 'number of the first checkpoint after it was acknowledged';
+
+CREATE TABLE checkpoints (
+    buffer_id INTEGER NOT NULL,
+    consumer TEXT COLLATE "C" NOT NULL,
+    number BIGINT NOT NULL,
+    name TEXT COLLATE "C" NOT NULL,
+    states TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_checkpoints PRIMARY KEY (buffer_id, consumer, number)
+);
+CREATE UNIQUE INDEX uq_checkpoints_name ON checkpoints (buffer_id, consumer, name);
+COMMENT ON COLUMN checkpoints.buffer_id IS 'the buffer';
+COMMENT ON COLUMN checkpoints.consumer IS 'whose mark it is';
+COMMENT ON COLUMN checkpoints.number IS 'order of its marks';
+COMMENT ON COLUMN checkpoints.name IS 'name of the mark';
+COMMENT ON COLUMN checkpoints.states IS 'states of loaders and samplers, as JSON';
+COMMENT ON COLUMN checkpoints.created_at IS 'when';
 
 CREATE TABLE labels (
     buffer_id INTEGER NOT NULL,
@@ -948,6 +982,7 @@ ALTER TABLE flow ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE flow_waits ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE flow_history ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE queue_items ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE checkpoints ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE leases ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE labels ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE label_history ALTER COLUMN buffer_id SET STATISTICS 0;

@@ -5,7 +5,8 @@ CREATE VIEW v_samples AS
 (
 WITH w AS MATERIALIZED (SELECT buffer_id, buffer, low_seq FROM v_windows)
 SELECT w.buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled_at, r.position, r.seq,
-    s.probabilities[r.position] AS probability, e.id, e.task_id, p.key AS episode_id, e.step, e.model_version
+    s.probabilities[r.position] AS probability, e.id, e.task_id, p.key AS episode_id, e.step, e.model_version,
+    s.consumer, s.undone
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND NOT b.has_chunks
 JOIN w ON w.buffer_id = s.buffer_id
@@ -25,7 +26,8 @@ SELECT w.buffer, s.id, s.clock, s.sampler, s.seed, s.sampled_at, r.position, r.s
         p.key || '/' || (c.t + r.seq - c.first_seq),
         c.id || '/' || (r.seq - c.first_seq)
     ) COLLATE "C",
-    c.task_id, p.key, CASE WHEN c.steps IS NULL THEN c.step + (r.seq - c.first_seq) ELSE c.steps[r.seq - c.first_seq + 1] END, c.model_version
+    c.task_id, p.key, CASE WHEN c.steps IS NULL THEN c.step + (r.seq - c.first_seq) ELSE c.steps[r.seq - c.first_seq + 1] END, c.model_version,
+    s.consumer, s.undone
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND b.has_chunks
 JOIN w ON w.buffer_id = s.buffer_id

@@ -278,7 +278,9 @@ CREATE TABLE samples (
     n_rows INTEGER NOT NULL,
     seqs TEXT NOT NULL,
     probabilities TEXT,
-    sampled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL
+    sampled_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    consumer TEXT,
+    undone BOOLEAN DEFAULT 0 NOT NULL
 );
 CREATE INDEX ix_samples_buffer_id_clock ON samples (buffer_id, clock);
 CREATE INDEX ix_samples_buffer_id_sampled_at ON samples (buffer_id, sampled_at);
@@ -338,7 +340,7 @@ CREATE INDEX ix_queue_items_buffer_id_episode_id ON queue_items (buffer_id, epis
 CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_id);
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE used_up = 0;
-CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up = 1;
+CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up = 1 AND leased_until IS NULL;
 
 CREATE TABLE leases (
     buffer_id INTEGER NOT NULL,
@@ -347,8 +349,26 @@ CREATE TABLE leases (
     claimed_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     leased_until TEXT NOT NULL,
     acknowledged BOOLEAN DEFAULT 0 NOT NULL,
+    consumer TEXT,
+    seqs TEXT NOT NULL,
+    sizes TEXT,
+    group_by TEXT,
+    batch_id BIGINT,
+    checkpoint BIGINT,
     CONSTRAINT pk_leases PRIMARY KEY (buffer_id, id)
 );
+CREATE INDEX ix_leases_consumer ON leases (buffer_id, consumer) WHERE consumer IS NOT NULL;
+
+CREATE TABLE checkpoints (
+    buffer_id INTEGER NOT NULL,
+    consumer TEXT NOT NULL,
+    number BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    states TEXT NOT NULL,
+    created_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
+    CONSTRAINT pk_checkpoints PRIMARY KEY (buffer_id, consumer, number)
+);
+CREATE UNIQUE INDEX uq_checkpoints_name ON checkpoints (buffer_id, consumer, name);
 
 CREATE TABLE labels (
     "key" INTEGER NOT NULL PRIMARY KEY,

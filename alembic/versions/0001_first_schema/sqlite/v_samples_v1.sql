@@ -3,7 +3,8 @@
 CREATE VIEW v_samples AS
 SELECT b.name AS buffer, s.id AS batch_id, s.clock, s.sampler, s.seed, s.sampled_at, CAST(r.key + 1 AS INTEGER) AS position,
     CAST(r.value AS INTEGER) AS seq, json_extract(s.probabilities, '$[' || r.key || ']') AS probability,
-    e.id, e.task_id, p.key AS episode_id, e.step, e.model_version
+    e.id, e.task_id, p.key AS episode_id, e.step, e.model_version,
+    s.consumer, s.undone
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND NOT b.has_chunks
 CROSS JOIN json_each(s.seqs) r
@@ -19,7 +20,8 @@ SELECT b.name, s.id, s.clock, s.sampler, s.seed, s.sampled_at, CAST(r.key + 1 AS
     ),
     c.task_id, p.key,
     CASE WHEN c.steps IS NULL THEN c.step + r.value - c.first_seq ELSE json_extract(c.steps, '$[' || (r.value - c.first_seq) || ']') END,
-    c.model_version
+    c.model_version,
+    s.consumer, s.undone
 FROM samples s
 JOIN buffers b ON b.id = s.buffer_id AND b.has_chunks
 CROSS JOIN json_each(s.seqs) r

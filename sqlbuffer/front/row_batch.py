@@ -1,0 +1,131 @@
+"""Batches of whole rows, which were leased or drawn before."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlbuffer.checks import checked_integer
+from sqlbuffer.encoding.columns import rows_as_arrays
+from sqlbuffer.encoding.packing import Layout
+from sqlbuffer.encoding.records import Decoder
+from sqlbuffer.errors import BatchNotFoundError, BufferConfigError
+from sqlbuffer.steps import Batch, DataRow, rows_as_html
+from sqlbuffer.storage.logged_batches import StoredBatch, read_logged
+from sqlbuffer.storage.schema.expressions import listed, utc_time
+from sqlbuffer.storage.store import BufferStore
+
+
+class RowBatch(Sequence[DataRow]):
+    """A batch of rows."""
+
+    _layout: Layout
+
+    @property
+    @abstractmethod
+    def rows(self) -> list[DataRow]:
+        """The rows, in the order of the batch."""
+
+    def arrays(self, fields: Sequence[str] | None = None) -> Batch:
+        """Return the rows as arrays of shape (n, *shape), as `sample_arrays` does.
+
+        Args:
+            fields: Fields to read, of the declared ones, `reward`, `terminated`, `truncated`,
+                `adv_t` and `v_t`; all but the last two by default.
+
+        Raises:
+            FieldError: A field is unknown.
+        """
+        return rows_as_arrays(self._layout, self.rows, fields)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> DataRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DataRow]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[DataRow]:
+        return iter(self.rows)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first rows, for notebooks."""
+        return rows_as_html(self.rows, repr(self))
+
+
+class LoggedBatch(RowBatch):
+    """A batch of the sample log as it was drawn; `ReplayBuffer.batch` returns it.
+
+    Attributes:
+        seqs: Numbers of all rows of the batch, int64 of shape (n,).
+        missing: Numbers of the rows that have left the buffer, each once, in order.
+        batch_id: Number of the batch.
+        clock: The buffer's clock at that time; None before the first.
+        sampler: Name of the sampler; `lease (...)` for a leased batch.
+        seed: Seed of the sampler, as text; None without one.
+        sampled_at: When it was drawn, by the database's clock.
+        probabilities: Probability of each row of `seqs`, float64 of shape (n,); None if the sampler
+            gave none.
+        consumer: Who leased it, if a name was given.
+        undone: True after the consumer went back to an earlier checkpoint.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"}, track_samples=True)
+        >>> _ = buffer.extend({"x": [1, 2], "reward": [0.0, 0.0]})
+        >>> batch_id = buffer.sample_arrays(2).info["batch_id"]
+        >>> _ = buffer.annotate([1, 2], reward=1.0)
+        >>> batch = buffer.batch(batch_id)
+        >>> batch.arrays().reward.tolist(), sorted(batch.seqs.tolist())
+        ([0.0, 0.0], [1, 2])
+    """
+
+    def __init__(self, stored: StoredBatch, decoder: Decoder, layout: Layout) -> None:
+        entry, self._layout = stored.entry, layout
+        decoded = decoder.rows(list(stored.rows.values()))
+        row_of = dict(zip(stored.rows, decoded, strict=True))
+        self._rows = [row_of[seq] for seq in stored.seqs if seq in row_of]
+        self.seqs: NDArray[np.int64] = np.array(stored.seqs, np.int64)
+        self.missing: list[int] = sorted(set(stored.seqs) - row_of.keys())
+        self.batch_id, self.clock = int(entry.id), entry.clock
+        self.sampler, self.seed = entry.sampler, entry.seed
+        self.sampled_at: datetime = utc_time(entry.sampled_at)
+        probabilities = entry.probabilities
+        self.probabilities: NDArray[np.float64] | None = (
+            None if probabilities is None else np.array(listed(probabilities), np.float64)
+        )
+        self.consumer, self.undone = entry.consumer, bool(entry.undone)
+
+    @property
+    def rows(self) -> list[DataRow]:
+        """The rows that the buffer still holds, in the order of the batch, with the labels that
+        they had when it was drawn. A row that was drawn twice is here twice.
+        """
+        return self._rows
+
+    def __repr__(self) -> str:
+        missing = f", {len(self.missing)} missing" if self.missing else ""
+        return f"LoggedBatch({self.batch_id}, {len(self.seqs)} rows{missing})"
+
+
+def logged_batch(store: BufferStore, decoder: Decoder, number: int) -> LoggedBatch:
+    """Return a batch of the sample log; see `ReplayBuffer.batch`."""
+    number, info = checked_integer(number, "batch_id", 1), store.info
+    if not info.config.sampling.track_samples:
+        raise BufferConfigError(
+            f"buffer {info.name!r} logs no batches; make one with "
+            f"ReplayBuffer(..., track_samples=True)"
+        )
+    stored = read_logged(store.source, number)
+    if stored is None:
+        raise BatchNotFoundError(
+            f"buffer {info.name!r} has no batch {number} in its sample log: it was given back, or "
+            f"is older than keep_samples_s ({info.config.sampling.keep_samples_s:g} s)"
+        )
+    return LoggedBatch(stored, decoder, store.layout)
