@@ -100,7 +100,10 @@ class AsyncLeasedBatch:
         ...         await buffer.add(state=1, actions=[0])
         ...         async with buffer.lease(1) as batch:
         ...             await batch.renew()
-        ...             return [row.exp_data.state for row in batch]
+        ...             await batch.nack()
+        ...         batch = await buffer.lease(1).take()
+        ...         await batch.ack()
+        ...         return [row.exp_data.state for row in batch]
         >>> asyncio.run(main())
         [1]
     """
@@ -159,6 +162,8 @@ class AsyncLease:
         >>> async def main():
         ...     async with await AsyncReplayBuffer.open("sqlite://", leases=True) as buffer:
         ...         await buffer.add(state=1, actions=[0])
+        ...         batch = await buffer.lease(1).take()
+        ...         await batch.nack()
         ...         async with buffer.lease(1) as batch:
         ...             return len(batch)
         >>> asyncio.run(main())

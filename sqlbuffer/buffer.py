@@ -1334,6 +1334,7 @@ class ReplayBuffer:
             consumer: Batches that were leased under this name; None: all.
 
         Raises:
+            ArgumentError: The name is not text, or is empty.
             BufferConfigError: The buffer was made without `leases=True`.
 
         Example:
@@ -1354,7 +1355,7 @@ class ReplayBuffer:
         Episodes show their present rewards.
 
         Args:
-            batch_id: Number of the batch, as in `info["batch_id"]`, `LeasedBatch.batch_id` and
+            batch_id: Number of the batch, as in `info["batch_id"][0]`, `LeasedBatch.batch_id` and
                 `v_samples`. A batch of transitions, windows or episodes has their first rows.
 
         Raises:
@@ -1389,7 +1390,7 @@ class ReplayBuffer:
             name: Name of the mark, such as the number of the training step.
             consumer: The consumer, as in `lease`.
             loaders: Loaders and samplers, whose `state_dict()` is stored with the mark.
-            keep: Number of marks to keep, with this one. Keep as many as the model has files.
+            keep: Number of marks to keep, with this one: one more than the model files that you keep.
 
         Raises:
             ArgumentError: An argument is invalid, or the consumer has a mark of this name.
@@ -1423,6 +1424,7 @@ class ReplayBuffer:
             deleted since are counted in `n_missing`.
 
         Raises:
+            ArgumentError: A name is not text, or is empty.
             CheckpointNotFoundError: The consumer has no mark of this name.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
@@ -1451,6 +1453,9 @@ class ReplayBuffer:
             consumer: The marks of this consumer; None: of all.
             name: The marks of this name, such as those of all ranks; None: all.
 
+        Raises:
+            ArgumentError: A name is not text, or is empty.
+
         Example:
             >>> buffer = ReplayBuffer("sqlite://")
             >>> for rank in range(2):
@@ -1466,6 +1471,7 @@ class ReplayBuffer:
         What it has acknowledged counts for good, and is kept no longer.
 
         Raises:
+            ArgumentError: The name is not text, or is empty.
             StorageReadOnlyError: The role may not do this; it needs the role of learners.
 
         Example:

@@ -71,6 +71,8 @@ class LeasedBatch(RowBatch):
         >>> batch.ack()
         >>> len(buffer)
         0
+        >>> _ = buffer.add(state=3, actions=[0])
+        >>> buffer.lease(1).take().nack()
     """
 
     def __init__(

@@ -79,11 +79,11 @@ class LoggedBatch(RowBatch):
         >>> from sqlbuffer import ReplayBuffer
         >>> buffer = ReplayBuffer("sqlite://", fields={"x": "int64"}, track_samples=True)
         >>> _ = buffer.extend({"x": [1, 2], "reward": [0.0, 0.0]})
-        >>> batch_id = buffer.sample_arrays(2).info["batch_id"]
+        >>> batch_id = buffer.sample_arrays(2).info["batch_id"][0]
         >>> _ = buffer.annotate([1, 2], reward=1.0)
         >>> batch = buffer.batch(batch_id)
-        >>> batch.arrays().reward.tolist(), sorted(batch.seqs.tolist())
-        ([0.0, 0.0], [1, 2])
+        >>> batch.arrays().reward.tolist(), batch.seqs.shape, batch.missing
+        ([0.0, 0.0], (2,), [])
     """
 
     def __init__(self, stored: StoredBatch, decoder: Decoder, layout: Layout) -> None:

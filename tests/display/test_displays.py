@@ -132,9 +132,9 @@ def test_a_lease_and_its_rows_print(buffer_url):
         for i in range(4):
             buffer.add(state=i, task_id=f"t{i % 2}")
         lease = buffer.lease(2, order="fifo", group_by="task_id")
-        assert repr(lease) == "Lease(2, order='fifo', group_by='task_id', not held)"
+        assert repr(lease) == "Lease(2, order='fifo', group_by='task_id', not taken)"
         assert lease._repr_html_() == (
-            "<code>Lease(2, order=&#x27;fifo&#x27;, group_by=&#x27;task_id&#x27;, not held)</code>"
+            "<code>Lease(2, order=&#x27;fifo&#x27;, group_by=&#x27;task_id&#x27;, not taken)</code>"
         )
         with lease as batch:
             assert repr(batch).startswith("LeasedBatch(2 groups, 4 rows, lease_id=")

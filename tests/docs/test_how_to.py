@@ -74,6 +74,11 @@ def test_a_field_is_added_as_the_page_shows(read):
     assert list(page.names["buffer"].fields) == ["obs", "action", "weight"]
 
 
+def test_a_trainer_restarts_as_the_page_shows(read):
+    page = read("docs/how-to/restart-from-a-checkpoint.md")
+    assert len(page.names["model"]["trained"]) == 8
+
+
 def test_recordings_are_merged_as_the_page_shows(read):
     page = read("docs/how-to/merge-recordings.md")
     assert page.names["both"].name == "default"

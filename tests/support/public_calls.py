@@ -47,11 +47,12 @@ from tests.docs.public_methods import PRIVATE, documented, function_of, named_er
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
 MADE = {
-    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Converter",
+    "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Checkpoint",
+    "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
-    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader", "Mirror", "MirrorLag",
+    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "LoggedBatch", "Loader", "Mirror", "MirrorLag",
     "Mixture", "PriorityUpdate",
-    "Removed", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats", "StoreResult",
+    "Removed", "Restored", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats", "StoreResult",
     "StreamPiece",
     "TaskSampler", "Transaction",
 }  # fmt: skip
@@ -93,7 +94,7 @@ class World:
         self.url, self.folder = url, folder
         self.rows = ReplayBuffer(url, "rows", priorities=True, create=True)
         self.typed = ReplayBuffer(url, "typed", priorities=True, fields=FIELDS)
-        self.leased = ReplayBuffer(url, "leased", leases=True)
+        self.leased = ReplayBuffer(url, "leased", leases=True, track_samples=True)
         self.env = gymnasium.make("CartPole-v1")
         self.recorded = ReplayBuffer(url, "recorded", **fields_from_env(self.env))
         self.buffers = [self.rows, self.typed, self.leased]
@@ -227,6 +228,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
         world.typed.loader("step", 2, seed=1)
     ),
     "LeasedBatch": lambda world, _: world.held,
+    "LoggedBatch": lambda world, _: world.leased.batch(world.held.batch_id),
     "Loader": lambda world, _: world.typed.loader("step", 2, seed=1),
     "Mirror": lambda world, _: world.mirror,
     "Mixture": lambda world, _: mix({world.typed: 1}),
@@ -242,7 +244,7 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
 }
 # Others are refused by some layouts before they look at their arguments.
 LAYOUT_OF = {
-    "add_field": "typed", "lease": "leased", "loader": "typed", "mirror": "typed",
+    "add_field": "typed", "lease": "leased", "leases": "leased", "loader": "typed", "mirror": "typed",
     "record": "recorded", "sample_transitions": "typed",
 }  # fmt: skip
 LAYOUTS = {
@@ -258,9 +260,11 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "buffer": lambda world: world.typed,
     "builder": lambda _: QueryBuilder().eq("step", 1),
     "by_key": lambda _: {"k": 1},
+    "batch_id": lambda _: 1,
     "clock": lambda _: 1,
     "condition": lambda _: None,
     "condition_or_seqs": lambda _: [1],
+    "consumer": lambda _: "c",
     "counts": lambda _: FlowCounts(1, 1),
     "declaration": lambda _: ("float32", (), 0.0),
     "device": lambda _: "cpu",

@@ -64,6 +64,14 @@ class Checkpoint:
         consumer: Whose mark it is.
         states: The states of the loaders and samplers that were given, in their order.
         created_at: When it was made, by the database's clock.
+
+    Example:
+        >>> from sqlbuffer import RandomSampler, ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> sampler = RandomSampler(seed=7)
+        >>> mark = buffer.checkpoint("step-1", consumer="trainer-0", loaders=[sampler])
+        >>> mark.name, mark.states[0]["seed"]
+        ('step-1', 7)
     """
 
     name: str
@@ -83,6 +91,15 @@ class Restored:
         n_leases: Batches that were undone or revoked.
         n_freed: Rows of them that are free again.
         n_missing: Rows of them that were evicted or deleted meanwhile.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://", leases=True)
+        >>> _ = buffer.add(state=1, actions=[0])
+        >>> mark = buffer.checkpoint("start", consumer="trainer-0")
+        >>> buffer.lease(1, consumer="trainer-0").take().ack()
+        >>> buffer.restore("start", consumer="trainer-0")
+        Restored(name='start', consumer='trainer-0', states=[], n_leases=1, n_freed=1, n_missing=0)
     """
 
     name: str

@@ -63,8 +63,10 @@ def in_another_process(function, *args):
 @both_layouts
 def test_a_batch_is_taken_without_a_block_and_ended_later(buffer, buffer_url):
     first, second = buffer.lease(2, **ONE).take(), buffer.lease(1, **ONE).take()
-    assert steps_of(first) == [0, 1] and first.consumer == "a"
-    assert not first.has_ended and 290 < first.remaining_s <= 300
+    assert steps_of(first) == [0, 1]
+    assert first.consumer == "a"
+    assert not first.has_ended
+    assert 290 < first.remaining_s <= 300
     first.ack()
     first.ack()
     second.nack()
@@ -124,8 +126,10 @@ def test_leases_lists_what_runs_with_its_rows_and_groups(make_buffer, buffer_url
         assert [len(group) for group in groups.groups] == [3, 3]
         assert [row.seq for row in groups] == taken.seqs.tolist() == groups.seqs.tolist()
         assert (alone.consumer, alone.groups, len(alone)) == (None, [], 1)
-        assert alone[0] == single[0] and 290 < groups.remaining_s <= 300
-        assert "2 groups, 6 rows" in repr(groups) and "consumer='a'" in repr(groups)
+        assert alone[0] == single[0]
+        assert 290 < groups.remaining_s <= 300
+        assert "2 groups, 6 rows" in repr(groups)
+        assert "consumer='a'" in repr(groups)
         assert buffer.leases("b") == []
         buffer.delete(QueryBuilder().eq("exp_meta.task_id", "x"))
         (left,) = buffer.leases("a")
@@ -207,7 +211,8 @@ def test_what_was_acknowledged_after_a_mark_is_free_again(buffer, buffer_url):
     assert logged == {
         before.batch_id: False, after.batch_id: True, held.batch_id: True, others.batch_id: False,
     }  # fmt: skip
-    assert buffer.batch(after.batch_id).undone and buffer.batch(after.batch_id).consumer == "a"
+    assert buffer.batch(after.batch_id).undone
+    assert buffer.batch(after.batch_id).consumer == "a"
     # Once more, as after a trainer that was killed during its start.
     assert buffer.restore("one", consumer="a").n_leases == 0
     assert buffer.restore("start", consumer="a").n_freed == 1
@@ -225,9 +230,11 @@ def test_rows_stay_until_no_mark_that_is_kept_needs_them(buffer, buffer_url):
         with buffer.lease(1, **ONE) as batch:
             assert steps_of(batch) == [number]
     assert [mark.name for mark in buffer.checkpoints("a")] == ["3", "4"]
-    assert steps_leased(buffer, 1) == [5] and "may be claimed" in none_left(buffer, 2)
+    assert steps_leased(buffer, 1) == [5]
+    assert "may be claimed" in none_left(buffer, 2)
     assert buffer.delete_checkpoints("a") == 2
-    assert len(buffer) == 1 and buffer.checkpoints() == []
+    assert len(buffer) == 1
+    assert buffer.checkpoints() == []
     assert buffer.delete_checkpoints("a") == 0
     with buffer.lease(1, **ONE):
         pass
@@ -290,7 +297,8 @@ def test_groups_come_back_whole_and_take_late_siblings_again(buffer_url, fields)
         with buffer.lease(1, **{**GROUP, "group_size": 4}) as batch:
             assert len(batch) == 9
         assert buffer.delete_checkpoints("a") == 1
-        assert len(buffer) == 0 and scalar(buffer_url, "SELECT count(*) FROM queue_items") == 0
+        assert len(buffer) == 0
+        assert scalar(buffer_url, "SELECT count(*) FROM queue_items") == 0
 
 
 def test_failed_siblings_leave_with_their_group(buffer_url):
@@ -388,7 +396,8 @@ def test_a_copy_holds_kept_rows_as_used(buffer, make_database_url):
         buffer.copy_to(copied)
         assert steps_leased(copied, 4, order="fifo") == [2, 3, 4, 5]
         assert "4 rows may be claimed" in none_left(copied, 5)
-        assert copied.checkpoints() == [] and copied.leases() == []
+        assert copied.checkpoints() == []
+        assert copied.leases() == []
         with copied.lease(1, **ONE):
             pass
         assert len(copied) == 3
@@ -409,7 +418,8 @@ def test_a_logged_batch_has_the_labels_of_its_moment(make_buffer, buffer_url):
         assert list(logged) == list(early)
         assert sorted(buffer.batch(late.batch_id).arrays(["reward"]).reward) == [20.0] * 3
         assert (logged.sampler, logged.seed, logged.undone) == ("RandomSampler", "1", False)
-        assert logged.consumer is None and logged.sampled_at.utcoffset().total_seconds() == 0
+        assert logged.consumer is None
+        assert logged.sampled_at.utcoffset().total_seconds() == 0
         assert repr(logged).startswith("LoggedBatch(1, 3 rows)")
 
 
