@@ -1390,7 +1390,7 @@ class ReplayBuffer:
             name: Name of the mark, such as the number of the training step.
             consumer: The consumer, as in `lease`.
             loaders: Loaders and samplers, whose `state_dict()` is stored with the mark.
-            keep: Number of marks to keep, with this one: one more than the model files that you keep.
+            keep: Number of marks to keep, with this one: one more than the files that you keep.
 
         Raises:
             ArgumentError: An argument is invalid, or the consumer has a mark of this name.

@@ -7,7 +7,7 @@ import orjson
 
 from sqlbuffer.checks import checked_integer, checked_items, checked_text, refused
 from sqlbuffer.encoding.records import encode_key
-from sqlbuffer.errors import ArgumentError
+from sqlbuffer.errors import ArgumentError, FieldError
 from sqlbuffer.storage.leases import checkpoints
 from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
 from sqlbuffer.storage.store import BufferStore
@@ -17,7 +17,11 @@ MOST_STATES = 1_000  # in one checkpoint
 
 def checked_name(value: Any, name: str) -> str:
     """Return the name of a consumer or of a checkpoint."""
-    return encode_key(checked_text(value, name), name)
+    try:
+        return encode_key(checked_text(value, name), name)
+    except FieldError as error:
+        reason, *_ = str(error.args[0]).split(";")
+        raise ArgumentError(f"{reason}; give a shorter name, of letters and digits") from error
 
 
 def checked_optional_name(value: Any, name: str) -> str | None:

@@ -50,12 +50,16 @@ MADE = {
     "AsyncEpisodeWriter", "AsyncLease", "AsyncLeasedBatch", "Batch", "Candidates", "Checkpoint",
     "Converter",
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
-    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "LoggedBatch", "Loader", "Mirror", "MirrorLag",
-    "Mixture", "PriorityUpdate",
-    "Removed", "Restored", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats", "StoreResult",
+    "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
+    "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
+    "Removed", "Restored", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
+    "StoreResult",
     "StreamPiece",
     "TaskSampler", "Transaction",
 }  # fmt: skip
+SAMPLERS = (
+    "FifoSampler", "LatestSampler", "PrioritizedSampler", "RandomSampler", "RandomTaskSample",
+)  # fmt: skip
 # The library calls these methods; users write classes that have them.
 OF_CLASSES_OF_USERS = {
     "choose", "choose_tasks", "columns", "finished", "handed_out", "to_dataset_row", "describe",
@@ -212,6 +216,10 @@ class InSnapshot:
         return call
 
 
+def made_sampler(name: str, *_: Any) -> Any:
+    return resolved(f"sqlbuffer.{name}")()
+
+
 # What the methods of a class are called on. A buffer of each layout has the same calls.
 SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "AsyncEpisodeWriter": lambda world, _: aio.AsyncEpisodeWriter(world.written_typed.episode()),
@@ -234,6 +242,9 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "Mixture": lambda world, _: mix({world.typed: 1}),
     "QueryBuilder": lambda *_: QueryBuilder(),
     "QueryFilter": lambda *_: QueryFilter(None),
+    **{name: functools.partial(made_sampler, name) for name in SAMPLERS},
+    "Sampler": functools.partial(made_sampler, "RandomSampler"),
+    "TaskSampler": functools.partial(made_sampler, "RandomTaskSample"),
     "RateLimiter": lambda *_: RateLimiter(1.0),
     "RatioWindow": lambda *_: RatioWindow(1.0),
     "ReplayBuffer": lambda world, layout: getattr(world, layout),
@@ -244,8 +255,8 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
 }
 # Others are refused by some layouts before they look at their arguments.
 LAYOUT_OF = {
-    "add_field": "typed", "lease": "leased", "leases": "leased", "loader": "typed", "mirror": "typed",
-    "record": "recorded", "sample_transitions": "typed",
+    "add_field": "typed", "lease": "leased", "leases": "leased", "loader": "typed",
+    "mirror": "typed", "record": "recorded", "sample_transitions": "typed",
 }  # fmt: skip
 LAYOUTS = {
     "Candidates": ("rows", "typed"),
