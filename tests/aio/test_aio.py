@@ -82,6 +82,25 @@ def test_takes_the_same_arguments_as_the_buffer() -> None:
         assert [str(p) for p in ours.values()] == [str(p) for p in theirs.values()], name
 
 
+def test_batches_are_taken_listed_and_given_back(database_url: str) -> None:
+    async def use() -> None:
+        async with await AsyncReplayBuffer.open(
+            database_url, create=True, leases=True, max_use=1
+        ) as buffer:
+            await buffer.add(state=1, actions=[0])
+            await buffer.checkpoint("start", consumer="a")
+            taken = await buffer.lease(1, consumer="a").take()
+            (listed,) = await buffer.leases("a")
+            assert listed.rows == taken.rows
+            await listed.ack()
+            assert await buffer.leases() == []
+            assert (await buffer.restore("start", consumer="a")).n_freed == 1
+            assert [mark.name for mark in await buffer.checkpoints()] == ["start"]
+            assert await buffer.delete_checkpoints("a") == 1
+
+    asyncio.run(use())
+
+
 @pytest.mark.thorough
 def test_many_agents_store_at_once(database_url: str) -> None:
     async def use() -> int:

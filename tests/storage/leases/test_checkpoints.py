@@ -403,6 +403,7 @@ def test_a_copy_holds_kept_rows_as_used(buffer, make_database_url):
         assert len(copied) == 3
 
 
+@both_layouts
 def test_a_logged_batch_has_the_labels_of_its_moment(make_buffer, buffer_url):
     with make_buffer(buffer_url, track_samples=True) as buffer:
         store(buffer, range(3))
@@ -421,6 +422,33 @@ def test_a_logged_batch_has_the_labels_of_its_moment(make_buffer, buffer_url):
         assert logged.consumer is None
         assert logged.sampled_at.utcoffset().total_seconds() == 0
         assert repr(logged).startswith("LoggedBatch(1, 3 rows)")
+
+
+def test_late_fields_and_parts_of_a_logged_batch(buffer_url):
+    fields = {"x": "int64", "weight": "float32"}
+    with ReplayBuffer(buffer_url, fields=fields, track_samples=True) as buffer:
+        large = "x" * 3_000_000
+        buffer.extend({"x": [1, 2], "weight": [0.5, 0.5], "extra": [{"text": large}] * 2})
+        buffer.annotate([1], weight=1.0)
+        early = buffer.sample(2, sampler=RandomSampler(replace=False, seed=1))
+        time.sleep(0.005)
+        buffer.annotate([1, 2], weight=9.0)
+        logged = buffer.batch(early.batch_id)
+        assert {row.seq: row.fields["weight"] for row in logged} == {1: 1.0, 2: 0.5}
+        assert list(logged) == list(early)
+        assert sorted(logged.arrays(["weight"]).weight) == [0.5, 1.0]
+
+
+def test_priorities_stay_when_a_consumer_goes_back(buffer_url):
+    with ReplayBuffer(buffer_url, leases=True, max_use=1, priorities=True) as buffer:
+        store(buffer, range(3))
+        buffer.checkpoint("start", consumer="a")
+        with buffer.lease(2, **ONE) as batch:
+            buffer.update_priorities(batch.seqs, [5.0, 6.0])
+        priorities = "SELECT seq, priority FROM v_priorities ORDER BY seq"
+        given = run(buffer_url, priorities)
+        assert buffer.restore("start", consumer="a").n_freed == 2
+        assert run(buffer_url, priorities) == given
 
 
 def test_batches_are_logged_or_not(buffer_url):

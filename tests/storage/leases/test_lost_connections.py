@@ -52,6 +52,19 @@ def test_a_claim_holds_one_batch(url, proxy, cuts, group_by):
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_checkpoint_is_made_and_restored_once(url, proxy, cut):
+    buffer = ReplayBuffer(proxy.url)
+    proxy.cuts = [cut]
+    assert buffer.checkpoint("start", consumer="a").name == "start"
+    with buffer.lease(4, order="fifo", consumer="a"):
+        pass
+    proxy.cuts = [cut]
+    assert buffer.restore("start", consumer="a").n_freed == 4
+    assert proxy.n_cut == 2
+    assert set(uses_of(url).values()) == {0}
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
 def test_rows_are_given_back_and_a_lease_is_renewed_over_a_lost_connection(url, proxy, cut):
     buffer = ReplayBuffer(proxy.url)
     lease = buffer.lease(4)

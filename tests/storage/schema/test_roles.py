@@ -110,10 +110,18 @@ def test_learners_lease_and_writers_may_not(with_roles, login, make_buffer):
         buffer.store_batch([make_array_row(step=step) for step in range(8)])
         with pytest.raises(StorageReadOnlyError), buffer.lease(1, timeout_s=0):
             pass
+        with pytest.raises(StorageReadOnlyError):
+            buffer.checkpoint("start", consumer="a")
     with ReplayBuffer(login("sqlbuffer_learner"), name="leased") as buffer:
         with buffer.lease(2) as batch:
             batch.renew()
         assert len(buffer) == 4
+        buffer.checkpoint("start", consumer="a")
+        with buffer.lease(2, consumer="a"):
+            pass
+        assert buffer.restore("start", consumer="a").n_freed == 2
+        buffer.checkpoint("one", consumer="a", keep=1)
+        assert buffer.delete_checkpoints("a") == 1
         with pytest.raises(KeyError), buffer.lease(1, group_by="task_id", timeout_s=0):
             raise KeyError
         late = {"min_group_size": 9, "group_timeout_s": 1e-6, "on_partial": "drop"}
