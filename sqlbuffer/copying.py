@@ -193,20 +193,19 @@ def copy_buffer(
         begin_copy(reader, writer, identity)
         progress = writer.progress(identity)
         assert progress is not None
-    elif not progress.is_finished:
+    else:
         _check_layouts(source, target)
         resume_copy(reader, writer, progress)
-    n_before, was_finished = progress.n_steps, progress.is_finished
-    if not was_finished:
-        keys = writer.keys(reader, is_resumed=is_resumed)
-        progress = _copy_steps(reader, writer, keys, progress, on_progress)
-        _check_layouts(source, target)
-        target.write(partial(writer.finish, documents=reader.documents()))
-        if reader.hold is not None:
-            reader.hold.release()
+    n_before = progress.n_steps
+    keys = writer.keys(reader, is_resumed=is_resumed)
+    progress = _copy_steps(reader, writer, keys, progress, on_progress)
+    _check_layouts(source, target)
+    target.write(partial(writer.finish, documents=reader.documents()))
+    if reader.hold is not None:
+        reader.hold.release()
     return CopyReport(
         _shown(source), _shown(target), progress.range.low, progress.range.high, progress.n_steps,
-        progress.n_steps - n_before, was_finished, time.monotonic() - began_at,
+        progress.n_steps - n_before, False, time.monotonic() - began_at,
     )  # fmt: skip
 
 

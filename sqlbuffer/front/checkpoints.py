@@ -1,9 +1,10 @@
 """Checkpoints: marks of what a consumer has acknowledged, with the states of its loaders."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
+import numpy as np
 
 from sqlbuffer.checks import checked_integer, checked_items, checked_text, refused
 from sqlbuffer.encoding.records import encode_key
@@ -70,10 +71,17 @@ def _state_of(loader: Any, place: int) -> Any:
         raise refused(loader, name, "a loader, a sampler, or another object with state_dict()")
     state = loader.state_dict()
     try:
-        orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError as error:
+        # NaN is none of JSON.
+        return json.loads(json.dumps(state, allow_nan=False, default=_plain))
+    except (TypeError, ValueError) as error:
         raise ArgumentError(
             f"{name}: its state_dict() cannot be stored as JSON ({error}); save it in your own "
             f"checkpoint file"
         ) from error
-    return state
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of numpy as JSON has it."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} is no JSON value")

@@ -75,11 +75,9 @@ class LeasedBatch(RowBatch):
         >>> buffer.lease(1).take().nack()
     """
 
-    def __init__(
-        self, store: BufferStore, decoder: Decoder, leased: LeasedRows, lease_s: float
-    ) -> None:
+    def __init__(self, store: BufferStore, decoder: Decoder, leased: LeasedRows) -> None:
         self._store, self._decoder, self._leased = store, decoder, leased
-        self._lease_s, self._layout = lease_s, store.layout
+        self._layout = store.layout
         self._end: str | None = None  # the call that ended it
         self.seqs = np.array(leased.seqs, np.int64)
         self.lease_id, self.batch_id, self.consumer = (
@@ -157,7 +155,7 @@ class LeasedBatch(RowBatch):
             ArgumentError: `lease_s` is not a number of seconds above 0.
             LeaseLostError: The lease has expired, or the batch was acknowledged or given back.
         """
-        lease_s = self._lease_s if lease_s is None else checked_duration(lease_s, "lease_s")
+        lease_s = self._leased.lease_s if lease_s is None else checked_duration(lease_s, "lease_s")
         if self._end is not None:
             raise self._over("acknowledged" if self._end == "ack" else "given back", "renewed")
         leases.renew(self._store.leases, self._leased, lease_s)
@@ -221,7 +219,7 @@ class Lease:
             raise RuntimeError("the lease is taken already; call lease() for each batch")
         keeping = self._store.leases
         leased = claimed(keeping, self._request, self._timeout_s, self._cancelled)
-        batch = LeasedBatch(self._store, self._decoder, leased, self._request.lease_s)
+        batch = LeasedBatch(self._store, self._decoder, leased)
         self._batch, self._pid = batch, os.getpid()
         try:
             leases.complete(keeping, leased)
@@ -353,7 +351,7 @@ class Leasing:
         """Return the batches on lease; see `ReplayBuffer.leases`."""
         self._check()
         live = leases.live_leases(self._store.leases, checked_optional_name(consumer, "consumer"))
-        return [LeasedBatch(self._store, self._decoder, leased, LEASE_S) for leased in live]
+        return [LeasedBatch(self._store, self._decoder, leased) for leased in live]
 
     def _check(self) -> None:
         if not self._store.info.config.leases.enabled:

@@ -125,7 +125,8 @@ def logged_batch(store: BufferStore, decoder: Decoder, number: int) -> LoggedBat
     stored = read_logged(store.source, number)
     if stored is None:
         raise BatchNotFoundError(
-            f"buffer {info.name!r} has no batch {number} in its sample log: it was given back, or "
-            f"is older than keep_samples_s ({info.config.sampling.keep_samples_s:g} s)"
+            f"buffer {info.name!r} has no batch {number} in its sample log: no batch has this "
+            f"number, it was given back, or it is older than keep_samples_s "
+            f"({info.config.sampling.keep_samples_s:g} s)"
         )
     return LoggedBatch(stored, decoder, store.layout)

@@ -87,7 +87,10 @@ _SQLITE_NOTE_LABEL = (
     "INSERT INTO label_history (buffer_id, version, seq, reward_t, adv_t, v_t, extra, fields) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (buffer_id, seq, version) DO UPDATE "
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
-    "extra = excluded.extra, fields = excluded.fields, labelled_at = excluded.labelled_at"
+    "extra = excluded.extra, fields = excluded.fields, labelled_at = excluded.labelled_at "
+    # A repeated call changes nothing, also not the time.
+    "WHERE reward_t IS NOT excluded.reward_t OR adv_t IS NOT excluded.adv_t "
+    "OR v_t IS NOT excluded.v_t OR extra IS NOT excluded.extra OR fields IS NOT excluded.fields"
 )
 _SQLITE_LABELLED = (
     "SELECT seq, reward_t, adv_t, v_t, extra, fields FROM labels "
@@ -155,7 +158,10 @@ _POSTGRESQL_NOTE_LABELS = (
     "n.fields::jsonb "
     f"FROM {_POSTGRESQL_LABELS} ON CONFLICT (buffer_id, seq, version) DO UPDATE "
     "SET reward_t = excluded.reward_t, adv_t = excluded.adv_t, v_t = excluded.v_t, "
-    "extra = excluded.extra, fields = excluded.fields, labelled_at = excluded.labelled_at"
+    "extra = excluded.extra, fields = excluded.fields, labelled_at = excluded.labelled_at "
+    "WHERE (label_history.reward_t, label_history.adv_t, label_history.v_t, label_history.extra, "
+    "label_history.fields) IS DISTINCT FROM (excluded.reward_t, excluded.adv_t, excluded.v_t, "
+    "excluded.extra, excluded.fields)"
 )
 # An UPDATE would be planned as one of all labels of the buffer.
 _POSTGRESQL_LABEL = (

@@ -4,12 +4,12 @@ What a consumer with marks acknowledges is kept: its rows are neither free nor r
 mark that is left includes them. So each of these marks can be restored.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import orjson
 from sqlalchemy import (
     Connection,
     Integer,
@@ -37,7 +37,6 @@ from sqlbuffer.storage.leases.leases import (
     LeaseKeeping,
     close_groups,
     evict,
-    failed_siblings,
 )
 from sqlbuffer.storage.leases.retirement import retire
 from sqlbuffer.storage.leases.tables import KEPT_UNTIL, checkpoints, leases, queue_items
@@ -137,7 +136,7 @@ _UNDO = (
         used_up=False,
         **FREE_AGAIN,
     )
-    .returning(queue_items.c.seq, queue_items.c.episode_id)
+    .returning(queue_items.c.seq)
 )
 _EPISODES = "p_episodes"
 _OF_EPISODES = is_number_of(episodes.c.id, bindparam(_EPISODES, type_=SeqList()))
@@ -177,7 +176,7 @@ def make(
         ArgumentError: The consumer has a mark of this name.
     """
     marks, own = _Marks(keeping, consumer), _own_leases(keeping, consumer)
-    text = orjson.dumps(list(states), option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    text = json.dumps(list(states))
 
     def work(connection: Connection) -> Checkpoint:
         numbers = dict(marks.locked(connection))
@@ -220,14 +219,12 @@ def restore(keeping: LeaseKeeping, name: str, consumer: str) -> Restored:
         if number is None:
             raise _not_found(keeping, name, consumer, marks.all(connection))
         is_later = or_(leases.c.checkpoint.is_(None), leases.c.checkpoint > number)
-        n_freed, sizes = _undo(
-            connection, keeping, own & (~leases.c.acknowledged | (_is_kept & is_later))
-        )
+        undone = _undo(connection, keeping, own & (~leases.c.acknowledged | (_is_kept & is_later)))
         marks.delete(connection, checkpoints.c.number > number)
         states = marks.all(connection)[-1].states
         return (
-            Restored(name, consumer, states, len(sizes), n_freed, sum(sizes) - n_freed),
-            sizes,
+            Restored(name, consumer, states, len(undone.sizes), undone.n_freed, undone.n_missing),
+            undone.sizes,
         )
 
     restored, sizes = keeping.buffer.write(work)
@@ -283,7 +280,7 @@ class _Marks:
             statement.where(self._is_own).order_by(mark.consumer, mark.number)
         )
         return [
-            Checkpoint(name, consumer, orjson.loads(states), utc_time(created_at))
+            Checkpoint(name, consumer, json.loads(states), utc_time(created_at))
             for name, consumer, states, created_at in rows
         ]
 
@@ -324,42 +321,62 @@ def _end(connection: Connection, keeping: LeaseKeeping, which: Any) -> None:
     connection.execute(update(leases).where(which).values(leased_until=in_seconds(0.0)))
 
 
-def _undo(connection: Connection, keeping: LeaseKeeping, which: Any) -> tuple[int, list[int]]:
+class _Undone(NamedTuple):
+    n_freed: int
+    n_missing: int
+    sizes: list[int]
+
+
+def _undo(connection: Connection, keeping: LeaseKeeping, which: Any) -> _Undone:
     """Free the rows of leases, and undo the uses of those that were acknowledged.
 
-    Return the number of rows in the window that are free, and the size of each lease. One that ran
-    out has ended before, and its rows may be those of others.
+    Return the number of rows that are free, and of those that have left, and the size of each lease
+    that still had rows. Those that a lease has lost when it ran out may be held by others.
     """
     taken, low = _read(connection, which), keeping.buffer.window_in(connection).low
     buffer = {BUFFER: keeping.buffer.info.id}
-    n_freed = 0
+    freed: set[int] = set()
     for some in _by_rows(taken):
         seqs = _seqs_of(some)
         values = {**buffer, SEQS: seqs, LEASES: [lease.id for lease in some]}
         connection.execute(_HOLD, values)
-        freed = connection.execute(_UNDO, values).all()
-        n_freed += sum(seq > low for seq, _ in freed)
-        used = {episode_id for _, episode_id in freed} - {None}
-        for group_by, of_groups in _grouped(some):
-            used.update(failed_siblings(connection, group_by, {**buffer, SEQS: of_groups}))
-        if used:
-            numbers = {**buffer, _EPISODES: sorted(used)}
+        freed.update(connection.execute(_UNDO, values).scalars())
+        noted = sorted({id_ for lease in some for id_ in lease.episodes})
+        if noted:
+            numbers = {**buffer, _EPISODES: noted}
             connection.execute(_LOCK_EPISODES, numbers)
             connection.execute(_FORGET_USE, numbers)
         evict(connection, keeping, seqs, low)
-    batches = [lease.batch_id for lease in taken if lease.batch_id is not None]
+    ids = bindparam(None, [lease.id for lease in taken], KeyList())
+    of_buffer = leases.c.buffer_id == keeping.buffer.info.id
+    gone = delete(leases).where(of_buffer, is_one_of(leases.c.id, ids)).returning(leases.c.id)
+    ended = set(connection.execute(gone).scalars())  # others were given back meanwhile
+    undone = [
+        lease
+        for lease in taken
+        if lease.id in ended and (lease.runs or not freed.isdisjoint(lease.seqs))
+    ]
+    batches = [lease.batch_id for lease in undone if lease.batch_id is not None]
     if batches:
         is_batch = is_number_of(samples.c.id, bindparam(None, batches, SeqList()))
         connection.execute(update(samples).where(is_batch).values(undone=True))
-    ids = bindparam(None, [lease.id for lease in taken], KeyList())
-    of_buffer = leases.c.buffer_id == keeping.buffer.info.id
-    connection.execute(delete(leases).where(of_buffer, is_one_of(leases.c.id, ids)))
-    return n_freed, [len(lease.seqs) for lease in taken if lease.runs]
+    missing = [
+        seq
+        for lease in undone
+        if lease.runs
+        for seq in lease.seqs
+        if seq not in freed or seq <= low
+    ]
+    sizes = [
+        len(lease.seqs) if lease.runs else len(freed.intersection(lease.seqs)) for lease in undone
+    ]
+    return _Undone(sum(seq > low for seq in freed), len(missing), sizes)
 
 
 class _Taken(NamedTuple):
     id: str
     seqs: Sequence[int]
+    episodes: Sequence[int]
     group_by: str | None
     batch_id: int | None
     runs: bool
@@ -367,9 +384,11 @@ class _Taken(NamedTuple):
 
 def _read(connection: Connection, which: Any) -> list[_Taken]:
     lease = leases.c
-    statement = select(lease.id, lease.seqs, lease.group_by, lease.batch_id, RUNS).where(which)
-    rows = connection.execute(statement.order_by(lease.id))
-    return [_Taken(id_, listed(seqs), *rest) for id_, seqs, *rest in rows]
+    columns = lease.id, lease.seqs, lease.episodes, lease.group_by, lease.batch_id, RUNS
+    rows = connection.execute(select(*columns).where(which).order_by(lease.id))
+    return [
+        _Taken(id_, listed(seqs), listed(noted or []), *rest) for id_, seqs, noted, *rest in rows
+    ]
 
 
 def _by_rows(taken: Sequence[_Taken]) -> Iterator[list[_Taken]]:

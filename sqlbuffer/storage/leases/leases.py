@@ -77,6 +77,7 @@ from sqlbuffer.storage.sample_log import LogEntry
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.sampling.candidates import Candidates
 from sqlbuffer.storage.schema.expressions import (
+    IntegerList,
     KeyList,
     SeqList,
     age_s,
@@ -158,6 +159,7 @@ _LIVE = (
     select(
         *(leases.c[name] for name in ("id", "consumer", "seqs", "sizes", "group_by", "batch_id")),
         (-age_s(leases.c.leased_until)).label("left_s"),
+        (age_s(leases.c.claimed_at) - age_s(leases.c.leased_until)).label("lease_s"),
     )
     .where(_OF_BUFFER, ~leases.c.acknowledged, RUNS)
     .order_by(leases.c.claimed_at, leases.c.id)
@@ -186,6 +188,9 @@ _ACKNOWLEDGE = _MARK.values(acknowledged=True, leased_until=in_seconds(0.0)).ret
     _LOW.scalar_subquery()
 )
 _KEEP = _MARK.values(acknowledged=True, leased_until=KEPT_UNTIL).returning(_LOW.scalar_subquery())
+_NOTE_EPISODES = (
+    update(leases).where(OF_LEASE).values(episodes=bindparam("p_noted", type_=IntegerList()))
+)
 _PROLONG = _MARK.values(leased_until=UNTIL_OF_ROWS, claimed_at=in_seconds(0.0))
 _PROLONG_ROWS = update(queue_items).where(OWN_ROWS).values(leased_until=UNTIL)
 # In the order in which transactions that delete rows lock them.
@@ -335,6 +340,7 @@ class LeasedRows:
         number: Number of the batch in the sample log.
         group_by: Column that rows of a group share; None if each row is separate.
         consumer: Who leased it, if a name was given.
+        lease_s: How long it lasts from its claim or its last renewal, in seconds.
         groups: The rows of each group, in their order; without groups, each row alone. Empty
             until `read_rows` has read those of a lease of another process.
     """
@@ -346,6 +352,7 @@ class LeasedRows:
     number: int | None = None
     group_by: GroupBy | None = None
     consumer: str | None = None
+    lease_s: float = 0.0
     groups: list[list[Row]] = field(default_factory=list)
 
     def divided(self) -> list[list[int]]:
@@ -467,7 +474,8 @@ class Claim:
         return LeasedRows(
             self._lease_id, [row[0] for group in groups for row in group],
             None if request.group_by is None else [len(group) for group in groups],
-            deadline, group_by=request.group_by, consumer=request.consumer, groups=groups,
+            deadline, group_by=request.group_by, consumer=request.consumer,
+            lease_s=request.lease_s, groups=groups,
         )  # fmt: skip
 
 
@@ -501,7 +509,7 @@ def live_leases(keeping: LeaseKeeping, consumer: str | None) -> list[LeasedRows]
         return [
             LeasedRows(
                 row.id, list(listed(row.seqs)), row.sizes and list(listed(row.sizes)),
-                now + row.left_s, row.batch_id, row.group_by, row.consumer,
+                now + row.left_s, row.batch_id, row.group_by, row.consumer, row.lease_s,
             )
             for row in rows
         ]  # fmt: skip
@@ -721,7 +729,7 @@ def renew(keeping: LeaseKeeping, leased: LeasedRows, lease_s: float) -> None:
         connection.execute(_HOLD, values)
         connection.execute(_PROLONG_ROWS, values)  # first, as in an acknowledgement
         if not connection.execute(_PROLONG, values).rowcount:
-            raise _lost(keeping, leased, "renewed")
+            raise _lost(connection, keeping, leased, "renewed")
 
     keeping.buffer.write(work)
     leased.deadline = deadline
@@ -751,12 +759,14 @@ def acknowledge(keeping: LeaseKeeping, leased: LeasedRows) -> None:
         if low is None:
             if connection.execute(IS_CLAIMED, values).scalar():
                 return is_kept  # another call has acknowledged it
-            raise _lost(keeping, leased, "acknowledged")
-        note_use(connection, of_rows)
+            raise _lost(connection, keeping, leased, "acknowledged")
+        noted = note_use(connection, of_rows)
         if leased.group_by in _FAILED_SIBLINGS:
             retires = max_use is not None and not is_kept
-            close_groups(connection, leased.group_by, values, retires=retires)
-        if not is_kept:
+            noted += close_groups(connection, leased.group_by, values, retires=retires)
+        if is_kept:
+            connection.execute(_NOTE_EPISODES, {**values, "p_noted": noted})
+        else:
             evict(connection, keeping, leased.seqs, low)
         return is_kept
 
@@ -775,30 +785,29 @@ def _has_marks(connection: Connection, keeping: LeaseKeeping, consumer: str) -> 
     return any(connection.execute(_SHARE_MARKS, values).first() is not None for _ in range(2))
 
 
-def note_use(connection: Connection, episode_ids: Iterable[int]) -> None:
-    """Note that episodes were used: nothing continues them."""
+def note_use(connection: Connection, episode_ids: Iterable[int]) -> list[int]:
+    """Note that episodes were used: nothing continues them. Return those that were not before."""
     numbers = {_EPISODES: sorted(episode_ids)}
-    if numbers[_EPISODES] and connection.execute(_LOCK_EPISODES, numbers).all():
+    unused: list[int] = []
+    if numbers[_EPISODES]:
+        unused += connection.execute(_LOCK_EPISODES, numbers).scalars()
+    if unused:
         connection.execute(_NOTE_USE, numbers)
-
-
-def failed_siblings(connection: Connection, group_by: str, values: Mapping[str, Any]) -> list[int]:
-    """Return the aborted and abandoned rollouts of the groups of some rows, in their order."""
-    return sorted(connection.execute(_FAILED_SIBLINGS[group_by], values).scalars())
+    return unused
 
 
 def close_groups(
     connection: Connection, group_by: str, values: Mapping[str, Any], *, retires: bool
-) -> None:
+) -> list[int]:
     """Note of aborted and abandoned siblings of acknowledged rollouts that nothing continues them.
 
-    With `retires` their rows leave the queue.
+    With `retires` their rows leave the queue. Return those that were not noted before.
     """
-    failed = failed_siblings(connection, group_by, values)
-    if failed:
-        note_use(connection, failed)
-        if retires:
-            connection.execute(_USE_UP, {**values, _EPISODES: failed})
+    failed = sorted(connection.execute(_FAILED_SIBLINGS[group_by], values).scalars())
+    noted = note_use(connection, failed)
+    if failed and retires:
+        connection.execute(_USE_UP, {**values, _EPISODES: failed})
+    return noted
 
 
 def give_back(keeping: LeaseKeeping, leased: LeasedRows) -> None:
@@ -829,7 +838,15 @@ def _values(keeping: LeaseKeeping, leased: LeasedRows) -> dict[str, Any]:
     return {BUFFER: keeping.buffer.info.id, LEASE: leased.lease_id, SEQS: leased.seqs}
 
 
-def _lost(keeping: LeaseKeeping, leased: LeasedRows, call: str) -> LeaseLostError:
+def _lost(
+    connection: Connection, keeping: LeaseKeeping, leased: LeasedRows, call: str
+) -> LeaseLostError:
+    if connection.execute(IS_CLAIMED, _values(keeping, leased)).first() is None:
+        return LeaseLostError(
+            f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} has ended before it was "
+            f"{call}: it was given back, its consumer went back to a checkpoint, or it ran out "
+            f"long ago; this use is not counted"
+        )
     return LeaseLostError(
         f"buffer {keeping.buffer.info.name!r}: lease {leased.lease_id} ran out before it was "
         f"{call}: others can claim its {len(leased.seqs)} rows, and this use is not counted; lease "

@@ -131,6 +131,9 @@ leases = Table(
     Column("consumer", KEY, comment="who leased it, where a name was given"),
     Column("seqs", SEQS, nullable=False, comment="the rows, group by group"),
     Column("sizes", SEQS, comment="rows of each group; null where single rows are leased"),
+    Column(
+        "episodes", SEQS, comment="episodes that its acknowledgement was the first to use; if kept"
+    ),
     Column("group_by", KEY, comment="what rows of a group share"),
     Column("batch_id", BigInteger, comment="its batch in the sample log"),
     Column(

@@ -22,6 +22,7 @@ from sqlbuffer.errors import (
     BatchNotFoundError,
     BufferConfigError,
     CheckpointNotFoundError,
+    EpisodeEndedError,
     InsufficientDataError,
     LeaseLostError,
 )
@@ -103,7 +104,7 @@ def test_another_process_ends_a_batch(buffer, buffer_url, call):
         with pytest.raises(LeaseLostError, match="was acknowledged"):
             buffer_of_same_lease(buffer, batch).nack()
     else:
-        with pytest.raises(LeaseLostError, match="ran out before it was acknowledged"):
+        with pytest.raises(LeaseLostError, match="before it was acknowledged: it was given back"):
             batch.ack()
     assert len(buffer) == (4 if call == "ack" else 6)
 
@@ -449,6 +450,73 @@ def test_priorities_stay_when_a_consumer_goes_back(buffer_url):
         given = run(buffer_url, priorities)
         assert buffer.restore("start", consumer="a").n_freed == 2
         assert run(buffer_url, priorities) == given
+
+
+def test_a_repeated_annotation_does_not_change_what_a_batch_was(make_buffer, buffer_url):
+    with make_buffer(buffer_url, track_samples=True) as buffer:
+        store(buffer, range(1))
+        buffer.annotate([1], reward=10.0, extra={"judge": 1}, version=3)
+        time.sleep(0.005)
+        drawn = buffer.sample(1)
+        time.sleep(0.005)
+        buffer.annotate([1], reward=10.0, extra={"judge": 1}, version=3)
+        assert list(buffer.batch(drawn.batch_id)) == list(drawn)
+
+
+def test_a_lease_that_ran_out_is_given_back_or_belongs_to_others(buffer, buffer_url):
+    buffer.checkpoint("start", consumer="a")
+    lost = buffer.lease(1, **ONE).take()
+    expire(buffer_url)
+    with buffer.lease(1, **{**ONE, "consumer": "b"}) as taken:
+        assert steps_of(taken) == [0]
+    own = buffer.lease(2, **ONE, lease_s=20).take()
+    (listed,) = buffer.leases("a")
+    listed.renew()
+    assert 15 < buffer.leases("a")[0].remaining_s <= 20
+    expire(buffer_url)
+    restored = buffer.restore("start", consumer="a")
+    assert (restored.n_leases, restored.n_freed, restored.n_missing) == (1, 2, 0)
+    assert not buffer.batch(lost.batch_id).undone
+    assert buffer.batch(own.batch_id).undone
+    with pytest.raises(LeaseLostError, match="its consumer went back to a checkpoint"):
+        own.ack()
+
+
+@pytest.mark.parametrize("before", ["a", "b"])
+def test_what_an_earlier_use_has_closed_stays_closed(buffer_url, before):
+    with ReplayBuffer(buffer_url, leases=True) as buffer:
+        play(buffer, "g", 1, 2)
+        play(buffer, "g", 3, abort=True)
+        with buffer.lease(1, **{**GROUP, "consumer": before}):
+            pass
+        buffer.checkpoint("start", consumer="a")
+        for _ in range(2):
+            batch = buffer.lease(1, **GROUP).take()
+            batch.ack()
+            buffer.restore("start", consumer="a")
+            with pytest.raises(EpisodeEndedError, match="used"):
+                buffer.episode("t", episode_id="g-3", group_id="g", resume=True)
+        buffer.lease(1, **GROUP).take()
+        buffer.restore("start", consumer="a")
+        with pytest.raises(EpisodeEndedError, match="used"):
+            buffer.episode("t", episode_id="g-3", group_id="g", resume=True)
+
+
+def test_states_are_json(buffer):
+    class Numbers:
+        def __init__(self, value):
+            self.value = value
+
+        def state_dict(self):
+            return {"value": self.value}
+
+    for wrong in (float("nan"), np.float32("inf"), np.array([np.nan]), b"x", object()):
+        with pytest.raises(ArgumentError, match="cannot be stored as JSON"):
+            buffer.checkpoint("wrong", consumer="a", loaders=[Numbers(wrong)])
+    given = [Numbers(2**70), Numbers(np.int64(3)), Numbers(np.arange(2)), Numbers("é")]
+    mark = buffer.checkpoint("right", consumer="a", loaders=given)
+    assert [state["value"] for state in mark.states] == [2**70, 3, [0, 1], "é"]
+    assert buffer.restore("right", consumer="a").states == mark.states
 
 
 def test_batches_are_logged_or_not(buffer_url):

@@ -569,6 +569,7 @@ CREATE TABLE leases (
     consumer TEXT COLLATE "C",
     seqs BIGINT[] NOT NULL,
     sizes BIGINT[],
+    episodes BIGINT[],
     group_by TEXT COLLATE "C",
     batch_id BIGINT,
     checkpoint BIGINT,
@@ -584,6 +585,7 @@ COMMENT ON COLUMN leases.acknowledged IS 'true after its uses were counted';
 COMMENT ON COLUMN leases.consumer IS 'who leased it, where a name was given';
 COMMENT ON COLUMN leases.seqs IS 'the rows, group by group';
 COMMENT ON COLUMN leases.sizes IS 'rows of each group; null where single rows are leased';
+COMMENT ON COLUMN leases.episodes IS 'episodes that its acknowledgement was the first to use; if kept';
 COMMENT ON COLUMN leases.group_by IS 'what rows of a group share';
 COMMENT ON COLUMN leases.batch_id IS 'its batch in the sample log';
 COMMENT ON COLUMN leases.checkpoint IS 'number of the first checkpoint after it was acknowledged';

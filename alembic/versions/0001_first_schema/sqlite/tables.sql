@@ -352,6 +352,7 @@ CREATE TABLE leases (
     consumer TEXT,
     seqs TEXT NOT NULL,
     sizes TEXT,
+    episodes TEXT,
     group_by TEXT,
     batch_id BIGINT,
     checkpoint BIGINT,
