@@ -1,7 +1,7 @@
 """Copy buffers."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from sqlbuffer.checks import checked_callable, checked_choice, checked_flag, ref
 from sqlbuffer.codec.plain_values import is_storable_text
 from sqlbuffer.config import BufferConfig
 from sqlbuffer.errors import CopyError
-from sqlbuffer.fields import described
+from sqlbuffer.fields import FieldSpec, described
 from sqlbuffer.query.tree import Node
 from sqlbuffer.storage.buffers.open_buffer import OpenBuffer
 from sqlbuffer.storage.copies.parts import CopiedRange
@@ -181,7 +181,8 @@ def copy_buffer(
     progress = writer.progress(identity)
     ours, theirs = source.learn_fields(), target.learn_fields()
     # The same fields, in another order or added at another time: their bytes are not the same.
-    must_repack = ours.specs == theirs.specs and not ours.has_same_bytes(theirs)
+    can_repack = _without_defaults(ours.specs) == _without_defaults(theirs.specs)
+    must_repack = can_repack and not ours.has_same_bytes(theirs)
     can_be_exact = writer.is_empty() and not must_repack
     if options.prefix or (progress is None and not can_be_exact):
         return merge_buffer(reader, target, options, on_progress)
@@ -313,12 +314,25 @@ def merge_buffer(
 
 
 def mergeable_differences(config: BufferConfig, target: BufferStore) -> list[str]:
-    """Return in words what keeps a buffer from holding steps of a buffer with other settings."""
-    return _differences(config, target.current_config(), _SAME_STEPS, "here")
+    """Return in words what keeps a buffer from holding steps of a buffer with other settings.
+
+    Merged steps have a value in each field, so that defaults may differ.
+    """
+    there = target.current_config()
+    return _differences(config, there, _SAME_STEPS, "here", with_defaults=False)
+
+
+def _without_defaults(specs: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+    return {name: replace(spec, default=None) for name, spec in specs.items()}
 
 
 def _differences(
-    here: BufferConfig, there: BufferConfig, names: Sequence[str], where: str
+    here: BufferConfig,
+    there: BufferConfig,
+    names: Sequence[str],
+    where: str,
+    *,
+    with_defaults: bool = True,
 ) -> list[str]:
     """Return how settings differ, a line each."""
     lines = []
@@ -332,6 +346,8 @@ def _differences(
         specs, others = (getattr(config.fields, _OF_FIELDS[name]) for config in (here, there))
         for field in dict.fromkeys([*specs, *others]):
             own, other = specs.get(field), others.get(field)
+            if not with_defaults and own is not None and other is not None:
+                own, other = replace(own, default=None), replace(other, default=None)
             if own != other:
                 way = " (add_field adds it)" if other is None and name == "fields" else ""
                 noun = "field" if name == "fields" else "meta field"

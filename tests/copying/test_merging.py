@@ -204,6 +204,42 @@ def test_ids_that_exist_are_an_error_or_skipped_or_prefixed(buffer_url, fields):
 
 
 @pytest.mark.parametrize("fields", [None, SIMPLE], ids=["rows", "typed"])
+def test_an_episode_that_began_in_the_same_moment_is_another_one(buffer_url, fields):
+    moment = "2026-01-02T03:04:05.678Z"
+    with (
+        ReplayBuffer(buffer_url, "source", fields=fields) as source,
+        ReplayBuffer(buffer_url, "goal", fields=fields) as goal,
+    ):
+        for buffer in (source, goal):
+            value = {"obs": 1.0} if fields else {"state": 1}
+            with buffer.episode("t", episode_id="e") as episode:
+                episode.append(**value)
+        run(buffer_url, f"UPDATE episodes SET started_at = '{moment}'")
+        with pytest.raises(CopyError, match="'e'"):
+            source.copy_to(goal)
+        assert source.copy_to(goal, on_conflict="skip").n_copied == 0
+        assert len(goal) == 1
+        assert source.copy_to(goal, prefix="other/").n_copied == 1
+
+
+@pytest.mark.parametrize("grown", ["source", "goal"])
+def test_a_field_that_was_added_merges_with_one_that_was_declared(buffer_url, grown):
+    with (
+        ReplayBuffer(buffer_url, "old", fields={"x": "float32"}) as old,
+        ReplayBuffer(buffer_url, "new", fields={"x": "float32", "act": "int64"}) as new,
+    ):
+        old.store_episode({"x": [1.0]}, episode_id="before", task_id="t")
+        old.add_field("act", {"dtype": "int64", "default": 7})
+        old.store_episode({"x": [2.0], "act": [2]}, episode_id="after", task_id="t")
+        new.store_episode({"x": [3.0], "act": [3]}, episode_id="new", task_id="t")
+        source, goal = (old, new) if grown == "source" else (new, old)
+        assert source.copy_to(goal).n_copied == len(source)
+        found = {row.exp_meta.episode_id: int(row.fields["act"]) for row in goal}
+        assert found == {"before": 7, "after": 2, "new": 3}
+        assert source.copy_to(goal).n_copied == 0
+
+
+@pytest.mark.parametrize("fields", [None, SIMPLE], ids=["rows", "typed"])
 def test_open_episodes_are_merged_on_request_and_go_on(buffer_url, fields):
     value = "obs" if fields else "state"
     with (

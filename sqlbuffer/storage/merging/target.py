@@ -381,7 +381,8 @@ class MergeTarget:
         for row in connection.execute(_NAMED, {"of_buffer": self._id, **keys}):
             name = names.get((row.key, row.task_id))
             if name is not None:
-                began = self._fact("started_at", batch.episodes[name], batch.dialect)
+                facts = batch.episodes[name]
+                began = self._fact("started_at", facts, batch.dialect)
                 is_same = row.started_at == began
                 is_ended = row.status != "open" and not row.is_implied
                 found[name] = _TargetEpisode(row.id, is_same, is_ended)
@@ -419,7 +420,13 @@ class MergeTarget:
         of_others = {
             name
             for name in names
-            if name is not None and name in targets and not targets[name].is_merged
+            if name is not None
+            and name in targets
+            # If the first step comes only now, the target has another episode of this name.
+            and (
+                not targets[name].is_merged
+                or (batch.episodes[name].get("first_seq") or 0) > batch.begin
+            )
         }
         if self.options.on_conflict == "error" and (taken or of_others):
             raise self._conflict(taken, of_others)
