@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sqlbuffer.episode_writer import EpisodeWriter
     from sqlbuffer.fields import FieldSpec, fields_from_env
     from sqlbuffer.front.leasing import LeasedBatch
-    from sqlbuffer.front.row_batch import LoggedBatch
+    from sqlbuffer.front.row_batch import LoggedBatch, TaskList
     from sqlbuffer.front.sampling import ColumnsConverter, Converter, DefaultConverter
     from sqlbuffer.loading.loader import Loader
     from sqlbuffer.mirror.buffer_mirror import Mirror
@@ -49,7 +49,7 @@ _HOME = {
     "EpisodeWriter": "episode_writer",
     **dict.fromkeys(("FieldSpec", "fields_from_env"), "fields"),
     "LeasedBatch": "front.leasing",
-    "LoggedBatch": "front.row_batch",
+    **dict.fromkeys(("LoggedBatch", "TaskList"), "front.row_batch"),
     **dict.fromkeys(("ColumnsConverter", "Converter", "DefaultConverter"), "front.sampling"),
     "Loader": "loading.loader",
     "Mirror": "mirror.buffer_mirror",
@@ -133,6 +133,7 @@ __all__ = [
     "Sampler",
     "Snapshot",
     "StoreResult",
+    "TaskList",
     "TaskSampler",
     "Transaction",
     "fields_from_env",

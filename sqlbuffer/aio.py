@@ -23,6 +23,7 @@ from sqlbuffer.episode_writer import EpisodeWriter as StepWriter
 from sqlbuffer.errors import SQLBufferError
 from sqlbuffer.front.leasing import Lease as SyncLease
 from sqlbuffer.front.leasing import LeasedBatch as SyncBatch
+from sqlbuffer.llm import Rollout, TokenBatch
 from sqlbuffer.loading.loader import Loader
 from sqlbuffer.steps import Batch, DataRow, takes, values_of_step
 from sqlbuffer.storage.database.urls import Database
@@ -118,6 +119,8 @@ class AsyncLeasedBatch:
     has_ended: bool
     remaining_s: float
     arrays: Callable[..., Batch]
+    rollouts: Callable[..., list[Rollout]]
+    padded: Callable[..., TokenBatch]
 
     def __init__(self, batch: SyncBatch) -> None:
         self.sync = batch

@@ -60,7 +60,7 @@ from sqlbuffer.front.checkpoints import Checkpoints
 from sqlbuffer.front.episode_changes import EndStatus, EpisodeChanges
 from sqlbuffer.front.leasing import LEASE_S, TIMEOUT_S, Lease, LeasedBatch, Leasing
 from sqlbuffer.front.reading import Conditions, RowDecoding, RowReader, rebuilder
-from sqlbuffer.front.row_batch import LoggedBatch, logged_batch
+from sqlbuffer.front.row_batch import LoggedBatch, TaskList, logged_batch
 from sqlbuffer.front.row_changes import RowChanges
 from sqlbuffer.front.sampling import AnyConverter, BatchConverter, BatchSampler, TaskConverter
 from sqlbuffer.front.writing import StepWriter
@@ -813,7 +813,7 @@ class ReplayBuffer:
         strict: bool = False,
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
-    ) -> RowList[list[DataRow]]: ...
+    ) -> TaskList: ...
     @overload
     def sample(
         self,
@@ -886,7 +886,7 @@ class ReplayBuffer:
         strict: bool = False,
         fields: Sequence[str] | None = None,
         query_condition: Condition = None,
-    ) -> RowList[list[DataRow]]: ...
+    ) -> TaskList: ...
     @overload
     def sample_tasks(
         self,
@@ -948,7 +948,7 @@ class ReplayBuffer:
         query_condition: Condition = None,
         converter: None = None,
         batch_size: int = 1000,
-    ) -> RowList[list[DataRow]]: ...
+    ) -> TaskList: ...
     @overload
     def sample_task(
         self,

@@ -22,6 +22,7 @@ from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import ArgumentError, BufferConfigError, LeaseLostError, SQLBufferError
 from sqlbuffer.front.checkpoints import checked_optional_name
 from sqlbuffer.front.row_batch import RowBatch
+from sqlbuffer.llm.tokens import Facts
 from sqlbuffer.query.tree import EVERYTHING, Node
 from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.labels.reading import resolve_labels
@@ -106,6 +107,14 @@ class LeasedBatch(RowBatch):
         leased.
         """
         return [] if self._leased.sizes is None else self._rows_and_groups[1]
+
+    def _grouped(self) -> tuple[list[list[DataRow]], Facts]:
+        if self._leased.sizes is None:
+            raise ArgumentError(
+                f"lease {self.lease_id} holds single rows: lease groups of rollouts with "
+                f"lease(n, group_by='task_id'), 'group_id' or 'episode_id'"
+            )
+        return self.groups, self._leased.episodes
 
     @property
     def remaining_s(self) -> float:

@@ -1,7 +1,7 @@
-"""Batches of whole rows, which were leased or drawn before."""
+"""Batches of whole rows that were leased or drawn, and the rollouts in them."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, SupportsIndex, overload
 
@@ -13,13 +13,109 @@ from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Decoder
 from sqlbuffer.errors import BatchNotFoundError, BufferConfigError
-from sqlbuffer.steps import Batch, DataRow, rows_as_html
+from sqlbuffer.llm.advantages import Baseline, Scale
+from sqlbuffer.llm.padding import Side, TokenBatch, Truncation, padded
+from sqlbuffer.llm.tokens import Facts, Rollout, grouped, rollouts
+from sqlbuffer.steps import Batch, DataRow, RowList, rows_as_html
 from sqlbuffer.storage.logged_batches import StoredBatch, read_logged
 from sqlbuffer.storage.schema.expressions import listed, utc_time
 from sqlbuffer.storage.store import BufferStore
 
 
-class RowBatch(Sequence[DataRow]):
+class HasRollouts(ABC):
+    """A batch of groups of rollouts of a language model."""
+
+    @abstractmethod
+    def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        """Return the rows of each group, and what is known of their episodes."""
+
+    def rollouts(self, tokenizer: Any = None) -> list[Rollout]:
+        """Return the rollouts of the batch, group by group: conversations, rewards and tokens.
+
+        Steps of one episode are a rollout, in their order. A step without an episode is one of its
+        own.
+
+        Args:
+            tokenizer: Makes token ids by its `apply_chat_template`, as those of transformers do,
+                for turns that were stored without them.
+
+        Raises:
+            ArgumentError: The batch has no groups, or the tokenizer no `apply_chat_template`.
+        """
+        groups, facts = self._grouped()
+        return rollouts(groups, facts, tokenizer)
+
+    def padded(
+        self,
+        max_length: int | None = None,
+        truncation: Truncation = "error",
+        padding_side: Side = "right",
+        pad_token_id: int = 0,
+        device: Any = None,
+        *,
+        tokenizer: Any = None,
+        baseline: Baseline = "mean",
+        scale: Scale | None = "std",
+        max_token_staleness: int | None = None,
+        current_version: int | None = None,
+    ) -> TokenBatch:
+        """Return the tokens of all rollouts as padded arrays with their rewards and advantages.
+
+        `sqlbuffer.llm.padded` has the arguments, the arrays and the errors, and takes rollouts that
+        you have chosen.
+
+        Args:
+            max_length: Most tokens of a sequence; None for no limit.
+            truncation: What becomes of a longer one: `error`, `left`, `right` or `drop`.
+            padding_side: Where shorter sequences are padded: `right` or `left`.
+            pad_token_id: Token of the padding.
+            device: Device of torch tensors; None returns numpy arrays.
+            tokenizer: See `rollouts`.
+            baseline: What a reward is compared with: `mean` or `leave_one_out` of its group.
+            scale: What the difference is divided by: `std`, or None for nothing.
+            max_token_staleness: Most versions that a token may be behind; older ones are masked.
+            current_version: Version of the model that is trained.
+
+        Raises:
+            ArgumentError: An option is invalid, or a sequence is longer than `max_length`.
+            FieldError: Token ids are missing, or do not fit each other.
+            MissingExtraError: `device` is given, and torch is not installed.
+        """
+        return padded(
+            self.rollouts(tokenizer), max_length, truncation, padding_side, pad_token_id, device,
+            baseline=baseline, scale=scale, max_token_staleness=max_token_staleness,
+            current_version=current_version,
+        )  # fmt: skip
+
+
+class TaskList(RowList[list[DataRow]], HasRollouts):
+    """Tasks that were drawn, each a list of rows; `ReplayBuffer.sample_tasks` returns it.
+
+    Its groups of rollouts go by `group_id`, and by task where an episode has none.
+
+    Example:
+        >>> from sqlbuffer import ReplayBuffer
+        >>> buffer = ReplayBuffer("sqlite://")
+        >>> for sibling in range(2):
+        ...     with buffer.episode("sums", episode_id=f"sums/{sibling}") as episode:
+        ...         episode.append(messages=["1 + 1?"], actions=[str(sibling + 1)])
+        ...         episode.end(reward=float(sibling))
+        >>> tasks = buffer.sample_tasks(1)
+        >>> [(rollout.episode_id, rollout.reward) for rollout in tasks.rollouts()]
+        [('sums/0', 0.0), ('sums/1', 1.0)]
+    """
+
+    def __init__(
+        self, tasks: Iterable[list[DataRow]], facts: Facts, batch_id: int | None = None
+    ) -> None:
+        super().__init__(tasks, batch_id=batch_id)
+        self._facts = facts
+
+    def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        return [group for task in self for group in grouped(task)], self._facts
+
+
+class RowBatch(Sequence[DataRow], HasRollouts):
     """A batch of rows."""
 
     _layout: Layout
@@ -91,6 +187,7 @@ class LoggedBatch(RowBatch):
         decoded = decoder.rows(list(stored.rows.values()))
         row_of = dict(zip(stored.rows, decoded, strict=True))
         self._rows = [row_of[seq] for seq in stored.seqs if seq in row_of]
+        self._facts = stored.episodes
         self.seqs: NDArray[np.int64] = np.array(stored.seqs, np.int64)
         self.missing: list[int] = sorted(set(stored.seqs) - row_of.keys())
         self.batch_id, self.clock = int(entry.id), entry.clock
@@ -108,6 +205,9 @@ class LoggedBatch(RowBatch):
         they had when it was drawn. A row that was drawn twice is here twice.
         """
         return self._rows
+
+    def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        return grouped(list({row.seq: row for row in self._rows}.values())), self._facts
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} missing" if self.missing else ""

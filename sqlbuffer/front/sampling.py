@@ -13,10 +13,12 @@ from sqlbuffer.checks import checked_callable, checked_count, checked_flag, chec
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ConditionError, FieldError
 from sqlbuffer.front.reading import RowDecoding
+from sqlbuffer.front.row_batch import TaskList
 from sqlbuffer.loading.shortage import check_sufficient, shortage
 from sqlbuffer.query.tree import SHORT_NAMES, Field, Node, Segment, nearest, parse_field
 from sqlbuffer.samplers import RandomSampler, RandomTaskSample, Sampler, TaskSampler
 from sqlbuffer.steps import Batch, DataRow, RowList
+from sqlbuffer.storage.rows.layouts import episodes_of
 from sqlbuffer.storage.store import BufferStore
 
 T = TypeVar("T")
@@ -238,6 +240,8 @@ class BatchSampler:
         """Draw whole tasks and convert each; `name` is that of the argument `n`."""
         converter = checked_converter(converter)
         tasks = self._tasks(sampler, n, node, strict, fields, name)
+        if converter is None:
+            return tasks
         return RowList((converted(converter, task) for task in tasks), batch_id=tasks.batch_id)
 
     def _rows(
@@ -273,19 +277,22 @@ class BatchSampler:
         strict: bool,
         fields: Sequence[str] | None,
         name: str,
-    ) -> RowList[list[DataRow]]:
+    ) -> TaskList:
         sampler = RandomTaskSample() if sampler is None else checked_task_sampler(sampler)
         n, strict = checked_count(n, name), checked_flag(strict, "strict")
         payloads, decoder = self._decoding.of(fields)
         if n == 0:
-            return RowList()
+            return TaskList([], {})
         drawn, number = self._store.drawing.draws.sample_tasks(
             node, sampler, n, n if strict else 0, payloads
         )
         check_sufficient(
             len(drawn), n, strict, lambda: shortage(self._store.drawing, node, sampler)
         )
-        return RowList((decoder.rows(rows) for rows in drawn if rows), batch_id=number)
+        facts = self._store.reading.rows.facts_of(
+            episodes_of(row for rows in drawn for row in rows)
+        )
+        return TaskList((decoder.rows(rows) for rows in drawn if rows), facts, number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:
         """Draw without limits, and count nothing."""

@@ -32,7 +32,7 @@ from sqlbuffer.interchange.streams import (
     StreamPiece,
     example_columns,
 )
-from sqlbuffer.llm import (
+from sqlbuffer.llm.conversations import (
     MESSAGE_KEYS,
     Conversation,
     ConversationAssembler,

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
     BigInteger,
@@ -556,6 +556,44 @@ def of_keys(buffer_id: int, keys: Sequence[EpisodeKey]) -> Any:
         .where(episodes.c.buffer_id == buffer_id, has_key)
         .order_by(episodes.c.id)
     )
+
+
+class EpisodeFacts(NamedTuple):
+    """What is known of an episode next to its steps.
+
+    Attributes:
+        status: `open`, `complete`, `aborted` or `abandoned`.
+        reward: Reward of the episode itself; None without one.
+        meta: Its meta, as JSON text; None without one.
+    """
+
+    status: str
+    reward: float | None
+    meta: str | None
+
+
+# Rows of one statement of `facts_of`: SQLite admits a limited number of parameters.
+_MOST_KEYS = 500
+
+
+def facts_of(
+    connection: Connection, buffer_id: int, keys: Iterable[EpisodeKey]
+) -> dict[EpisodeKey, EpisodeFacts]:
+    """Return what is known of episodes; those that have left are missing."""
+    facts = {}
+    ordered = sorted(set(keys))
+    for start in range(0, len(ordered), _MOST_KEYS):
+        is_one = tuple_(episodes.c.key, episodes.c.task_id).in_(ordered[start : start + _MOST_KEYS])
+        known = select(
+            episodes.c.key,
+            episodes.c.task_id,
+            episode_states.c.status,
+            episodes.c.reward,
+            cast(episodes.c.meta, Text),
+        ).where(episodes.c.buffer_id == buffer_id, is_one, episode_states.c.id == episodes.c.id)
+        for key, task_id, status, reward, meta in connection.execute(known):
+            facts[key, task_id] = EpisodeFacts(status, reward, meta)
+    return facts
 
 
 _TASKS_OF_KEYS = select(episodes.c.key, episodes.c.task_id).where(

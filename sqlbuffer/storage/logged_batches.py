@@ -9,9 +9,10 @@ from sqlalchemy import Connection, select
 from sqlbuffer.codec.plain_values import dumps
 from sqlbuffer.storage.database.errors import translated
 from sqlbuffer.storage.database.transactions import snapshot
+from sqlbuffer.storage.episodes import EpisodeFacts, EpisodeKey, facts_of
 from sqlbuffer.storage.labels.reading import label_histories
 from sqlbuffer.storage.labels.values import in_force, labelled_extra
-from sqlbuffer.storage.rows.layouts import PLACES, Row, with_values
+from sqlbuffer.storage.rows.layouts import PLACES, Row, episodes_of, with_values
 from sqlbuffer.storage.sample_log import samples
 from sqlbuffer.storage.sampling.candidate_source import CandidateSource
 from sqlbuffer.storage.schema.expressions import listed
@@ -27,11 +28,13 @@ class StoredBatch:
         entry: The row of `samples`.
         seqs: The rows of the batch, in its order.
         rows: The rows that the buffer holds, each once, with the labels of that moment.
+        episodes: What is known of their episodes now.
     """
 
     entry: Any
     seqs: Sequence[int]
     rows: dict[int, Row]
+    episodes: dict[EpisodeKey, EpisodeFacts]
 
 
 def read_logged(source: CandidateSource, number: int) -> StoredBatch | None:
@@ -54,7 +57,8 @@ def read_logged(source: CandidateSource, number: int) -> StoredBatch | None:
         whole = source.whole_rows.held(connection, rows)
         if window.has_labels:
             whole = _with_labels(connection, buffer.info.id, whole, entry.sampled_at)
-        return StoredBatch(entry, seqs, {row[0]: row for row in whole})
+        known = facts_of(connection, buffer.info.id, episodes_of(whole))
+        return StoredBatch(entry, seqs, {row[0]: row for row in whole}, known)
 
     def read() -> StoredBatch | None:
         with translated(buffer.url), snapshot(buffer.engine) as connection:

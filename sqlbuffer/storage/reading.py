@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Integer, Select, Text, bindparam, cast, func, select, text
@@ -26,8 +26,9 @@ from sqlbuffer.storage.chunks.relations import n_steps
 from sqlbuffer.storage.chunks.tables import chunk_data
 from sqlbuffer.storage.database.engine import server_epoch
 from sqlbuffer.storage.database.errors import translated
-from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, snapshot
+from sqlbuffer.storage.database.transactions import answer, fetch, is_joined, reading, snapshot
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
+from sqlbuffer.storage.episodes import EpisodeFacts, EpisodeKey, facts_of
 from sqlbuffer.storage.labels.reading import resolve_labels, with_labels
 from sqlbuffer.storage.migrations.required_features import check_first_opening
 from sqlbuffer.storage.rows import statements
@@ -266,6 +267,12 @@ class RowQueries:
     def _tasks(self, task_ids: Sequence[str], payloads: Payloads | None) -> dict[str, list[Row]]:
         with translated(self.buffer.url), snapshot(self.buffer.engine) as connection:
             return self.tasks_in(connection, task_ids, payloads)
+
+    @retry_on_disconnect
+    def facts_of(self, keys: Iterable[EpisodeKey]) -> dict[EpisodeKey, EpisodeFacts]:
+        """Return what is known of episodes next to their steps, without those that left."""
+        with translated(self.buffer.url), reading(self.buffer.engine) as connection:
+            return facts_of(connection, self.buffer.info.id, keys)
 
     def tasks_in(
         self,

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlbuffer.display import brief
-from sqlbuffer.llm import answer_messages, is_said, normal_message
+from sqlbuffer.llm.conversations import answer_messages, is_said, normal_message
 from sqlbuffer.steps import PAYLOADS
 from sqlbuffer.web.rendering import readable
 from sqlbuffer.web.step_arrays import SCALARS, arrays_of, is_image, pointer

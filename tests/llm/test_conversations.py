@@ -4,7 +4,7 @@ import pytest
 
 from sqlbuffer import DataRow, Experience, ExpMeta
 from sqlbuffer.codec.encoder import Encoder
-from sqlbuffer.llm import (
+from sqlbuffer.llm.conversations import (
     Conversation,
     ConversationAssembler,
     EpisodeOutcome,

@@ -39,6 +39,7 @@ from sqlbuffer import (
 )
 from sqlbuffer.errors import BufferNotFoundError
 from sqlbuffer.interchange import BufferStream, RolloutRows
+from sqlbuffer.llm import padded
 from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.monitoring import TensorBoardMonitor
 from sqlbuffer.rate_limits import FlowCounts, RateLimiter, RatioWindow
@@ -52,10 +53,9 @@ MADE = {
     "CopyReport", "Distribution", "Document", "Documents", "EpisodeWriter", "ExportReport",
     "FieldSpec", "FlowState", "ImportReport", "LeasedBatch", "Loader",
     "LoggedBatch", "Mirror", "MirrorLag", "Mixture", "PriorityUpdate",
-    "Removed", "Restored", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
-    "StoreResult",
-    "StreamPiece",
-    "TaskSampler", "Transaction",
+    "Removed", "Restored", "Rollout", "RolloutExport", "RowList", "Sampler", "Snapshot", "Stats",
+    "StoreResult", "StreamPiece", "TaskList", "TaskSampler", "TokenBatch", "TokenSequence",
+    "Transaction",
 }  # fmt: skip
 SAMPLERS = (
     "FifoSampler", "LatestSampler", "PrioritizedSampler", "RandomSampler", "RandomTaskSample",
@@ -244,6 +244,8 @@ SUBJECTS: dict[str, Callable[[World, str], Any]] = {
     "QueryFilter": lambda *_: QueryFilter(None),
     **{name: functools.partial(made_sampler, name) for name in SAMPLERS},
     "Sampler": functools.partial(made_sampler, "RandomSampler"),
+    "TaskList": lambda world, _: world.typed.sample_tasks(1),
+    "TokenBatch": lambda *_: padded([]),
     "TaskSampler": functools.partial(made_sampler, "RandomTaskSample"),
     "RateLimiter": lambda *_: RateLimiter(1.0),
     "RatioWindow": lambda *_: RatioWindow(1.0),
@@ -322,6 +324,8 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "sources": lambda world: {world.typed: 1},
     "state": lambda world: world.typed.loader("step", 2, seed=1).state_dict(),
     "rewards": lambda _: [1.0],
+    "rollouts": lambda _: [],
+    "groups": lambda _: [0],
     "stored": lambda _: {"dtype": "<f4", "shape": []},
     "task_id": lambda _: "t",
     "task_ids": lambda _: ["t"],

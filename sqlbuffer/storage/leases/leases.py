@@ -48,7 +48,7 @@ from sqlbuffer.storage.database.errors import Deadlock, translated
 from sqlbuffer.storage.database.transactions import answer, reading, snapshot
 from sqlbuffer.storage.dialects import by_database, claiming
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
-from sqlbuffer.storage.episodes import episodes
+from sqlbuffer.storage.episodes import EpisodeFacts, EpisodeKey, episodes, facts_of
 from sqlbuffer.storage.leases.choosing import (
     BUFFER,
     COUNT,
@@ -69,7 +69,7 @@ from sqlbuffer.storage.leases.choosing import (
 from sqlbuffer.storage.leases.retirement import drop, retire
 from sqlbuffer.storage.leases.shortage import missing
 from sqlbuffer.storage.leases.tables import KEPT_UNTIL, checkpoints, leases, queue_items
-from sqlbuffer.storage.rows.layouts import Row, layout_of, steps_of, task_order
+from sqlbuffer.storage.rows.layouts import Row, episodes_of, layout_of, steps_of, task_order
 from sqlbuffer.storage.rows.payload_parts import is_in_parts
 from sqlbuffer.storage.rows.removal import remove_rows
 from sqlbuffer.storage.rows.statements import remembered
@@ -343,6 +343,7 @@ class LeasedRows:
         lease_s: How long it lasts from its claim or its last renewal, in seconds.
         groups: The rows of each group, in their order; without groups, each row alone. Empty
             until `read_rows` has read those of a lease of another process.
+        episodes: What is known of the episodes of groups, as they were when the rows were read.
     """
 
     lease_id: str
@@ -354,6 +355,7 @@ class LeasedRows:
     consumer: str | None = None
     lease_s: float = 0.0
     groups: list[list[Row]] = field(default_factory=list)
+    episodes: Mapping[EpisodeKey, EpisodeFacts] = field(default_factory=dict)
 
     def divided(self) -> list[list[int]]:
         """Return the numbers of the rows of each group; without groups, of each row alone."""
@@ -702,18 +704,24 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
 
 
 def complete(keeping: LeaseKeeping, leased: LeasedRows) -> None:
-    """Read the parts of the rows of a batch.
+    """Read the parts of the rows of a batch, and what is known of the episodes of groups.
 
     This runs after the claim, during which others wait on SQLite; rows deleted since are left out.
     """
-    if not any(is_in_parts(row) for group in leased.groups for row in group):
+    rows = [row for group in leased.groups for row in group]
+    in_parts = any(map(is_in_parts, rows))
+    if not in_parts and leased.sizes is None:
         return
 
-    def read() -> list[list[Row]]:
+    def read() -> None:
         with translated(keeping.buffer.url), snapshot(keeping.buffer.engine) as connection:
-            return [keeping.source.whole_rows.held(connection, group) for group in leased.groups]
+            if in_parts:
+                held = keeping.source.whole_rows.held
+                leased.groups = [held(connection, group) for group in leased.groups]
+            if leased.sizes is not None:
+                leased.episodes = facts_of(connection, keeping.buffer.info.id, episodes_of(rows))
 
-    leased.groups = keeping.buffer.with_retries(read)
+    keeping.buffer.with_retries(read)
 
 
 def renew(keeping: LeaseKeeping, leased: LeasedRows, lease_s: float) -> None:

@@ -5,7 +5,7 @@ Rows are read with their late and replaced values, or as slices of one step.
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from sqlbuffer.storage.chunks.slices import Parts, Reach, Slice, StepColumns, bl
 from sqlbuffer.storage.chunks.tables import chunks
 from sqlbuffer.storage.database.transactions import fetch
 from sqlbuffer.storage.dialects import by_database, number_array, number_list
+from sqlbuffer.storage.episodes import EpisodeKey
 from sqlbuffer.storage.marks import Marks, Wanted, read_marks, runs_of
 from sqlbuffer.storage.schema.expressions import unindexed
 from sqlbuffer.storage.schema.number_keys import NUMBER_BITS, has_number, is_numbered
@@ -47,6 +48,11 @@ Row = tuple[Any, ...]
 
 # Place of each column of a record in a row.
 PLACES = {name: 1 + i for i, name in enumerate(Record._fields)}
+
+
+def episodes_of(rows: Iterable[Row]) -> set[EpisodeKey]:
+    """Return the episodes of rows."""
+    return {(row[EPISODE_KEY], row[TASK_ID]) for row in rows if row[EPISODE_KEY] is not None}
 
 
 def with_values(row: Row, values: Mapping[int, Any]) -> Row:

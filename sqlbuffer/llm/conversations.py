@@ -128,8 +128,15 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
         >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
         'Yes.'
     """
-    conversation: list[Message] = []
-    for messages, actions in steps:
+    return _joined_with_steps(steps)[0]
+
+
+def _joined_with_steps(
+    steps: Iterable[tuple[Any, Any]],
+) -> tuple[list[Message], list[int]]:
+    """Return the conversation, and the number of the step that each message came with."""
+    conversation, step_of = list[Message](), list[int]()
+    for number, (messages, actions) in enumerate(steps):
         new = [normal_message(message) for message in _listed(messages)]
         conversation = _extended(conversation, new)
         for message in _listed(messages):
@@ -140,7 +147,8 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
                 _check_said(action)
             answers = answer_messages(actions)
             conversation += answers[_overlap(conversation, answers) :]
-    return conversation
+        step_of += [number] * (len(conversation) - len(step_of))
+    return conversation, step_of
 
 
 def prompt_length(messages: Sequence[Message]) -> int | None:
@@ -444,7 +452,7 @@ def conversation(
     rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
     total = float(sum(rewards)) if rewards else None
     return Conversation(
-        meta.task_id, meta.agent_id, meta.episode_id, _messages(rows),
+        meta.task_id, meta.agent_id, meta.episode_id, conversation_of(rows)[0],
         total if episode_reward is None else episode_reward, status, _stop_reason(last, status),
         len(rows), meta.model_version, meta.session_id,
     )  # fmt: skip
@@ -551,9 +559,14 @@ class ConversationAssembler:
         return conversation([step.row() for step in steps], reward, status)
 
 
-def _messages(rows: Sequence[DataRow]) -> list[Message]:
+def conversation_of(rows: Sequence[DataRow]) -> tuple[list[Message], list[int]]:
+    """Return the messages of the steps of an episode, and the place of the step of each.
+
+    Raises:
+        FieldError: A step holds something that is not a message; the text names the episode.
+    """
     try:
-        return joined_messages((_messages_of(row), row.exp_data.actions) for row in rows)
+        return _joined_with_steps((_messages_of(row), row.exp_data.actions) for row in rows)
     except ValueError as error:
         meta = rows[0].exp_meta
         raise FieldError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
