@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_choice, refused
+from sqlbuffer.checks import checked_choice, checked_iterable, refused
 from sqlbuffer.display import shown
 from sqlbuffer.errors import ArgumentError
 
@@ -103,8 +103,9 @@ def _checked_rewards(rewards: Any) -> NDArray[np.float64]:
 def _numbers(groups: Any) -> NDArray[np.int64]:
     """Return a number from 0 on for each group, by the order of their first rollouts."""
     known: dict[Hashable, int] = {}
+    what = "a list of numbers or texts, one a rollout"
+    named = list(checked_iterable(groups, "groups", what))
     try:
-        named = groups.tolist() if isinstance(groups, np.ndarray) else list(groups)
         return np.array([known.setdefault(name, len(known)) for name in named], np.int64)
     except TypeError:
-        raise refused(groups, "groups", "a list of numbers or texts, one a rollout") from None
+        raise refused(groups, "groups", what) from None

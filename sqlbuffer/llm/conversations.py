@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from sqlbuffer.checks import checked_iterable, refused
 from sqlbuffer.codec.decoder import decode
 from sqlbuffer.errors import FieldError
 from sqlbuffer.steps import DataRow, Experience, ExpMeta
@@ -121,6 +122,7 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
         steps: `messages` and `actions` of each step, in the order of the steps.
 
     Raises:
+        FieldError: The steps are no list of pairs.
         ValueError: A value is not a message, or has an image, a sound, a video or an array, which
             would become a text that a trainer learns.
 
@@ -128,7 +130,11 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
         >>> joined_messages([(["2 + 2?"], ["4"]), (["2 + 2?", "Sure?"], ["Yes."])])[-1]["content"]
         'Yes.'
     """
-    return _joined_with_steps(steps)[0]
+    what = "a list of messages and actions of each step"
+    listed = list(checked_iterable(steps, "steps", what, error=FieldError))
+    if not all(isinstance(step, (list, tuple)) and len(step) == 2 for step in listed):
+        raise refused(steps, "steps", what, FieldError)
+    return _joined_with_steps(listed)[0]
 
 
 def _joined_with_steps(

@@ -7,11 +7,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlbuffer.checks import checked_choice, checked_count, checked_integer
+from sqlbuffer.checks import (
+    checked_choice,
+    checked_count,
+    checked_integer,
+    checked_iterable,
+    refused,
+)
 from sqlbuffer.errors import ArgumentError
 from sqlbuffer.llm.advantages import Baseline, Scale, group_advantages
 from sqlbuffer.llm.tokens import NO_VERSION, Rollout, TokenSequence
-from sqlbuffer.steps import Batch
+from sqlbuffer.steps import Batch, check_device
 
 Truncation = Literal["error", "left", "right", "drop"]
 Side = Literal["left", "right"]
@@ -135,6 +141,11 @@ def padded(
     pad_token_id = checked_integer(pad_token_id, "pad_token_id", 0)
     if max_length is not None:
         max_length = checked_integer(max_length, "max_length", 1)
+    if current_version is not None:
+        current_version = checked_integer(current_version, "current_version")
+    if device is not None:
+        check_device(device)
+    rollouts = _checked(rollouts)
     if max_token_staleness is not None:
         max_token_staleness = checked_count(max_token_staleness, "max_token_staleness")
         if current_version is None:
@@ -142,7 +153,6 @@ def padded(
                 "max_token_staleness counts from current_version: give the version of the model "
                 "that is trained, such as current_version=buffer.clock"
             )
-        current_version = checked_integer(current_version, "current_version")
     rewards = np.array([_reward(rollout) for rollout in rollouts], np.float64)
     groups = np.array([rollout.group for rollout in rollouts], np.int64)
     advantages = group_advantages(rewards, groups, baseline, scale)
@@ -172,6 +182,14 @@ def padded(
         n_stale=n_stale,
     )
     return batch if device is None else batch.to(device)
+
+
+def _checked(rollouts: Any) -> list[Rollout]:
+    what = "a list of rollouts, as batch.rollouts() returns it"
+    listed = list(checked_iterable(rollouts, "rollouts", what))
+    if not all(isinstance(rollout, Rollout) for rollout in listed):
+        raise refused(rollouts, "rollouts", what)
+    return listed
 
 
 def _reward(rollout: Rollout) -> float:

@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from sqlbuffer.errors import ArgumentError, FieldError
+from sqlbuffer.checks import checked_dict, checked_iterable, refused
+from sqlbuffer.errors import FieldError
 from sqlbuffer.llm.conversations import Message, conversation_of
 from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.episodes import EpisodeFacts, EpisodeKey
@@ -155,6 +156,9 @@ def rollouts(
         facts: What is known of the episodes; None: nothing, and each counts as open.
         tokenizer: Makes missing token ids by `apply_chat_template`, as those of Hugging Face do.
 
+    Raises:
+        ArgumentError: The groups are not lists of rows, or the tokenizer has no such method.
+
     Example:
         >>> from sqlbuffer import DataRow, Experience, ExpMeta
         >>> rows = [DataRow(ExpMeta("t"), Experience(reward_t=reward)) for reward in (0.0, 1.0)]
@@ -162,12 +166,16 @@ def rollouts(
         [0.0, 1.0]
     """
     if tokenizer is not None and not hasattr(tokenizer, "apply_chat_template"):
-        raise ArgumentError(
-            f"tokenizer has a method apply_chat_template, as those of transformers, got "
-            f"{type(tokenizer).__name__}"
-        )
+        what = "an object with apply_chat_template, as the tokenizers of transformers are"
+        raise refused(tokenizer, "tokenizer", what)
+    if facts is not None:
+        checked_dict(facts, "facts", "that of a batch")
     made: list[Rollout] = []
-    for number, rows in enumerate(groups):
+    what = "a list of lists of rows, one for each group"
+    for number, group in enumerate(checked_iterable(groups, "groups", what)):
+        rows = list(checked_iterable(group, "groups", what))
+        if not all(isinstance(row, DataRow) for row in rows):
+            raise refused(groups, "groups", what)
         turns_by_key: dict[Any, list[DataRow]] = {}
         for row in rows:
             meta = row.exp_meta

@@ -13,13 +13,16 @@ from tests.support.markdown import ROOT
 
 MODULES = ["sqlbuffer", "sqlbuffer.aio", "sqlbuffer.orm", "sqlbuffer.torch", "sqlbuffer.monitoring"]
 MODULES += ["sqlbuffer.interchange", "sqlbuffer.web", "sqlbuffer.integrations.ray"]
-MODULES += ["sqlbuffer.integrations.sb3"]
+MODULES += ["sqlbuffer.integrations.sb3", "sqlbuffer.llm"]
 COMPAT = ["aworld", "ding", "memmap", "minestudio"]
 # Calls return them; users do not import them.
 RETURNED = {"sqlbuffer.stats.Stats", "sqlbuffer.stats.Distribution"}
 RETURNED |= {"sqlbuffer.rate_limits.FlowState"}
+# Values that are neither classes nor functions.
+DATA = {"sqlbuffer.llm.LLM_FIELDS"}
 # They refuse nothing.
 WITHOUT_ERRORS = {f"sqlbuffer.compat.ding.{name}" for name in ("generate_id", "register_buffer")}
+WITHOUT_ERRORS |= {"sqlbuffer.llm.answer_messages"}
 NEED_PEERS = {"sqlbuffer.integrations.sb3"}
 
 
@@ -47,15 +50,17 @@ def own_names(module):
 def test_every_public_name_is_on_one_page():
     public = {f"{module}.{name}" for module in MODULES for name in public_names(module)}
     public |= {f"sqlbuffer.compat.{each}.{name}" for each in COMPAT for name in own_names(each)}
-    assert sorted(documented()) == sorted(public | RETURNED)
+    assert sorted(documented()) == sorted((public - DATA) | RETURNED)
+    assert all(f".. autodata:: {name}" in "".join(map(text_of, API)) for name in DATA)
 
 
 def test_classes_are_shown_with_all_their_public_methods():
     assert '"members": True' in (ROOT / "docs/conf.py").read_text(encoding="utf-8")
     options = {options.strip() for page in API for *_, options in DIRECTIVE.findall(text_of(page))}
     inherited = ":inherited-members:"  # the methods of bases that are on no page
+    own = f"{inherited} list, Sequence"  # without those of Python's sequences
     exclude = ":exclude-members: model_config, model_fields, model_computed_fields"
-    assert options <= {"", exclude, inherited}
+    assert options <= {"", exclude, inherited, own}
 
 
 @pytest.mark.parametrize("module", COMPAT)

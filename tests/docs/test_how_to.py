@@ -79,6 +79,11 @@ def test_a_trainer_restarts_as_the_page_shows(read):
     assert len(page.names["model"]["trained"]) == 8
 
 
+def test_rollouts_become_tensors_as_the_page_shows(read):
+    page = read("docs/how-to/train-on-tokens.md")
+    assert page.names["tokens"].logprobs[0].tolist() == pytest.approx([0, 0, -0.1, 0, -0.5, 0])
+
+
 def test_recordings_are_merged_as_the_page_shows(read):
     page = read("docs/how-to/merge-recordings.md")
     assert page.names["both"].name == "default"

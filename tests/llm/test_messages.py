@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from sqlbuffer.llm import answer_messages, joined_messages, normal_message, prompt_length
+from sqlbuffer.llm import answer_messages, joined_messages, normal_message
+from sqlbuffer.llm.conversations import prompt_length
 
 QUESTION = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}

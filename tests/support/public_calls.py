@@ -44,6 +44,7 @@ from sqlbuffer.loading.modes import LoaderOptions
 from sqlbuffer.monitoring import TensorBoardMonitor
 from sqlbuffer.rate_limits import FlowCounts, RateLimiter, RatioWindow
 from tests.docs.public_methods import PRIVATE, documented, function_of, named_errors, resolved
+from tests.llm.templates import Characters
 
 FIELDS = {"obs": ("float32", (2,)), "action": "int64"}
 # Objects that other calls make or return: users do not call their constructors.
@@ -106,7 +107,7 @@ class World:
         self.written_rows = ReplayBuffer(url, "written rows", priorities=True)
         self.written_typed = ReplayBuffer(url, "written typed", priorities=True, fields=FIELDS)
         self.fill()
-        self._lease = self.leased.lease(1, timeout_s=0, lease_s=3_600)
+        self._lease = self.leased.lease(1, group_by="task_id", timeout_s=0, lease_s=3_600)
         self.held = self._lease.__enter__()
         self.mirror = self.typed.mirror()
         path = url.removeprefix("sqlite:///")
@@ -327,6 +328,7 @@ RIGHT: dict[str, Callable[[World], Any]] = {
     "rollouts": lambda _: [],
     "groups": lambda _: [0],
     "stored": lambda _: {"dtype": "<f4", "shape": []},
+    "tokenizer": lambda _: Characters(),
     "task_id": lambda _: "t",
     "task_ids": lambda _: ["t"],
     "timeout_s": lambda _: 0,
@@ -343,7 +345,8 @@ MAKING = (
 )  # fmt: skip
 ALWAYS_GIVEN = ("timeout_s", "retry_s", "url")
 # Otherwise it would read standard input.
-NEVER_LEFT_OUT = {"insert_jsonl": ("path",)}
+OF_TOKENS = ("LeasedBatch.padded", "LoggedBatch.padded", "TaskList.padded")
+NEVER_LEFT_OUT = {"insert_jsonl": ("path",), **dict.fromkeys(OF_TOKENS, ("tokenizer",))}
 STEP = {"obs": [0, 0], "action": 1}
 # What else a call needs.
 MORE: dict[str, dict[str, Any]] = {
