@@ -301,8 +301,8 @@ class FieldSpec:
         Args:
             values: An array of shape (n, *shape), or a sequence of n values.
             casting: `same_kind` admits casts that keep the meaning: floats of another size unless
-                one becomes infinite, integers in range, integers as floats (rounded if they have
-                more digits), booleans as numbers. `unsafe` casts as numpy does.
+                one becomes infinite, integers in range (0 and 1 as booleans), integers as floats
+                (rounded if they have more digits), booleans as numbers. `unsafe` casts as numpy does.
             copy: Whether the array must not share memory with the values.
 
         Raises:
@@ -410,7 +410,7 @@ def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
     have, want = array.dtype, spec.dtype
     if not array.size:
         return
-    if have.kind in "iu" and want.kind in "iu":
+    if have.kind in "iu" and want.kind in "iub":
         _check_range(spec, array)
     elif have.kind in "SU" and have.kind == want.kind:
         _check_length(spec, array)
@@ -425,13 +425,14 @@ def _check_cast(spec: FieldSpec, array: NDArray[Any]) -> None:
 def _check_range(spec: FieldSpec, array: NDArray[Any]) -> None:
     if not array.size:
         return
-    limits = np.iinfo(spec.dtype)
+    is_flag = spec.dtype.kind == "b"
+    least, most = (0, 1) if is_flag else (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
     low, high = int(array.min()), int(array.max())
-    if low < limits.min or high > limits.max:
-        outside = low if low < limits.min else high
+    if low < least or high > most:
+        outside = low if low < least else high
         raise FieldError(
             f"field {spec.name!r}: {outside} is out of the range of {_shown(spec.dtype)}, "
-            f"{limits.min} to {limits.max}"
+            f"{least} to {most}"
         )
 
 

@@ -128,6 +128,8 @@ def test_fields_that_differ_from_the_stored_ones_are_named_with_both_declaration
         ("int8", np.uint64(127), np.int8(127)),
         ("int64", True, np.int64(1)),
         ("bool", np.bool_(True), np.bool_(True)),
+        ("bool", 0, np.bool_(False)),
+        (("bool", (2,)), [1, 0], np.array([True, False])),
         ("U4", "ärgr", "ärgr"),
         ("complex64", 1.5, np.complex64(1.5)),
         (("float32", (2,)), [1, 2.5], np.array([1, 2.5], F32)),
@@ -143,7 +145,8 @@ def test_a_value_that_keeps_its_meaning_is_cast(field, value, expected):
     ("field", "value", "reason"),
     [
         ("int64", 1.0, "expected int64, got float64"),
-        ("bool", 1, "expected bool, got int64"),
+        ("bool", 2, "2 is out of the range of bool, 0 to 1"),
+        ("bool", 1.0, "expected bool, got float64"),
         ("uint8", 256, "256 is out of the range of uint8, 0 to 255"),
         ("uint8", -1, "-1 is out of the range"),
         ("int64", np.uint64(2**63), "out of the range"),
