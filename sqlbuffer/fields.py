@@ -302,7 +302,8 @@ class FieldSpec:
             values: An array of shape (n, *shape), or a sequence of n values.
             casting: `same_kind` admits casts that keep the meaning: floats of another size unless
                 one becomes infinite, integers in range (0 and 1 as booleans), integers as floats
-                (rounded if they have more digits), booleans as numbers. `unsafe` casts as numpy does.
+                (rounded if they have more digits), booleans as numbers. `unsafe` casts as numpy
+                does.
             copy: Whether the array must not share memory with the values.
 
         Raises:
