@@ -363,6 +363,8 @@ def check_casting(casting: Any) -> None:
 def _as_array(spec: FieldSpec, values: Any) -> NDArray[Any]:
     _check_unmasked(spec, values)
     _check_range_size(spec, values)
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":  # numpy does not have it
+        values = values.float()
     try:
         array = np.asarray(values)
         if spec.dtype.kind in "iu" and array.dtype.kind in "fO" and _are_integers(values):

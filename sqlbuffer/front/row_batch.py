@@ -12,7 +12,7 @@ from sqlbuffer.checks import checked_integer
 from sqlbuffer.encoding.columns import rows_as_arrays
 from sqlbuffer.encoding.packing import Layout
 from sqlbuffer.encoding.records import Decoder
-from sqlbuffer.errors import BatchNotFoundError, BufferConfigError
+from sqlbuffer.errors import ArgumentError, BatchNotFoundError, BufferConfigError
 from sqlbuffer.llm.advantages import Baseline, Scale
 from sqlbuffer.llm.padding import Side, TokenBatch, Truncation, padded
 from sqlbuffer.llm.tokens import Facts, Rollout, grouped, rollouts
@@ -40,7 +40,8 @@ class HasRollouts(ABC):
                 for turns that were stored without them.
 
         Raises:
-            ArgumentError: The batch has no groups, or the tokenizer no `apply_chat_template`.
+            ArgumentError: The batch has no groups or parts of its rows, or the tokenizer has no
+                `apply_chat_template`.
         """
         groups, facts = self._grouped()
         return rollouts(groups, facts, tokenizer)
@@ -106,12 +107,14 @@ class TaskList(RowList[list[DataRow]], HasRollouts):
     """
 
     def __init__(
-        self, tasks: Iterable[list[DataRow]], facts: Facts, batch_id: int | None = None
+        self, tasks: Iterable[list[DataRow]], facts: Facts | None, batch_id: int | None = None
     ) -> None:
         super().__init__(tasks, batch_id=batch_id)
         self._facts = facts
 
     def _grouped(self) -> tuple[Sequence[Sequence[DataRow]], Facts]:
+        if self._facts is None:
+            raise ArgumentError("rollouts are made of whole rows: draw the tasks without fields=")
         return [group for task in self for group in grouped(task)], self._facts
 
 

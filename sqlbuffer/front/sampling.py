@@ -289,9 +289,10 @@ class BatchSampler:
         check_sufficient(
             len(drawn), n, strict, lambda: shortage(self._store.drawing, node, sampler)
         )
-        facts = self._store.reading.rows.facts_of(
-            episodes_of(row for rows in drawn for row in rows)
-        )
+        facts = None
+        if fields is None:
+            keys = episodes_of(row for rows in drawn for row in rows)
+            facts = self._store.reading.rows.facts_of(keys)
         return TaskList((decoder.rows(rows) for rows in drawn if rows), facts, number)
 
     def peek(self, sampler: Sampler | TaskSampler | None, n: int, node: Node) -> list[Any]:

@@ -88,9 +88,8 @@ def _advantages(
 
 def _checked_rewards(rewards: Any) -> NDArray[np.float64]:
     try:
-        values = np.asarray(
-            [np.nan if reward is None else reward for reward in rewards], np.float64
-        )
+        listed = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        values = np.asarray([np.nan if reward is None else reward for reward in listed], np.float64)
     except (TypeError, ValueError):
         raise refused(rewards, "rewards", "a list of numbers, one a rollout") from None
     if values.ndim != 1:
@@ -104,7 +103,8 @@ def _numbers(groups: Any) -> NDArray[np.int64]:
     """Return a number from 0 on for each group, by the order of their first rollouts."""
     known: dict[Hashable, int] = {}
     what = "a list of numbers or texts, one a rollout"
-    named = list(checked_iterable(groups, "groups", what))
+    listed = groups.tolist() if hasattr(groups, "tolist") else groups  # items of numpy or torch
+    named = list(checked_iterable(listed, "groups", what))
     try:
         return np.array([known.setdefault(name, len(known)) for name in named], np.int64)
     except TypeError:

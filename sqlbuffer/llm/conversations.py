@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -134,15 +135,8 @@ def joined_messages(steps: Iterable[tuple[Any, Any]]) -> list[Message]:
     listed = list(checked_iterable(steps, "steps", what, error=FieldError))
     if not all(isinstance(step, (list, tuple)) and len(step) == 2 for step in listed):
         raise refused(steps, "steps", what, FieldError)
-    return _joined_with_steps(listed)[0]
-
-
-def _joined_with_steps(
-    steps: Iterable[tuple[Any, Any]],
-) -> tuple[list[Message], list[int]]:
-    """Return the conversation, and the number of the step that each message came with."""
-    conversation, step_of = list[Message](), list[int]()
-    for number, (messages, actions) in enumerate(steps):
+    conversation: list[Message] = []
+    for messages, actions in listed:
         new = [normal_message(message) for message in _listed(messages)]
         conversation = _extended(conversation, new)
         for message in _listed(messages):
@@ -153,8 +147,7 @@ def _joined_with_steps(
                 _check_said(action)
             answers = answer_messages(actions)
             conversation += answers[_overlap(conversation, answers) :]
-        step_of += [number] * (len(conversation) - len(step_of))
-    return conversation, step_of
+    return conversation
 
 
 def prompt_length(messages: Sequence[Message]) -> int | None:
@@ -458,7 +451,7 @@ def conversation(
     rewards = [row.exp_data.reward_t for row in rows if row.exp_data.reward_t is not None]
     total = float(sum(rewards)) if rewards else None
     return Conversation(
-        meta.task_id, meta.agent_id, meta.episode_id, conversation_of(rows)[0],
+        meta.task_id, meta.agent_id, meta.episode_id, messages_of(rows),
         total if episode_reward is None else episode_reward, status, _stop_reason(last, status),
         len(rows), meta.model_version, meta.session_id,
     )  # fmt: skip
@@ -565,20 +558,82 @@ class ConversationAssembler:
         return conversation([step.row() for step in steps], reward, status)
 
 
-def conversation_of(rows: Sequence[DataRow]) -> tuple[list[Message], list[int]]:
-    """Return the messages of the steps of an episode, and the place of the step of each.
+def messages_of(rows: Sequence[DataRow]) -> list[Message]:
+    """Return the messages of the steps of an episode, as one conversation.
 
     Raises:
         FieldError: A step holds something that is not a message; the text names the episode.
     """
+    with _naming(rows[0]):
+        return joined_messages([(_asked_in(row), row.exp_data.actions) for row in rows])
+
+
+class Answer(NamedTuple):
+    """What an agent said in a step, and the messages that it was given before.
+
+    Attributes:
+        place: Place of the step.
+        asked: The whole context.
+        said: Messages of the assistant.
+    """
+
+    place: int
+    asked: list[Message]
+    said: list[Message]
+
+
+def answers_of(rows: Sequence[DataRow]) -> list[Answer]:
+    """Return what the agents said in the steps of an episode, each in its own context.
+
+    A step may hold the whole context of its agent, or only the messages since the agent's step
+    before. One that begins with a system message again, and then goes on otherwise, is a whole
+    context too: it was compacted. What a step has as its actions is said there. Without actions,
+    each of its messages of the assistant is said.
+
+    Raises:
+        FieldError: A step holds something that is not a message; the text names the episode.
+    """
+    answers: list[Answer] = []
+    known: dict[str, list[Message]] = {}  # of each agent
+    for place, row in enumerate(rows):
+        agent_id = row.exp_meta.agent_id
+        with _naming(row):
+            context, n_before = _context(known.get(agent_id, []), row)
+            said = answer_messages(row.exp_data.actions) if is_said(row.exp_data.actions) else []
+        if said:
+            n_asked = len(context) - _overlap(context, said)
+            answers.append(Answer(place, context[:n_asked], said))
+            context = context[:n_asked] + said
+        else:
+            answers += [
+                Answer(place, context[:i], context[i : i + 1])
+                for i in range(n_before, len(context))
+                if context[i]["role"] == "assistant"
+            ]
+        known[agent_id] = context
+    return answers
+
+
+def _context(before: list[Message], row: DataRow) -> tuple[list[Message], int]:
+    """Return the context of a step, and how many of its messages are known from steps before."""
+    new = [normal_message(message) for message in _listed(_asked_in(row))]
+    repeats = len(new) >= len(before) and _repeats(before, new[: len(before)])
+    if before and new and new[0]["role"] == "system" and not repeats:
+        return new, 0
+    return _extended(before, new), len(before)
+
+
+@contextmanager
+def _naming(row: DataRow) -> Iterator[None]:
+    """Name the episode of a step in the error of a value that is not a message."""
     try:
-        return _joined_with_steps((_messages_of(row), row.exp_data.actions) for row in rows)
+        yield
     except ValueError as error:
-        meta = rows[0].exp_meta
+        meta = row.exp_meta
         raise FieldError(f"task {meta.task_id!r}, episode {meta.episode_id!r}: {error}") from error
 
 
-def _messages_of(row: DataRow) -> Any:
+def _asked_in(row: DataRow) -> Any:
     """Return the messages of a step; a text as its state is a message of the user."""
     data = row.exp_data
     if data.messages is None and isinstance(data.state, str):

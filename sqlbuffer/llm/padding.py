@@ -29,7 +29,9 @@ class TokenBatch(Batch):
     Attributes:
         n_cut: Number of sequences that were cut to `max_length`.
         n_dropped: Number of sequences that were left out, as longer than `max_length`.
-        n_lost: Number of sampled tokens in what was cut or left out, which a loss does not see.
+        n_lost: Number of sampled tokens that were cut or left out with their sequences, or became
+            the first one, which no token predicts.
+        n_left_out: Number of turns that have no tokens, beside others that have some.
         n_stale: Number of sampled tokens that `max_token_staleness` has masked.
         info: Origin of each sequence: `task_id`, `group_id`, `episode_id`, `agent_id` (of its first
             turn) as objects, `n_cut` (tokens that were cut, int64) and `is_made` (a tokenizer made
@@ -49,13 +51,20 @@ class TokenBatch(Batch):
         n_cut: int = 0,
         n_dropped: int = 0,
         n_lost: int = 0,
+        n_left_out: int = 0,
         n_stale: int = 0,
     ) -> None:
         super().__init__(arrays, info)
-        self.n_cut, self.n_dropped, self.n_lost, self.n_stale = n_cut, n_dropped, n_lost, n_stale
+        self.n_cut, self.n_dropped, self.n_lost = n_cut, n_dropped, n_lost
+        self.n_left_out, self.n_stale = n_left_out, n_stale
 
     def _counts(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("n_cut", "n_dropped", "n_lost", "n_stale")}
+        names = ("n_cut", "n_dropped", "n_lost", "n_left_out", "n_stale")
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        counts = "".join(f", {name}={n}" for name, n in self._counts().items() if n)
+        return f"Token{super().__repr__()[:-1]}{counts})"
 
     def to(self, device: Any) -> "TokenBatch":
         """Return the batch with its arrays as tensors; see `Batch.to`."""
@@ -179,6 +188,7 @@ def padded(
         n_cut=sum(each.n_cut > 0 for each in fitting),
         n_dropped=len(placed) - len(fitting),
         n_lost=_n_sampled(placed) - _n_sampled(fitting) - n_stale,
+        n_left_out=sum(map(_n_without_tokens, rollouts)),
         n_stale=n_stale,
     )
     return batch if device is None else batch.to(device)
@@ -199,6 +209,10 @@ def _reward(rollout: Rollout) -> float:
 
 def _n_sampled(placed: Sequence[_Placed]) -> int:
     return sum(each.sequence.n_sampled for each in placed)
+
+
+def _n_without_tokens(rollout: Rollout) -> int:
+    return len(rollout.turns) - len({place for each in rollout.sequences for place in each.turns})
 
 
 def _fitting(
@@ -222,8 +236,22 @@ def _fitting(
             )
         elif truncation != "drop":
             part = slice(n_over, None) if truncation == "left" else slice(0, max_length)
-            fitting.append(replace(each, sequence=_part(each.sequence, part), n_cut=n_over))
+            cut = _part(each.sequence, part)
+            if truncation == "left":
+                cut = _without_first(cut)
+            fitting.append(replace(each, sequence=cut, n_cut=n_over))
     return fitting
+
+
+def _without_first(sequence: TokenSequence) -> TokenSequence:
+    """Mask the first token: what came before it was cut, so no token predicts it."""
+    is_later = np.arange(len(sequence)) > 0
+    return replace(
+        sequence,
+        loss_mask=sequence.loss_mask & is_later,
+        logprobs=np.where(is_later, sequence.logprobs, np.float32(0)),
+        versions=np.where(is_later, sequence.versions, NO_VERSION),
+    )
 
 
 def _part(sequence: TokenSequence, part: slice) -> TokenSequence:

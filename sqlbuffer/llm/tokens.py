@@ -1,7 +1,7 @@
 """Rollouts of language models as sequences of tokens."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sqlbuffer.checks import checked_dict, checked_iterable, refused
 from sqlbuffer.errors import FieldError
-from sqlbuffer.llm.conversations import Message, conversation_of
+from sqlbuffer.llm.conversations import Answer, Message, answers_of, messages_of
 from sqlbuffer.steps import DataRow
 from sqlbuffer.storage.episodes import EpisodeFacts, EpisodeKey
 
@@ -76,10 +76,12 @@ class Rollout:
         episode_id: Id of the episode; None for a step without one, which is a rollout of its own.
         status: `complete`, `aborted`, `abandoned` or `open`; None if the episode has left the
             buffer since it was drawn.
-        reward: Reward of the episode, or else the sum of its steps' rewards; None without both, or
-            if the episode has left.
+        reward: Reward of the episode, or else the sum of its steps' rewards, also of those that
+            have left; None without both, or if the episode has left.
         meta: Meta of the episode; None without any.
         turns: Its steps, in their order.
+        n_missing: Steps of the ended episode that are not among them: deleted, evicted or in
+            quarantine.
         tokenizer: Makes token ids that are missing; None: none are made.
 
     Example:
@@ -99,36 +101,43 @@ class Rollout:
     reward: float | None
     meta: dict[str, Any] | None
     turns: list[DataRow]
+    n_missing: int = 0
     tokenizer: Any = None
 
-    @property
+    @cached_property
     def messages(self) -> list[Message]:
         """The conversation; see `joined_messages`.
 
         Raises:
             FieldError: A step holds something that is not a message.
         """
-        return self._conversation[0]
-
-    @cached_property
-    def _conversation(self) -> tuple[list[Message], list[int]]:
-        """The messages, and the place of the turn that each one came with."""
-        return conversation_of(self.turns)
+        return messages_of(self.turns)
 
     @cached_property
     def sequences(self) -> list[TokenSequence]:
         """The tokens of its turns.
 
         A turn goes on with a sequence of the same agent if its prompt begins with exactly that
-        sequence, prompt and completion. Else, as after compaction, another sequence begins. A turn
-        without ids is left out if others of the rollout have some. The tokenizer of `rollouts`
-        makes what is missing; ids that were sampled are never made again.
+        sequence, prompt and completion. Else, as after compaction, another sequence begins. Ids
+        that were stored are never made again. The tokenizer of `rollouts` makes those of turns that
+        have none; without a tokenizer such turns are left out if others have ids.
 
         Raises:
             FieldError: Token ids are missing and there is no tokenizer, or `logprobs` or
                 `loss_mask` has another length than `completion_ids`.
         """
         return _sequences(self)
+
+    @cached_property
+    def answers(self) -> dict[int, list[Answer]]:
+        """What the agents said, by the place of the turn.
+
+        :meta private:
+        """
+        answers: dict[int, list[Answer]] = {place: [] for place in range(len(self.turns))}
+        for answer in answers_of(self.turns):
+            answers[answer.place].append(answer)
+        return answers
 
     def __repr__(self) -> str:
         return (
@@ -190,9 +199,9 @@ def _known(row: DataRow, facts: Facts | None) -> EpisodeFacts | None:
     """Return what is known of the episode of a step; None if it has left the buffer."""
     meta = row.exp_meta
     if meta.episode_id is None:
-        return EpisodeFacts("complete", None, None)
+        return EpisodeFacts("complete")
     if facts is None:
-        return EpisodeFacts("open", None, None)
+        return EpisodeFacts("open")
     return facts.get((meta.episode_id, meta.task_id))
 
 
@@ -200,16 +209,17 @@ def _rollout(
     number: int, turns: list[DataRow], known: EpisodeFacts | None, tokenizer: Any
 ) -> Rollout:
     meta = turns[0].exp_meta
-    status, reward, of_episode = None, None, None
+    status, reward, of_episode, n_missing = None, None, None, 0
     if known is not None:
         status, reward = known.status, known.reward
         of_episode = None if known.meta is None else orjson.loads(known.meta)
         rewards = [turn.exp_data.reward_t for turn in turns if turn.exp_data.reward_t is not None]
-        if reward is None and rewards:
-            reward = float(sum(rewards))
+        if reward is None:
+            reward = float(sum(rewards)) if rewards and known.total is None else known.total
+        n_missing = max(0, (known.length or 0) - len(turns))
     return Rollout(
         meta.task_id, meta.group_id or meta.task_id, number, meta.episode_id, status, reward,
-        of_episode, turns, tokenizer,
+        of_episode, turns, n_missing, tokenizer,
     )  # fmt: skip
 
 
@@ -229,48 +239,46 @@ class _Turn:
     row: DataRow
     prompt: NDArray[np.int64]
     completion: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
     is_made: bool
 
-    def sampled(self, who: Callable[[], str]) -> tuple[NDArray[Any], ...]:
-        """Return loss mask, logprobs and versions of the completion tokens."""
-        n, version = len(self.completion), self.row.exp_meta.model_version
-        mask = _aligned(self.row, "loss_mask", n, who)
-        mask = np.ones(n, np.bool_) if mask is None else mask.astype(np.bool_)
-        logprobs = _aligned(self.row, "logprobs", n, who)
-        logprobs = np.full(n, np.nan) if logprobs is None else logprobs
-        version = NO_VERSION if version is None else version
-        return (
-            mask,
-            np.where(mask, logprobs, 0).astype(np.float32),
-            np.where(mask, version, NO_VERSION),
-        )
+    @property
+    def versions(self) -> NDArray[np.int64]:
+        version = self.row.exp_meta.model_version
+        return np.where(self.loss_mask, NO_VERSION if version is None else version, NO_VERSION)
 
 
 def _sequences(rollout: Rollout) -> list[TokenSequence]:
-    completions = [_ids(row, "completion_ids") for row in rollout.turns]
-    if any(ids is not None for ids in completions):
-        turns = [
-            _stored_turn(rollout, place, ids)
-            for place, ids in enumerate(completions)
-            if ids is not None
-        ]
-    else:
-        whole = _whole_by_template(rollout)
-        if whole is not None:
-            return [whole]
-        turns = _made_turns(rollout)
     sequences: list[TokenSequence] = []
     agents: list[str] = []  # of the sequences
-    for turn in turns:
+    for turn in _turns(rollout):
         agent_id = turn.row.exp_meta.agent_id
         for place in reversed(range(len(sequences))):
             if agents[place] == agent_id and _begins_with(turn.prompt, sequences[place].ids):
-                sequences[place] = _joined(rollout, sequences[place], turn)
+                sequences[place] = _joined(sequences[place], turn)
                 break
         else:
             agents.append(agent_id)
-            sequences.append(_joined(rollout, _EMPTY, turn))
+            sequences.append(_joined(_EMPTY, turn))
     return sequences
+
+
+def _turns(rollout: Rollout) -> Iterator[_Turn]:
+    """Yield the turns in which something was sampled."""
+    stored = [(_ids(row, "prompt_ids"), _ids(row, "completion_ids")) for row in rollout.turns]
+    has_ids = [prompt is not None or said is not None for prompt, said in stored]
+    if not all(has_ids) and rollout.tokenizer is None and not any(has_ids):
+        raise FieldError(
+            f"task {rollout.task_id!r}, episode {rollout.episode_id!r}: no turn has token ids; "
+            f"store them in fields=sqlbuffer.llm.LLM_FIELDS, or give tokenizer=... to make them "
+            f"from the messages"
+        )
+    for place, (prompt, completion) in enumerate(stored):
+        if completion is not None:
+            yield _stored_turn(rollout, place, prompt, completion)
+        elif not has_ids[place] and rollout.tokenizer is not None:
+            yield from (_made_turn(rollout, each) for each in rollout.answers[place])
 
 
 _EMPTY = TokenSequence(
@@ -283,16 +291,15 @@ def _begins_with(prompt: NDArray[np.int64], ids: NDArray[np.int64]) -> bool:
     return len(prompt) >= len(ids) and bool(np.array_equal(prompt[: len(ids)], ids))
 
 
-def _joined(rollout: Rollout, before: TokenSequence, turn: _Turn) -> TokenSequence:
+def _joined(before: TokenSequence, turn: _Turn) -> TokenSequence:
     asked = turn.prompt[len(before) :]
-    mask, logprobs, versions = turn.sampled(lambda: _name(rollout, turn.place))
     n = len(asked)
     return TokenSequence(
         np.concatenate([before.ids, asked, turn.completion]),
-        np.concatenate([before.loss_mask, np.zeros(n, np.bool_), mask]),
-        np.concatenate([before.logprobs, np.zeros(n, np.float32), logprobs]),
-        np.concatenate([before.versions, np.full(n, NO_VERSION), versions]),
-        [*before.turns, turn.place],
+        np.concatenate([before.loss_mask, np.zeros(n, np.bool_), turn.loss_mask]),
+        np.concatenate([before.logprobs, np.zeros(n, np.float32), turn.logprobs]),
+        np.concatenate([before.versions, np.full(n, NO_VERSION), turn.versions]),
+        sorted({*before.turns, turn.place}),
         before.is_made or turn.is_made,
     )
 
@@ -300,18 +307,26 @@ def _joined(rollout: Rollout, before: TokenSequence, turn: _Turn) -> TokenSequen
 def _ids(row: DataRow, name: str) -> NDArray[np.int64] | None:
     """Return token ids of a step; None if it has none."""
     ids = row.fields.get(name)
-    return None if ids is None or len(ids) == 0 else np.asarray(ids, np.int64)
+    if ids is None or len(ids) == 0:
+        return None
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise FieldError(
+            f"field {name!r}: token ids are integers in one dimension, got {array.dtype} of shape "
+            f"{array.shape}; declare the fields with sqlbuffer.llm.LLM_FIELDS"
+        )
+    return array.astype(np.int64)
 
 
-def _aligned(row: DataRow, name: str, n: int, who: Callable[[], str]) -> NDArray[Any] | None:
-    """Return values of the completion tokens; None where they were left out."""
-    values = row.fields.get(name)
+def _aligned(rollout: Rollout, place: int, name: str, n: int) -> NDArray[Any] | None:
+    """Return values of the completion tokens of a turn; None where they were left out."""
+    values = rollout.turns[place].fields.get(name)
     if values is None or len(values) == 0:
         return None
     if len(values) != n:
         raise FieldError(
-            f"{who()}: {name} has {len(values)} values for {n} completion tokens; give one for "
-            f"each, or leave it out"
+            f"{_name(rollout, place)}: {name} has {len(values)} values for {n} completion tokens; "
+            f"give one for each, or leave it out"
         )
     return np.asarray(values)
 
@@ -323,95 +338,116 @@ def _name(rollout: Rollout, place: int) -> str:
     )
 
 
-def _stored_turn(rollout: Rollout, place: int, completion: NDArray[np.int64]) -> _Turn:
+def _stored_turn(
+    rollout: Rollout,
+    place: int,
+    prompt: NDArray[np.int64] | None,
+    completion: NDArray[np.int64],
+) -> _Turn:
     """Return a turn whose completion is stored."""
-    row = rollout.turns[place]
-    prompt = _ids(row, "prompt_ids")
-    if prompt is not None:
-        return _Turn(place, row, prompt, completion, False)
-    if rollout.tokenizer is None:
+    is_made = prompt is None
+    if prompt is None:
+        prompt = _made_prompt(rollout, place)
+    n = len(completion)
+    mask, logprobs = (_aligned(rollout, place, name, n) for name in ("loss_mask", "logprobs"))
+    mask = np.ones(n, np.bool_) if mask is None else mask.astype(np.bool_)
+    logprobs = np.full(n, np.nan) if logprobs is None else logprobs
+    logprobs = np.where(mask, logprobs, 0).astype(np.float32)
+    return _Turn(place, rollout.turns[place], prompt, completion, mask, logprobs, is_made)
+
+
+def _made_prompt(rollout: Rollout, place: int) -> NDArray[np.int64]:
+    """Return the ids of what an agent was asked in a turn whose completion is stored."""
+    answers = rollout.answers[place]
+    if rollout.tokenizer is None or not answers:
         raise FieldError(
             f"{_name(rollout, place)}: it has completion_ids and no prompt_ids; store both, or "
             f"give tokenizer=... to make the prompt from its messages"
         )
-    answers = [answer for answer, turn in _answers(rollout) if turn == place]
-    n_asked = answers[0] if answers else len(rollout.messages)
-    prompt = _template_ids(rollout, rollout.messages[:n_asked], add_generation_prompt=True)
-    return _Turn(place, row, prompt, completion, True)
+    return _by_template(rollout, answers[0].asked, add_generation_prompt=True)[0]
 
 
-def _answers(rollout: Rollout) -> list[tuple[int, int]]:
-    """Return the places of the assistant's messages, each with that of its turn."""
-    messages, turn_of = rollout._conversation
-    return [
-        (place, turn_of[place])
-        for place, message in enumerate(messages)
-        if message["role"] == "assistant"
-    ]
+def _made_turn(rollout: Rollout, answer: Answer) -> _Turn:
+    """Return a turn without token ids, as the tokenizer makes it.
 
-
-def _made_turns(rollout: Rollout) -> list[_Turn]:
-    """Return the turns of a rollout without token ids, as the tokenizer makes them."""
-    turns = []
-    for answer, place in _answers(rollout):
-        prompt = _template_ids(rollout, rollout.messages[:answer], add_generation_prompt=True)
-        whole = _template_ids(rollout, rollout.messages[: answer + 1])
-        if not _begins_with(whole, prompt):
-            raise FieldError(
-                f"{_name(rollout, place)}: the chat template writes an answer differently after "
-                f"its prompt, so no mask can be made; mark answers with a generation block in the "
-                f"template, or store token ids (sqlbuffer.llm.LLM_FIELDS)"
-            )
-        turns.append(_Turn(place, rollout.turns[place], prompt, whole[len(prompt) :], True))
-    return turns
-
-
-def _whole_by_template(rollout: Rollout) -> TokenSequence | None:
-    """Return the tokens of a conversation with the template's own mask; None: it has no mask."""
-    if rollout.tokenizer is None:
-        raise FieldError(
-            f"task {rollout.task_id!r}, episode {rollout.episode_id!r}: no turn has token ids; "
-            f"store them in fields=sqlbuffer.llm.LLM_FIELDS, or give tokenizer=... to make them "
-            f"from the messages"
-        )
-    template = getattr(rollout.tokenizer, "chat_template", None)
-    if not isinstance(template, str) or not _GENERATION.search(template):
-        return None
-    made = _by_template(rollout, rollout.messages, return_assistant_tokens_mask=True)
-    if not isinstance(made, Mapping) or not any(made.get("assistant_masks") or ()):
-        return None
-    ids, mask = np.array(made["input_ids"], np.int64), np.array(made["assistant_masks"], np.bool_)
-    return TokenSequence(
-        ids, mask, np.where(mask, np.nan, 0).astype(np.float32), _versions(rollout, mask),
-        list(range(len(rollout.turns))), True,
-    )  # fmt: skip
-
-
-def _versions(rollout: Rollout, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the version of each token of a conversation: that of the turn of its answer, or the
-    oldest one where the mask does not tell the answers apart.
+    The completion is what comes after the prompt. In it the template's own mask counts, if it has
+    one.
     """
-    all_versions = [turn.exp_meta.model_version for turn in rollout.turns]
-    known = [NO_VERSION if version is None else version for version in all_versions]
-    of_answers = [known[turn] for _, turn in _answers(rollout)]
-    begins = mask & ~np.concatenate([[False], mask[:-1]])
-    if int(begins.sum()) != len(of_answers):
-        of_answers = [min(known)] * int(begins.sum())
-    answer_of = np.cumsum(begins) - 1
-    return np.where(mask, np.array([*of_answers, NO_VERSION])[answer_of], NO_VERSION)
+    row = rollout.turns[answer.place]
+    prompt, _ = _by_template(rollout, answer.asked, add_generation_prompt=True)
+    whole, mask = _by_template(rollout, [*answer.asked, *answer.said], with_mask=True)
+    n = len(prompt)
+    if not _begins_with(whole, prompt):
+        if mask is None:
+            raise FieldError(
+                f"{_name(rollout, answer.place)}: the chat template writes an answer differently "
+                f"after its prompt, so no mask can be made; mark answers with a generation block "
+                f"in the template, or store token ids (sqlbuffer.llm.LLM_FIELDS)"
+            )
+        begins = np.flatnonzero(mask & ~np.concatenate([[False], mask[:-1]]))
+        n = int(begins[-min(len(answer.said), len(begins))])
+    mask = np.ones(len(whole) - n, np.bool_) if mask is None else mask[n:]
+    logprobs = np.where(mask, np.nan, 0).astype(np.float32)
+    return _Turn(answer.place, row, whole[:n], whole[n:], mask, logprobs, True)
 
 
-def _template_ids(
-    rollout: Rollout, messages: Sequence[Message], **options: Any
-) -> NDArray[np.int64]:
-    made = _by_template(rollout, messages, **options)
-    return np.array(made["input_ids"] if isinstance(made, Mapping) else made, np.int64)
+def _by_template(
+    rollout: Rollout,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = False,
+    with_mask: bool = False,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """Return the ids that the chat template makes, and its mask of what the assistant says.
 
-
-def _by_template(rollout: Rollout, messages: Sequence[Message], **options: Any) -> Any:
-    tools = (rollout.meta or {}).get("tools")
-    if tools:
+    Tool calls have their arguments as dicts, as templates expect them.
+    """
+    tokenizer = rollout.tokenizer
+    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+    if tools := (rollout.meta or {}).get("tools"):
         options["tools"] = tools
-    return rollout.tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=True, **options
-    )
+    if with_mask := with_mask and _marks_answers(tokenizer):
+        options["return_assistant_tokens_mask"] = True
+    made = tokenizer.apply_chat_template(
+        [_with_parsed_arguments(message) for message in messages],
+        tokenize=True, return_dict=True, **options,
+    )  # fmt: skip
+    ids = _flat(made["input_ids"] if isinstance(made, Mapping) else made, tokenizer)
+    mask = _flat(made["assistant_masks"], tokenizer).astype(np.bool_) if with_mask else None
+    return ids, mask if mask is not None and mask.any() else None
+
+
+def _marks_answers(tokenizer: Any) -> bool:
+    template = getattr(tokenizer, "chat_template", None)
+    templates = template.values() if isinstance(template, Mapping) else [template]
+    return any(isinstance(each, str) and _GENERATION.search(each) for each in templates)
+
+
+def _flat(values: Any, tokenizer: Any) -> NDArray[np.int64]:
+    """Return what a tokenizer made of one conversation, as an array of one dimension."""
+    array = np.asarray(values.tolist() if hasattr(values, "tolist") else values)
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise FieldError(
+            f"apply_chat_template of {type(tokenizer).__name__} returns no list of token ids with "
+            f"tokenize=True and return_dict=True"
+        )
+    return array.astype(np.int64)
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_dict(call) for call in calls]}
+
+
+def _with_dict(call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = orjson.loads(call["function"]["arguments"])
+    except orjson.JSONDecodeError:
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**call["function"], "arguments": arguments}}

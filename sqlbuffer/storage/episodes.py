@@ -565,11 +565,15 @@ class EpisodeFacts(NamedTuple):
         status: `open`, `complete`, `aborted` or `abandoned`.
         reward: Reward of the episode itself; None without one.
         meta: Its meta, as JSON text; None without one.
+        total: Sum of the rewards of its steps, also of those that have left; None without any.
+        length: Number of its steps when it ended; None while it is open.
     """
 
     status: str
-    reward: float | None
-    meta: str | None
+    reward: float | None = None
+    meta: str | None = None
+    total: float | None = None
+    length: int | None = None
 
 
 # Rows of one statement of `facts_of`: SQLite admits a limited number of parameters.
@@ -590,9 +594,11 @@ def facts_of(
             episode_states.c.status,
             episodes.c.reward,
             cast(episodes.c.meta, Text),
+            of_rollout("return"),
+            episodes.c.length,
         ).where(episodes.c.buffer_id == buffer_id, is_one, episode_states.c.id == episodes.c.id)
-        for key, task_id, status, reward, meta in connection.execute(known):
-            facts[key, task_id] = EpisodeFacts(status, reward, meta)
+        for key, task_id, *values in connection.execute(known):
+            facts[key, task_id] = EpisodeFacts(*values)
     return facts
 
 

@@ -58,6 +58,8 @@ def read_logged(source: CandidateSource, number: int) -> StoredBatch | None:
         if window.has_labels:
             whole = _with_labels(connection, buffer.info.id, whole, entry.sampled_at)
         known = facts_of(connection, buffer.info.id, episodes_of(whole))
+        # The labels of that moment count, and not the sum of now.
+        known = {key: facts._replace(total=None) for key, facts in known.items()}
         return StoredBatch(entry, seqs, {row[0]: row for row in whole}, known)
 
     def read() -> StoredBatch | None:

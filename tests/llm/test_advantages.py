@@ -39,6 +39,13 @@ def test_a_rollout_without_a_reward_does_not_count_in_its_group() -> None:
         assert np.isnan(values[[1, 3]]).all()
 
 
+def test_tensors_of_torch_are_taken_as_arrays_are() -> None:
+    torch = pytest.importorskip("torch")
+    rewards = torch.tensor([1.0, 0, 1, 0], requires_grad=True)
+    values = group_advantages(rewards, torch.tensor([0, 0, 1, 1]), scale=None)
+    assert values.tolist() == [0.5, -0.5, 0.5, -0.5]
+
+
 def test_no_rollouts_have_no_advantages() -> None:
     assert group_advantages([], []).shape == (0,)
 

@@ -54,6 +54,13 @@ def test_what_is_cut_or_dropped_is_counted() -> None:
     group = made([3], [4, 5, 6])
     left, right, dropped = (padded(group, 4, how) for how in ("left", "right", "drop"))
     assert left.input_ids.tolist() == [[1, 2, 3, 0], [2, 4, 5, 6]]
+    first = padded(group, 2, "left")  # nothing predicts the first token that is left
+    assert first.input_ids.tolist() == [[2, 3], [5, 6]]
+    assert first.loss_mask.tolist() == [[False, True], [False, True]]
+    assert first.logprobs.tolist() == [[0, -1], [0, -1]]
+    assert (first.n_cut, first.n_lost) == (2, 2)
+    assert repr(first).startswith("TokenBatch(input_ids: int64[2, 2]")
+    assert repr(first).endswith("n_cut=2, n_lost=2)")
     assert (left.n_cut, left.n_dropped, left.n_lost) == (1, 0, 0)
     assert left.info["n_cut"].tolist() == [0, 1]
     assert right.input_ids.tolist() == [[1, 2, 3, 0], [1, 2, 4, 5]]

@@ -196,10 +196,139 @@ def test_a_template_that_changes_earlier_answers_makes_several_sequences(buffer)
 
 def test_the_mask_of_a_template_counts(buffer):
     say(buffer, *TALK, model_version=3)
-    parts, tokenizer = made_by(buffer, MARKED)
+    parts, _ = made_by(buffer, MARKED)
     whole = "<user>hi;<assistant>hm|yes;<user>so?;<assistant>no;"
     assert parts == [(whole, "hm|yes;no;", 3, True)]
-    assert tokenizer.n_calls == 1
+
+
+def test_a_mask_of_a_template_does_not_join_what_it_changes(buffer):
+    say(buffer, *TALK)
+    marked = MARKED.replace("{{ m.content }};{% endgen", "{{ said(m) }};{% endgen")
+    forgetful = (
+        "{% macro said(m) %}"
+        "{{ m.content if m == messages[-1] else m.content.split('|')[-1] }}{% endmacro %}"
+    )
+    parts, _ = made_by(buffer, forgetful + marked)
+    assert parts == [
+        ("<user>hi;<assistant>hm|yes;", "hm|yes;", -1, True),
+        ("<user>hi;<assistant>yes;<user>so?;<assistant>no;", "no;", -1, True),
+    ]
+
+
+def test_each_agent_has_a_context_of_its_own(buffer):
+    for step, (agent_id, text) in enumerate([("a", "one"), ("b", "two"), ("a", "three")]):
+        said = {"role": "assistant", "content": text.upper()}
+        keys = {"task_id": "t", "episode_id": "t/0", "agent_id": agent_id, "step": step}
+        buffer.add(**keys, messages=[user(text)], actions=[said], terminated=step == 2)
+    buffer.flush()
+    parts, _ = made_by(buffer, PLAIN)
+    assert [part[:2] for part in parts] == [
+        ("<user>one;<assistant>ONE;<user>three;<assistant>THREE;", "ONE;THREE;"),
+        ("<user>two;<assistant>TWO;", "TWO;"),
+    ]
+
+
+def test_a_context_that_was_compacted_is_a_sequence_of_its_own(buffer):
+    system, short = ({"role": "system", "content": text} for text in ("S", "S"))
+    said = {"role": "assistant", "content": "A"}
+    whole = [system, user("q"), said, user("r")]
+    say(buffer, ([system, user("q")], "A"), (whole, "B"), ([short, user("sum")], "C"))
+    parts, _ = made_by(buffer, PLAIN)
+    assert [part[:2] for part in parts] == [
+        ("<system>S;<user>q;<assistant>A;<user>r;<assistant>B;", "A;B;"),
+        ("<system>S;<user>sum;<assistant>C;", "C;"),
+    ]
+
+
+def test_only_what_the_agent_did_is_sampled(buffer):
+    shot = {"role": "assistant", "content": "shot"}
+    say(buffer, ([user("q0"), shot, user("q1")], "answer"))
+    parts, _ = made_by(buffer, PLAIN)
+    assert [part[1] for part in parts] == ["answer;"]
+    with buffer.episode("u", episode_id="u/0") as episode:  # a conversation without actions
+        episode.append(messages=[user("q0"), shot, user("q1"), {**shot, "content": "end"}])
+    parts, _ = made_by(buffer, PLAIN)
+    assert [part[:2] for part in parts] == [
+        ("<user>q0;<assistant>shot;<user>q1;<assistant>end;", "shot;end;")
+    ]
+
+
+def test_a_template_gets_the_arguments_of_tools_as_dicts(buffer):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with buffer.episode("t", episode_id="t/0") as episode:
+        episode.append(messages=[user("hi")], actions=[said])
+    calls = "{% for c in m.tool_calls %}{{ c.function.arguments.x }}{% endfor %}"
+    template = PLAIN.replace("{{ m.content }}", "{{ m.content }}" + calls)
+    parts, _ = made_by(buffer, template)
+    assert parts[0][1] == "1;"
+
+
+@pytest.mark.parametrize("wrap", [np.array, lambda ids: [ids], lambda ids: np.array([ids])])
+def test_tokenizers_may_return_arrays_and_batches_of_one(buffer, wrap):
+    class Wrapped(Characters):
+        def apply_chat_template(self, *args, **options):
+            made = super().apply_chat_template(*args, **options)
+            return {name: wrap(values) for name, values in made.items()}
+
+    say(buffer, *TALK)
+    batch = taken(buffer)
+    wanted = batch.padded(tokenizer=Characters(MARKED))
+    for name, array in batch.padded(tokenizer=Wrapped(MARKED)).items():
+        np.testing.assert_array_equal(array, wanted[name])
+    Wrapped.apply_chat_template = lambda self, *_args, **_options: "text"
+    with pytest.raises(FieldError, match="apply_chat_template of Wrapped returns no list"):
+        batch.padded(tokenizer=Wrapped(MARKED))
+
+
+def test_turns_without_ids_are_made_or_left_out_beside_others(buffer):
+    with buffer.episode("t", episode_id="t/0") as episode:
+        said, ids = {"role": "assistant", "content": "yo"}, {"prompt_ids": [900]}
+        episode.append(**ids, completion_ids=[901], messages=[user("hi")], actions=[said])
+        episode.append(messages=[user("so?")], actions=[{**said, "content": "no"}])
+    batch = taken(buffer)
+    tokens = batch.padded()
+    assert tokens.input_ids.tolist() == [[900, 901]]
+    assert tokens.n_left_out == 1
+    (first, second) = batch.rollouts(Characters())[0].sequences
+    assert first.ids.tolist() == [900, 901]
+    assert text_of(second.ids) == "<user>hi;<assistant>yo;<user>so?;<assistant>no;"
+    assert (first.is_made, second.is_made) == (False, True)
+    assert batch.padded(tokenizer=Characters()).n_left_out == 0
+
+
+def test_an_answer_of_no_tokens_is_no_sequence(buffer):
+    store(buffer, [([1, 2], [])], "t/0", reward=0.0)
+    store(buffer, [([1, 2], [3])], "t/1", reward=1.0)
+    tokens = taken(buffer).padded(scale=None)
+    assert tokens.rollout.tolist() == [1]
+    assert tokens.advantage.tolist() == [0.5]
+    assert tokens.n_left_out == 1
+
+
+def test_steps_that_have_left_are_counted_and_the_reward_stays(buffer_url, make_buffer):
+    with make_buffer(buffer_url, fields=LLM_FIELDS) as buffer:
+        turns = [([1], [2], {"reward": 1.0}), ([1], [3], {"reward": 1.0})]
+        store(buffer, turns, reward=None)
+        (rollout,) = buffer.sample_tasks(1).rollouts()
+        assert (rollout.reward, rollout.n_missing) == (2.0, 0)
+        buffer.delete([rollout.turns[0].seq])
+        (rollout,) = buffer.sample_tasks(1).rollouts()
+        assert (rollout.reward, rollout.n_missing, len(rollout.turns)) == (2.0, 1, 1)
+
+
+def test_rollouts_are_not_made_of_parts_of_rows(buffer_url, make_buffer):
+    with make_buffer(buffer_url, fields=LLM_FIELDS) as buffer:
+        store(buffer, [([1], [2])])
+        with pytest.raises(ArgumentError, match="without fields="):
+            buffer.sample_tasks(1, fields=["prompt_ids"]).padded()
+
+
+def test_ids_of_another_dtype_are_refused(buffer_url, make_buffer):
+    with make_buffer(buffer_url, fields={**LLM_FIELDS, "prompt_ids": ("float32", (-1,))}) as buffer:
+        store(buffer, [([2.5], [3])])
+        with pytest.raises(FieldError, match="token ids are integers"):
+            buffer.sample_tasks(1).padded()
 
 
 def test_a_template_that_says_nothing_about_answers_is_refused(buffer):
