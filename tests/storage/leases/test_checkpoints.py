@@ -472,7 +472,7 @@ def test_a_lease_that_ran_out_is_given_back_or_belongs_to_others(buffer, buffer_
     own = buffer.lease(2, **ONE, lease_s=20).take()
     (listed,) = buffer.leases("a")
     listed.renew()
-    assert 15 < buffer.leases("a")[0].remaining_s <= 20
+    assert 15 < buffer.leases("a")[0].remaining_s <= 21  # by another clock
     expire(buffer_url)
     restored = buffer.restore("start", consumer="a")
     assert (restored.n_leases, restored.n_freed, restored.n_missing) == (1, 2, 0)
