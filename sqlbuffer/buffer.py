@@ -97,7 +97,7 @@ from sqlbuffer.storage.documents import (
 )
 from sqlbuffer.storage.inspect.buffer_stats import stats
 from sqlbuffer.storage.leases.checkpoints import Checkpoint, Restored
-from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnLate, OnPartial, Order
+from sqlbuffer.storage.leases.choosing import GroupBy, Incomplete, OnFlat, OnLate, OnPartial, Order
 from sqlbuffer.storage.retention.deletion import drop_buffer
 from sqlbuffer.storage.retention.eviction import resize_buffer
 from sqlbuffer.storage.store import BufferStore
@@ -1248,6 +1248,8 @@ class ReplayBuffer:
         condition: Condition = None,
         every: Condition = None,
         require_reward: bool = False,
+        min_spread: float | None = None,
+        on_flat: OnFlat = "keep",
         consumer: str | None = None,
     ) -> Lease:
         """Claim rows, or whole groups of them, for the duration of a `with` block.
@@ -1284,13 +1286,22 @@ class ReplayBuffer:
                 do not count and are not handed out, so that another rollout can take their place.
                 With `include` they are rollouts like others.
             order: `random` (uniform over rows, or over groups), `fifo`, `freshest` or `stalest` (by
-                `model_version`, then by age; rows without a version are the oldest).
+                `model_version`, then by age; rows without a version are the oldest), `least_used`
+                (fewest acknowledged uses first, then `fifo`), or of groups `spread` (largest spread
+                of rewards first). Groups that were used wait behind unused ones: in `fifo` behind
+                all of them, in `freshest` and `stalest` behind those of the same `model_version`.
             timeout_s: Seconds to wait until n rows or groups are there; 0 raises immediately.
             lease_s: Seconds until the lease expires; `batch.renew()` restarts them.
             condition: Condition that rows must match; a group needs one row that matches.
             every: Condition that one row of each rollout of a group must match.
             require_reward: Lease groups whose rollouts all have a reward: one of the episode, or
                 of one of its steps.
+            min_spread: Skip groups in which the largest minus the smallest reward of a rollout is
+                not greater than this. Such flat groups are counted (`batch.n_skipped`). 0.0 skips
+                groups whose rewards are all equal. A group waits until each of its rollouts has a
+                finite reward. Groups by `task_id` or `group_id` only.
+            on_flat: Treatment of the groups that `min_spread` skips: `keep` leaves them in the
+                queue, for leases without it or until a reward changes; `drop` deletes them.
             consumer: Name of who takes the batch, such as `trainer-0`, for `leases`, `checkpoint`
                 and the sample log.
 
@@ -1321,8 +1332,8 @@ class ReplayBuffer:
             n, self._conditions.node(condition), self._conditions.node(every), group_by=group_by,
             min_group_size=min_group_size, group_size=group_size, require_reward=require_reward,
             group_timeout_s=group_timeout_s, on_partial=on_partial, on_late=on_late,
-            incomplete=incomplete, order=order, timeout_s=timeout_s, lease_s=lease_s,
-            consumer=consumer,
+            min_spread=min_spread, on_flat=on_flat, incomplete=incomplete, order=order,
+            timeout_s=timeout_s, lease_s=lease_s, consumer=consumer,
         )  # fmt: skip
 
     def leases(self, consumer: str | None = None) -> builtins.list[LeasedBatch]:

@@ -108,13 +108,14 @@ class Stats:
         capacity: Largest number of rows; None is unlimited.
         inserted: Rows ever inserted. It counts numbers, so rows of writes that were rolled back
             count too.
-        evicted: Rows that were evicted, deleted or rolled back; it does not include the next four
+        evicted: Rows that were evicted, deleted or rolled back; it does not include the next five
             counts. It never falls in one process. It leaves out the numbers that a write took and
             has not stored yet.
         expired: Rows deleted because they were too old by the clock; see `ReplayBuffer.expire`.
         used_up: Rows deleted because they were sampled `max_use` times.
         other_session: Rows deleted because they were of another session.
         partial: Rows deleted because their group stayed incomplete, or they came late.
+        flat: Rows deleted because the rewards of their group differed too little (`on_flat`).
         sampled: Rows ever sampled; processes report them every 5 seconds.
         batches: Number of sampled batches.
         window_s: Seconds over which rates are measured, or the seconds since the buffer was
@@ -155,6 +156,7 @@ class Stats:
     used_up: int
     other_session: int
     partial: int
+    flat: int
     sampled: int
     batches: int
     window_s: float

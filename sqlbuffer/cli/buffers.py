@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # The table leaves these out if no buffer has a value of them.
 _RARE = (
-    "expired", "used_up", "other_session", "partial", "leased", "quarantined", "clock",
+    "expired", "used_up", "other_session", "partial", "flat", "leased", "quarantined", "clock",
     "max_staleness", "max_use", "min_size", "alpha",
 )  # fmt: skip
 INFO_EXAMPLES = example(

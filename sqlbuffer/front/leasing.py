@@ -15,6 +15,7 @@ from sqlbuffer.checks import (
     checked_duration,
     checked_flag,
     checked_integer,
+    checked_number,
     checked_seconds,
 )
 from sqlbuffer.display import html_code
@@ -29,10 +30,10 @@ from sqlbuffer.storage.labels.reading import resolve_labels
 from sqlbuffer.storage.leases import leases
 from sqlbuffer.storage.leases.choosing import (
     GROUPS,
-    ORDERS,
     ClaimRequest,
     GroupBy,
     Incomplete,
+    OnFlat,
     OnLate,
     OnPartial,
     Order,
@@ -56,6 +57,7 @@ class LeasedBatch(RowBatch):
         lease_id: Id of the lease, as in `v_leases`.
         batch_id: Number of the batch in the sample log (`track_samples`); None if it is not logged.
         consumer: Who leased it, if a name was given.
+        n_skipped: Number of groups that the claim looked at and skipped because of `min_spread`.
 
     Example:
         >>> from sqlbuffer import ReplayBuffer
@@ -86,6 +88,7 @@ class LeasedBatch(RowBatch):
             leased.number,
             leased.consumer,
         )
+        self.n_skipped = leased.n_skipped
 
     @property
     def rows(self) -> list[DataRow]:
@@ -309,6 +312,8 @@ class Leasing:
         on_late: OnLate,
         incomplete: Incomplete,
         require_reward: bool,
+        min_spread: float | None,
+        on_flat: OnFlat,
         order: Order,
         timeout_s: float,
         lease_s: float,
@@ -316,9 +321,10 @@ class Leasing:
     ) -> Lease:
         """Return a lease to take; see `ReplayBuffer.lease`."""
         self._check()
-        checked_choice(order, "order", ("random", *ORDERS))
+        checked_choice(order, "order", get_args(Order))
         checked_choice(on_partial, "on_partial", get_args(OnPartial))
         checked_choice(on_late, "on_late", get_args(OnLate))
+        checked_choice(on_flat, "on_flat", get_args(OnFlat))
         checked_choice(incomplete, "incomplete", get_args(Incomplete))
         require_reward = checked_flag(require_reward, "require_reward")
         if group_by is not None:
@@ -329,6 +335,7 @@ class Leasing:
             group_size = checked_integer(group_size, "group_size", 1)
         if group_timeout_s is not None:
             group_timeout_s = checked_duration(group_timeout_s, "group_timeout_s")
+        min_spread = _checked_spread(group_by, min_spread, on_flat, order)
         _check_groups(group_by, min_group_size, group_size, group_timeout_s, on_partial, on_late)
         for name, is_given in (
             ("every", every != EVERYTHING), ("require_reward", require_reward),
@@ -350,7 +357,10 @@ class Leasing:
             on_late == "drop",
             incomplete == "include",
             resolve_labels(every, True),
-            require_reward,
+            require_reward or min_spread is not None,
+            min_spread,
+            on_flat == "drop",
+            self._store.info.config.sampling.max_use != 1,
             layout_of(self._store.info),
             checked_optional_name(consumer, "consumer"),
         )
@@ -368,6 +378,23 @@ class Leasing:
                 f"buffer {self._store.info.name!r} was made without leases; make one with "
                 f"ReplayBuffer(..., leases=True)"
             )
+
+
+def _checked_spread(
+    group_by: str | None, min_spread: float | None, on_flat: str, order: str
+) -> float | None:
+    for name, is_given in (
+        ("min_spread", min_spread is not None),
+        ("order='spread'", order == "spread"),
+    ):
+        if is_given and group_by not in ("task_id", "group_id"):
+            raise ArgumentError(
+                f"{name} goes with group_by='task_id' or 'group_id': it compares the rewards of "
+                f"the rollouts of a group"
+            )
+    if on_flat == "drop" and min_spread is None:
+        raise ArgumentError("on_flat='drop' goes with min_spread")
+    return None if min_spread is None else checked_number(min_spread, "min_spread", 0.0)
 
 
 def _check_groups(

@@ -145,6 +145,8 @@ Index("ix_rollout_stats_group", _own.buffer_id, _own.group_id, rollout_reward, _
 # The sum of such numbers never overflows, which would be an error on PostgreSQL. Larger ones count
 # as infinite, in the triggers too.
 LARGEST = 1e290
+# Rewards from here on are not counted in their group, where they are squared.
+LARGEST_OF_GROUP = 1e100
 
 
 class AddedSteps:

@@ -191,6 +191,7 @@ def test_leases_need_a_buffer_that_has_them(store, decoding):
         Leasing(store, decoding.whole).lease(
             1, EVERYTHING, EVERYTHING, group_by=None, min_group_size=None, group_size=None,
             group_timeout_s=None, on_partial="use", on_late="keep", incomplete="exclude",
+            min_spread=None, on_flat="keep",
             require_reward=False, order="fifo", timeout_s=0, lease_s=1.0,
                 consumer=None,
         )  # fmt: skip

@@ -15,7 +15,7 @@ CLASSES = (orm.Buffer, orm.Episode, orm.Experience, orm.Task)
 # Columns of the views that are not mapped: sums over all rows, and what has a call of its own.
 LEFT_OUT = {
     "v_buffers": {
-        "fill", "oldest_at", "newest_at", "expired", "used_up", "other_session", "partial",
+        "fill", "oldest_at", "newest_at", "expired", "used_up", "other_session", "partial", "flat",
         "leased", "quarantined", "clock", "max_staleness", "max_use", "min_size", "alpha",
     },
     "v_episodes": set(),

@@ -20,7 +20,7 @@ STEP_VIEWS = (
 _LEFT_OUT = {"buffer", "buffer_id", "executed_at", "first_at", "last_at", "age_s"}
 _OF_BUFFERS = (
     "rows", "capacity", "evict_by", "last_insert_at", "expired", "used_up", "other_session",
-    "partial", "quarantined", "clock", "max_staleness", "max_use", "min_size", "alpha",
+    "partial", "flat", "quarantined", "clock", "max_staleness", "max_use", "min_size", "alpha",
 )  # fmt: skip
 _JSON = {
     "state", "actions", "messages", "extra", "fields", "meta", "special_numbers", "shape",

@@ -304,6 +304,7 @@ def why_empty(connection: Connection, buffer_id: int) -> str:
         buffer.n_used_up,
         buffer.n_other_session,
         buffer.n_partial,
+        buffer.n_flat,
     ).where(buffer.id == buffer_id)
     n_stored, *n_left = map(int, connection.execute(counted).one())
     if not n_stored:
@@ -314,6 +315,7 @@ def why_empty(connection: Connection, buffer_id: int) -> str:
         "used up (max_use)",
         "of another session (current_session_only)",
         "of groups that stayed incomplete or came late",
+        "of groups whose rewards differed too little (min_spread)",
         "evicted, deleted or rolled back",
     )
     departures = ", ".join(

@@ -138,6 +138,13 @@ buffers = Table(
         comment="rows that left because their group stayed incomplete, or they came late",
     ),
     Column(
+        "n_flat",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="rows that left because the rewards of their group differed too little",
+    ),
+    Column(
         "created_at",
         TIME,
         nullable=False,

@@ -59,6 +59,7 @@ STANDBY_PAUSE_S = 0.1
 # Columns of the buffer as a whole, in addition to its configuration.
 BUFFER_COLUMNS = (
     "clock", "max_priority", "n_expired", "n_used_up", "n_other_session", "n_partial",
+    "n_flat",
 )  # fmt: skip
 _FLAGS = sorted(
     {table.flag for layout in (ROWS, CHUNKS) for table in step_tables(layout) if table.flag}

@@ -186,9 +186,11 @@ def evicted_rows(
     return counts[about.buffer_id].update(connection, about, inserted, rows, n_others)
 
 
-def left_otherwise(about: Any) -> tuple[int, int, int, int]:
+def left_otherwise(about: Any) -> tuple[int, int, int, int, int]:
     """Return how many steps were deleted for each cause that a buffer counts."""
-    return (about.n_expired, about.n_used_up, about.n_other_session, about.n_partial)
+    return (
+        about.n_expired, about.n_used_up, about.n_other_session, about.n_partial, about.n_flat,
+    )  # fmt: skip
 
 
 def _n_steps_between(connection: Connection, buffer_id: int, start: int, end: int) -> int:
@@ -354,6 +356,7 @@ def _select_buffers(ids: Sequence[int]) -> Any:
             buffer.n_used_up,
             buffer.n_other_session,
             buffer.n_partial,
+            buffer.n_flat,
             age_s(buffer.created_at).label("age_s"),
             last_number(buffer.id).label("inserted"),
             unix_now().label("now"),

@@ -154,7 +154,7 @@ _IN_FULL = f"""
 SELECT b.buffer, {{rows}} AS rows, {{exact}} AS exact, b.capacity,
     CAST({{rows}} AS double precision) / b.capacity AS fill, {{tasks}} AS tasks, b.evict_by,
     {{oldest_at}} AS oldest_at, {{newest_at}} AS newest_at, b.last_insert_at, b.created_at,
-    b.expired, b.used_up, b.other_session, b.partial, b.leased, b.quarantined,
+    b.expired, b.used_up, b.other_session, b.partial, b.flat, b.leased, b.quarantined,
     b.clock, b.max_staleness, b.max_use, b.min_size, b.alpha
 FROM (SELECT v.*, {_FIRST_HELD} AS first_held FROM v_windows v) w
 JOIN v_buffers b ON b.buffer_id = w.buffer_id

@@ -15,6 +15,7 @@ import numpy as np
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Double,
     Integer,
     Select,
     and_,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    null,
     or_,
     select,
 )
@@ -32,9 +34,9 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlbuffer.query.tree import EVERYTHING, Node, check
 from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episode_states, episodes
-from sqlbuffer.storage.labels.reading import resolve_labels
+from sqlbuffer.storage.labels.reading import resolve_labels, value_of
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.rollout_stats import rollout_stats
+from sqlbuffer.storage.rollout_stats import LARGEST_OF_GROUP, rollout_stats
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
@@ -48,16 +50,18 @@ from sqlbuffer.storage.schema.expressions import (
     unindexed,
 )
 
-Order = Literal["random", "fifo", "freshest", "stalest"]
+Order = Literal["random", "fifo", "freshest", "stalest", "spread", "least_used"]
 GroupBy = Literal["task_id", "group_id", "episode_id"]
 OnPartial = Literal["use", "drop"]
 OnLate = Literal["keep", "drop"]
+OnFlat = Literal["keep", "drop"]
 Incomplete = Literal["exclude", "include"]
 
 ORDERS: dict[str, tuple[Any, ...]] = {
     "fifo": (queue_items.c.seq,),
     "freshest": (queue_items.c.freshness.desc(), queue_items.c.seq.desc()),
     "stalest": (queue_items.c.freshness, queue_items.c.seq),
+    "least_used": (queue_items.c.n_uses, queue_items.c.seq),
 }
 GROUPS: dict[str, ColumnElement[Any]] = {
     "task_id": queue_items.c.task_id,
@@ -66,6 +70,7 @@ GROUPS: dict[str, ColumnElement[Any]] = {
 }
 # Names of parameters: they differ from those of columns, which an update uses itself.
 BUFFER, LOW, HIGH, SEQS, COUNT = "p_buffer_id", "p_low", "p_high", "p_seqs", "p_count"
+MIN_SPREAD = "p_min_spread"
 LARGEST = 2**63 - 1
 
 in_buffer: Any = queue_items.c.buffer_id == bindparam(BUFFER, type_=Integer())
@@ -126,6 +131,9 @@ class ClaimRequest:
         includes_incomplete: Aborted and abandoned rollouts belong to their groups.
         every: Condition that one row of each rollout must match.
         needs_rewards: Each rollout must have a reward, of its own or of a step.
+        min_spread: Groups whose spread of rewards is not greater are skipped; None for none.
+        drops_flat: Delete the groups that are skipped for their spread.
+        is_reused: Rows may be used more than once.
         steps: How the steps of the buffer are stored.
         consumer: Name of who leases them, if it has one.
     """
@@ -143,6 +151,9 @@ class ClaimRequest:
     includes_incomplete: bool = False
     every: Node = EVERYTHING
     needs_rewards: bool = False
+    min_spread: float | None = None
+    drops_flat: bool = False
+    is_reused: bool = False
     steps: StepLayout = ROWS
     consumer: str | None = field(default=None, compare=False)
 
@@ -150,6 +161,20 @@ class ClaimRequest:
     def drops_any(self) -> bool:
         """Some groups are deleted in place of being claimed."""
         return self.drops or self.drops_late
+
+    @property
+    def row_order(self) -> tuple[Any, ...]:
+        """What rows are ordered by, and groups by their first rows."""
+        if self.order == "fifo" and self.group_by is not None and self.is_reused:
+            return ORDERS["least_used"]  # used groups wait behind unused ones
+        if self.order == "least_used" and not self.is_reused:
+            return ORDERS["fifo"]  # no row that waits was used
+        return ORDERS[self.order]
+
+    @property
+    def needs_spread(self) -> bool:
+        """The spreads of groups decide whether or when they are claimed."""
+        return self.min_spread is not None or self.order == "spread"
 
 
 @dataclass(frozen=True)
@@ -220,7 +245,7 @@ def choose_rows(connection: Connection, scope: Scope, request: ClaimRequest) -> 
     probed = _probed(connection, scope, request) if request.order == "random" else None
     if probed is not None:
         return probed
-    statement = _first_rows(scope.limits, request.node, request.steps, request.order)
+    statement = _first_rows(scope.limits, request)
     return _scalars(connection, statement, scope.parameters(**{COUNT: request.n}))
 
 
@@ -261,11 +286,13 @@ def _probed(connection: Connection, scope: Scope, request: ClaimRequest) -> list
 
 
 @remembered
-def _first_rows(limits: Eligibility, node: Node, steps: StepLayout, order: Order) -> Select[Any]:
-    by = (func.random(),) if order == "random" else ORDERS[order]
+def _first_rows(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
+    is_random = request.order == "random"
+    by = (func.random(),) if is_random else request.row_order
     count = bindparam(COUNT, type_=BigInteger())
-    within = in_queue if order in ("random", "fifo") else in_queue_unindexed
-    rows = select(queue_items.c.seq).where(claimable(limits, node, steps, within))
+    within = in_queue if is_random or by == ORDERS["fifo"] else in_queue_unindexed
+    can_claim = claimable(limits, request.node, request.steps, within)
+    rows = select(queue_items.c.seq).where(can_claim)
     return rows.order_by(*by).limit(count).with_for_update(skip_locked=True)
 
 
@@ -313,6 +340,10 @@ is_of_incomplete = (
 )
 
 
+# What a group is locked for: a claim, or because it is dropped.
+Kind = Literal["claimable", "late", "flat"]
+
+
 class LeaseGroup(NamedTuple):
     """The rows of a group in the queue."""
 
@@ -324,11 +355,19 @@ class LeaseGroup(NamedTuple):
     n_leased: int
     is_claimable: bool
     is_late: bool
+    is_flat: bool
+    spread: float | None
 
     @property
     def name(self) -> Key:
         """The key that identifies it."""
         return self.key, self.group_seq
+
+    def is_of(self, kind: Kind) -> bool:
+        """Return True if the group may be claimed, or dropped for that reason."""
+        if kind == "claimable":
+            return self.is_claimable
+        return (self.is_late if kind == "late" else self.is_flat) and not self.n_leased
 
 
 @remembered
@@ -338,10 +377,11 @@ def groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     They are those of all tasks or episodes, or the named ones.
     """
     group = _summed(limits, request, named=named).subquery("groups").c
-    may_go, late = _may_go(group, request)
+    may_go, late, flat = _may_go(group, request)
     return select(
         group.key, group.group_seq, group.first_seq, group.n_rows, group.size, group.n_leased,
         case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
+        case((flat, 1), else_=0).label("flat"), group.spread,
     )  # fmt: skip
 
 
@@ -350,12 +390,13 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     cannot be claimed; and the figures that describe it.
     """
     group = _summed(limits, request, named=False).subquery("groups").c
-    may_go, _ = _may_go(group, request)
+    may_go, _, flat = _may_go(group, request)
     is_small: Any = (group.size < request.min_group_size) & literal(
         request.group_by != "episode_id"
     )
     tests = {
         "free": may_go,
+        "flat": flat,
         "late": group.is_after == 1,
         "leased": group.n_leased > 0,
         "unmatched": group.matches == 0,
@@ -371,12 +412,22 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     state = case(*((test, name) for name, test in tests.items()), else_="cut")
     return select(
         group.key, group.size, state.label("state"), group.n_open, group.n_unjudged,
-        group.held_until, group.oldest, group.n_in_quarantine, group.n_good,
+        group.held_until, group.oldest, group.n_in_quarantine, group.n_good, group.spread,
     ).order_by(group.first_seq)  # fmt: skip
 
 
-def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
-    """Return the expressions for a group that may be claimed, and for one that is late."""
+def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any, Any]:
+    """Return the expressions for a group that may be claimed, for one that is late, and for one
+    that could be claimed if its rewards differed more.
+    """
+    may_go, late = _may_go_with_any_spread(group, request)
+    if request.min_spread is None:
+        return may_go, late, literal(False)
+    threshold: Any = bindparam(MIN_SPREAD, request.min_spread, type_=Double())
+    return may_go & (group.spread > threshold), late, may_go & (group.spread <= threshold)
+
+
+def _may_go_with_any_spread(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
     is_whole: Any = (group.n_open == 0) & (group.n_clipped == 0)
     if request.group_by != "episode_id":
         # A group that was claimed once is closed: later steps of an episode form another group.
@@ -412,6 +463,10 @@ def _may_go(group: Any, request: ClaimRequest) -> tuple[Any, Any]:
 def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the sums over each group."""
     parts = _parts(limits, request, named=named).subquery("parts")
+    spread: Any = cast(null(), Double())
+    if request.needs_spread:
+        parts = _with_rewards(parts, request).subquery("rewarded_parts")
+        spread = _spread(parts.c, request)
     part = parts.c
     n_open = func.sum(case((episodes.c.status == "open", _IS_OPEN), else_=0))
     rollouts = func.sum(case((part.episode_id.is_(None), part.n), else_=1))
@@ -433,6 +488,7 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
         func.max(case((_is_good(parts, request), part.matches), else_=0)).label("good_matches"),
         func.max(part.held_until).label("held_until"), func.min(part.oldest).label("oldest"),
         _is_after(part, func.min(part.oldest_at), request).label("is_after"),
+        spread.label("spread"),
     )  # fmt: skip
     sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
     if not request.includes_incomplete:
@@ -446,7 +502,17 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     """
     key, group_seq = _key(request), closed_group.label("group_seq")
     match = _match(request.node, request)
-    rewarded = _REWARDED if request.needs_rewards else EVERYTHING
+    rewarded: Any = literal(1, BigInteger())
+    if request.needs_rewards:
+        is_of_episode = queue_items.c.episode_id.is_not(None)
+        rewarded = case((is_of_episode, 1), else_=_match(_REWARDED, request))
+    rewards: list[Any] = []
+    if request.needs_spread:
+        reward = _reward_of_row(request)
+        rewards = [
+            func.min(reward).label("row_low"), func.max(reward).label("row_high"),
+            func.count(reward).label("n_rewards"),
+        ]  # fmt: skip
     is_quarantined = excluded(Eligibility(quarantine=limits.quarantine))
     is_stale = excluded(limits.of_versions)
     is_foreign = excluded(Eligibility(session=limits.session))
@@ -467,7 +533,7 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
             (queue_items.c.episode_id.is_(None), func.min(_match(request.every, request))),
             else_=func.max(_match(request.every, request)),
         ).label("every"),
-        func.min(_match(rewarded, request)).label("rewarded"),
+        func.min(rewarded).label("rewarded"), *rewards,
     )  # fmt: skip
     statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
     statement = statement.where(key.is_not(None))
@@ -488,11 +554,82 @@ def _match(node: Node, request: ClaimRequest) -> Any:
     return case((matches(node, request.steps), 1), else_=0)
 
 
+def _finite(reward: Any) -> Any:
+    """Return a reward that counts for the spread of a group; null for others, as in group_stats."""
+    return case((func.abs(reward) < LARGEST_OF_GROUP, reward))
+
+
+def _reward_of_row(request: ClaimRequest) -> Any:
+    """Return the reward of a row of the queue that is a rollout, also a late one."""
+    steps = request.steps.of(None)
+    reward = (
+        select(value_of("reward_t", steps))
+        .where(request.steps.is_numbered(steps.c, queue_items.c.buffer_id, queue_items.c.seq))
+        .correlate(queue_items)
+        .scalar_subquery()
+    )
+    return case((queue_items.c.episode_id.is_(None), _finite(reward)))
+
+
+def _with_rewards(parts: Any, request: ClaimRequest) -> Select[Any]:
+    """Select parts with their smallest and largest reward, null where one has none; and, where
+    rollouts are chosen, the place of each among those that may be claimed.
+    """
+    part = parts.c
+    total = (
+        select(rollout_stats.c["return"])
+        .where(
+            rollout_stats.c.buffer_id == bindparam(BUFFER, type_=Integer()),
+            rollout_stats.c.task_id == episodes.c.task_id,
+            rollout_stats.c.episode_id == part.episode_id,
+        )
+        .correlate(episodes, parts)
+        .scalar_subquery()
+    )
+    of_episode = _finite(func.coalesce(episodes.c.reward, total))
+    is_alone = part.episode_id.is_(None)
+    has_all = part.n_rewards == part.n
+    judged: Any = [
+        case((is_alone, case((has_all, value))), else_=of_episode).label(name)
+        for name, value in (("low", part.row_low), ("high", part.row_high))
+    ]
+    joined = parts.outerjoin(episodes, episodes.c.id == part.episode_id)
+    statement = select(*part, *judged).select_from(joined)
+    if not request.includes_incomplete:
+        statement = statement.where(~func.coalesce(_IS_INCOMPLETE, false()))
+    if request.group_size is None:
+        return statement
+    rewarded = statement.subquery("judged")
+    is_good = case((_is_good(rewarded, request), 1), else_=0)
+    column = rewarded.c
+    place = func.row_number().over(
+        partition_by=(column.key, column.group_seq, is_good),
+        order_by=(column.matches.desc(), column.first_seq),
+    )
+    return select(*column, case((is_good == 1, place)).label("place")).select_from(
+        rewarded.outerjoin(episodes, episodes.c.id == column.episode_id)
+    )
+
+
+def _spread(part: Any, request: ClaimRequest) -> Any:
+    """Return the largest minus the smallest reward of the rollouts of a group that would be
+    claimed; null if one of them has none.
+    """
+    low, high, is_counted = part.low, part.high, literal(True)
+    if request.group_size is not None:
+        is_counted = part.place <= request.group_size
+        low, high = (case((is_counted, value)) for value in (low, high))
+    n_without = func.sum(case((is_counted & part.low.is_(None), 1), else_=0))
+    return case((n_without == 0, func.max(high) - func.min(low)))
+
+
 def _is_unjudged(parts: Any, request: ClaimRequest) -> Any:
     """Return 1 for a rollout without a reward that the request needs, else 0."""
     if not request.needs_rewards:
         return literal(0, BigInteger())
     part = parts.c
+    if request.min_spread is not None:
+        return case((part.low.is_(None), 1), else_=0)
     of_steps = select(1).where(
         rollout_stats.c.buffer_id == bindparam(BUFFER, type_=Integer()),
         rollout_stats.c.task_id == episodes.c.task_id,
@@ -546,6 +683,8 @@ def good_rollouts(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     group, the number of the episode and the first row.
     """
     parts = _parts(limits, request, named=True).subquery("parts")
+    if request.needs_spread:
+        parts = _with_rewards(parts, request).subquery("rewarded_parts")
     part = parts.c
     rollouts = select(part.key, part.group_seq, part.episode_id, part.first_seq).select_from(
         parts.outerjoin(episodes, episodes.c.id == part.episode_id)
@@ -595,14 +734,20 @@ def _share_episodes(request: ClaimRequest) -> Select[Any]:
 
 @remembered
 def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
-    """Select the groups of the first rows in an order, and their number of these rows."""
-    key, order = _key(request), ORDERS[request.order]
+    """Select the groups of the first rows in an order, their number of these rows, and the age and
+    the uses of the first of them.
+    """
+    key, order = _key(request), request.row_order
     place = func.row_number().over(order_by=order).label("place")
-    rows = select(key.label("key"), closed_group.label("group_seq"), place)
-    within = in_queue if request.order == "fifo" else in_queue_unindexed
+    rows = select(
+        key.label("key"), closed_group.label("group_seq"), queue_items.c.freshness,
+        queue_items.c.n_uses, place,
+    )  # fmt: skip
+    within = in_queue if order == ORDERS["fifo"] else in_queue_unindexed
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
-    statement = select(first.key, first.group_seq, func.count())
+    freshness = (func.max if request.order == "freshest" else func.min)(first.freshness)
+    statement = select(first.key, first.group_seq, func.count(), freshness, func.min(first.n_uses))
     return statement.group_by(first.key, first.group_seq).order_by(func.min(first.place))
 
 
@@ -630,6 +775,32 @@ def _first_rows_among(limits: Eligibility, request: ClaimRequest) -> Select[Any]
     )
 
 
+class _UsedLast:
+    """Puts used groups behind the unused ones of the same age, in the order of their uses."""
+
+    def __init__(self, request: ClaimRequest) -> None:
+        self._is_on = request.is_reused and request.order in ("freshest", "stalest")
+        self._used: list[tuple[int, int, Key]] = []  # freshness, uses, group
+
+    def ordered(self, rows: Sequence[Any], *, is_end: bool) -> list[Key]:
+        """Return the next groups of those that follow in the order of their first rows."""
+        if not self._is_on:
+            return [(key, group_seq) for key, group_seq, *_ in rows]
+        names: list[Key] = []
+        for key, group_seq, _, freshness, n_uses in rows:
+            if self._used and self._used[0][0] != freshness:
+                names += self._rest()
+            if n_uses:
+                self._used.append((freshness, n_uses, (key, group_seq)))
+            else:
+                names.append((key, group_seq))
+        return names + self._rest() if is_end else names
+
+    def _rest(self) -> list[Key]:
+        used, self._used = sorted(self._used, key=lambda group: group[1]), []
+        return [name for *_, name in used]
+
+
 class GroupChoice:
     """The groups that one attempt chooses.
 
@@ -640,19 +811,23 @@ class GroupChoice:
 
     Attributes:
         late: Groups that it found which must be dropped.
+        flat: Groups that it skipped because their rewards differ too little.
     """
 
     def __init__(self, connection: Connection, scope: Scope, request: ClaimRequest) -> None:
         self._connection, self._scope, self._request = connection, scope, request
         self.late: list[LeaseGroup] = []
+        self.flat: dict[Key, LeaseGroup] = {}
 
     def choose(self) -> list[list[int]]:
         """Return the rows of up to n groups, locked, in the requested order."""
         taken: dict[Key, list[int]] = {}
         for candidates in self._candidates():
             for group in candidates:
-                if group.is_late and self._request.drops_any and not group.n_leased:
+                if self._request.drops_any and group.is_of("late"):
                     self.late.append(group)
+                elif group.is_flat:
+                    self.flat[group.name] = group
             free = [g for g in candidates if g.is_claimable and g.name not in taken]
             while free and len(taken) < self._request.n:
                 missing = self._request.n - len(taken)
@@ -662,7 +837,7 @@ class GroupChoice:
                 break
         return list(taken.values())
 
-    def lock(self, chosen: Sequence[LeaseGroup], *, late: bool = False) -> dict[Key, list[int]]:
+    def lock(self, chosen: Sequence[LeaseGroup], kind: Kind = "claimable") -> dict[Key, list[int]]:
         """Return the rows of the groups that could be locked whole, in their order.
 
         A transaction that has locked the first row of a group continues: otherwise two that each
@@ -690,9 +865,9 @@ class GroupChoice:
             for name, rows_of_group in locked.items()
             if (group := groups_by_name.get(name)) is not None
             and group.n_rows == len(rows_of_group)
-            and ((group.is_late and not group.n_leased) if late else group.is_claimable)
+            and group.is_of(kind)
         }
-        if self._request.group_size is not None and not late:
+        if self._request.group_size is not None and kind != "late":
             whole = self._chosen_rollouts(whole, parameters)
         return {name: [seq for seq, _ in rows_of_group] for name, rows_of_group in whole.items()}
 
@@ -726,6 +901,11 @@ class GroupChoice:
 
     def _candidates(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the requested order, until there are no more."""
+        if self._request.order == "spread":
+            every = self._read()
+            every.sort(key=lambda g: (-1.0 if g.spread is None else g.spread, -g.first_seq))
+            yield every[::-1]
+            return
         if self._request.order != "random":
             yield from self._in_order()
             return
@@ -740,18 +920,21 @@ class GroupChoice:
     def _in_order(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order of their first rows, reading more and more rows."""
         seen: set[Key] = set()
+        waiting = _UsedLast(self._request)
         limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._request)
         while True:
             parameters = self._scope.parameters(**{COUNT: limit})
             rows = self._connection.execute(statement, parameters).all()
-            new_groups = [(key, number) for key, number, _ in rows if (key, number) not in seen]
-            seen.update(new_groups)
+            is_end = sum(row[2] for row in rows) < limit
+            unseen = [row for row in rows if (row[0], row[1]) not in seen]
+            seen.update((row[0], row[1]) for row in unseen)
+            new_groups = waiting.ordered(unseen, is_end=is_end)
             if new_groups:
                 read = {
                     g.name: g for g in self._read(list(dict.fromkeys(key for key, _ in new_groups)))
                 }
                 yield [read[name] for name in new_groups if name in read]
-            if sum(n for *_, n in rows) < limit:
+            if is_end:
                 return
             limit *= GROWTH
 
@@ -794,9 +977,9 @@ class GroupChoice:
 
 
 def _group(row: Any) -> LeaseGroup:
-    *numbers, claimable, late = row
+    *numbers, claimable, late, flat, spread = row
     key, group_seq, first_seq, n_rows, size, n_leased = numbers
     return LeaseGroup(
         key, group_seq, int(first_seq), int(n_rows), int(size), int(n_leased), claimable == 1,
-        late == 1,
+        late == 1, flat == 1, spread,
     )  # fmt: skip

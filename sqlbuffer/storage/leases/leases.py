@@ -56,7 +56,6 @@ from sqlbuffer.storage.leases.choosing import (
     ClaimRequest,
     GroupBy,
     GroupChoice,
-    LeaseGroup,
     Scope,
     choose_rows,
     claimable,
@@ -344,6 +343,7 @@ class LeasedRows:
         groups: The rows of each group, in their order; without groups, each row alone. Empty
             until `read_rows` has read those of a lease of another process.
         episodes: What is known of the episodes of groups, as they were when the rows were read.
+        n_skipped: Number of groups that its claim skipped because of their spread.
     """
 
     lease_id: str
@@ -356,6 +356,7 @@ class LeasedRows:
     lease_s: float = 0.0
     groups: list[list[Row]] = field(default_factory=list)
     episodes: Mapping[EpisodeKey, EpisodeFacts] = field(default_factory=dict)
+    n_skipped: int = 0
 
     def divided(self) -> list[list[int]]:
         """Return the numbers of the rows of each group; without groups, of each row alone."""
@@ -389,13 +390,17 @@ class Claim:
         Raises:
             InsufficientDataError: The buffer has fewer rows than it needs to be sampled.
         """
-        leased, late = self._keeping.buffer.with_retries(partial(self._attempt, session))
+        leased, choice = self._keeping.buffer.with_retries(partial(self._attempt, session))
         self._keeping.remove_expired()
-        if late:
-            drop(self._keeping.source, self._request, late)
+        if choice is not None:
+            if choice.late:
+                drop(self._keeping.source, self._request, choice.late, "late")
+            if choice.flat and self._request.drops_flat:
+                flat = list(choice.flat.values())
+                drop(self._keeping.source, self._request, flat, "flat")
         return leased
 
-    def _attempt(self, session: SamplingSession) -> tuple[LeasedRows | None, list[LeaseGroup]]:
+    def _attempt(self, session: SamplingSession) -> tuple[LeasedRows | None, GroupChoice | None]:
         keeping = self._keeping
         deadline = time.monotonic() + self._request.lease_s
         try:
@@ -411,11 +416,11 @@ class Claim:
                 window = keeping.source.window_answered(window_rows)
                 if self._chosen and self._is_claimed(connection):
                     # A connection was lost after its commit.
-                    return self._leased(connection, window, deadline), []
+                    return self._leased(connection, window, deadline), None
                 _end_future_leases(connection, keeping)
-                late = self._choose(connection, window, first)
+                choice = self._choose(connection, window, first)
                 if not self._chosen:
-                    return None, late
+                    return None, choice
                 self._take(connection)
                 leased = self._leased(connection, window, deadline)
                 note = LogEntry(f"lease ({self._request.order})", consumer=leased.consumer)
@@ -425,7 +430,9 @@ class Claim:
         except IntegrityError as error:
             # The server process of an earlier attempt ended only now: try again.
             raise Deadlock(f"{error.orig}; try again") from error
-        return leased, late
+        if choice is not None:
+            leased.n_skipped = len(choice.flat)
+        return leased, choice
 
     def _is_claimed(self, connection: Connection) -> bool:
         values = {BUFFER: self._keeping.buffer.info.id, LEASE: self._lease_id}
@@ -433,20 +440,20 @@ class Claim:
 
     def _choose(
         self, connection: Connection, window: SampledWindow, first: int | None
-    ) -> list[LeaseGroup]:
+    ) -> GroupChoice | None:
         keeping, request = self._keeping, self._request
         limits = keeping.restrictions.for_leases(
             connection, window, server_epoch(keeping.buffer.engine)
         )
         self.scope = scope = Scope(keeping.buffer.info.id, window.low, window.high, limits, first)
-        late: list[LeaseGroup] = []
+        choice: GroupChoice | None = None
         if request.group_by is None:
             chosen = [[seq] for seq in choose_rows(connection, scope, request)]
         else:
             choice = GroupChoice(connection, scope, request)
-            chosen, late = choice.choose(), choice.late
+            chosen = choice.choose()
         self._chosen = chosen if len(chosen) == request.n else []
-        return late
+        return choice
 
     def _take(self, connection: Connection) -> None:
         values = {
@@ -699,6 +706,8 @@ def _is_enough(limits: Eligibility, request: ClaimRequest) -> Any:
     group = groups(limits, request, named=False).subquery("g").c
     is_late = case((group.n_leased == 0, group.late), else_=0)
     droppable = func.sum(is_late) > 0 if request.drops_any else literal(False)
+    if request.drops_flat:
+        droppable |= func.sum(case((group.n_leased == 0, group.flat), else_=0)) > 0
     is_enough = (func.sum(group.claimable) >= request.n) | droppable
     return select(func.coalesce(is_enough, False)).scalar_subquery()
 

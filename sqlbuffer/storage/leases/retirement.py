@@ -1,4 +1,4 @@
-"""Rows that leave the queue: used up, or of groups that were not complete in time."""
+"""Rows that leave the queue: used up, or of groups that were not complete in time, or flat."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,7 @@ from sqlbuffer.storage.leases.choosing import (
     COUNT,
     ClaimRequest,
     GroupChoice,
+    Kind,
     LeaseGroup,
     Scope,
     in_buffer,
@@ -81,8 +82,14 @@ def _retire(connection: Connection, buffer: OpenBuffer) -> int:
     return remove_counted(connection, buffer, list(seqs), "n_used_up")
 
 
-def drop(source: CandidateSource, request: ClaimRequest, late: Sequence[LeaseGroup]) -> None:
-    """Delete groups that were not complete in time."""
+# The column of `buffers` that counts the rows of dropped groups.
+_COUNTERS: dict[Kind, str] = {"late": "n_partial", "flat": "n_flat"}
+
+
+def drop(
+    source: CandidateSource, request: ClaimRequest, dropped: Sequence[LeaseGroup], kind: Kind
+) -> None:
+    """Delete groups that were not complete in time, or whose rewards differ too little."""
     buffer = source.buffer
 
     def work(connection: Connection) -> None:
@@ -92,8 +99,8 @@ def drop(source: CandidateSource, request: ClaimRequest, late: Sequence[LeaseGro
         scope = Scope(
             buffer.info.id, window.low, None, source.restrictions.limits_of_leases(window)
         )
-        locked = GroupChoice(connection, scope, request).lock(late, late=True)
+        locked = GroupChoice(connection, scope, request).lock(dropped, kind)
         seqs = sorted(seq for seqs in locked.values() for seq in seqs)
-        remove_counted(connection, buffer, seqs, "n_partial")
+        remove_counted(connection, buffer, seqs, _COUNTERS[kind])
 
     buffer.write(work)

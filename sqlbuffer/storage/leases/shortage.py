@@ -127,6 +127,7 @@ def _described_groups(
         "open": "open" if is_episode else "with an open episode",
         "unjudged": "with a rollout that has no reward",
         "partly unmatched": "with a rollout that does not match `every`",
+        "flat": f"whose rewards differ by {request.min_spread} or less (min_spread)",
         "small": f"of fewer than {request.min_group_size} rollouts",
         "cut": "with steps that were evicted",
     }
@@ -190,6 +191,8 @@ def _detail(scope: Scope, state: str, group: Any) -> str:
         open_ones = f", {group.n_open} open" if group.n_open else ""
         unjudged = f", {group.n_unjudged} without a reward" if group.n_unjudged else ""
         return f", of which {group.n_good} may{open_ones}{unjudged}"
+    if state == "flat":
+        return f", spread {group.spread:g}"
     if state == "unjudged":
         return f", {group.n_unjudged} without a reward"
     if state == "in quarantine":

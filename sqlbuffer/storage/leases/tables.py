@@ -85,6 +85,15 @@ Index(
     sqlite_where=text("used_up = 0"),
     postgresql_where=text("NOT used_up"),
 )
+# For rows and groups that were used least.
+Index(
+    "ix_queue_items_uses",
+    queue_items.c.buffer_id,
+    queue_items.c.n_uses,
+    queue_items.c.seq,
+    sqlite_where=text("used_up = 0"),
+    postgresql_where=text("NOT used_up"),
+)
 Index(
     "ix_queue_items_buffer_id_episode_id",
     queue_items.c.buffer_id,

@@ -63,7 +63,7 @@ $$;
 
 GRANT DELETE ON experiences, v_experiences, episodes TO sqlbuffer_learner;
 GRANT UPDATE (config, n_added, field_defaults, max_capacity, max_episodes, low_seq, deletions, clock, flow, session_id, n_expired, n_used_up, n_other_session,
-    n_partial, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
+    n_partial, n_flat, has_followers, has_holds, is_copying, keep_episodes, {flags}) ON buffers TO sqlbuffer_learner;
 GRANT UPDATE (current_version) ON sessions TO sqlbuffer_learner;
 -- When a few rows are deleted, their weight is subtracted from the sums.
 GRANT INSERT ON priority_blocks TO sqlbuffer_learner;

@@ -191,6 +191,10 @@ VIEWS = {
                 "integer",
                 "rows that were deleted because their group stayed incomplete, or they came late",
             ),
+            "flat": (
+                "integer",
+                "rows that were deleted because the rewards of their group differed too little",
+            ),
             "leased": ("integer", "rows that are leased now: see `v_leases`"),
             "quarantined": ("integer", "rows in quarantine"),
             "clock": ("integer", "the learner's iteration or model version"),

@@ -74,10 +74,10 @@ def test_rows_that_arrive_after_the_claim_are_a_group_of_their_own(buffer, buffe
         buffer.store_batch([row_of(10 + i, task="a") for i in range(2)])
         none_left(buffer, 4, group_by="task_id", order="fifo", min_group_size=2)
         assert tasks_leased(buffer, 3, min_group_size=2, order="fifo") == ["b", "c", "a"]
-    # The first ones were used once and are free again; they stay a group.
+    # The first ones were used once and are free again: they stay a group, behind unused ones.
     with buffer.lease(4, group_by="task_id", order="fifo") as batch:
         steps = [[row.exp_meta.step for row in group] for group in batch.groups]
-    assert steps == [[0, 1, 6], [2, 3], [4, 5, 7], [10, 11]]
+    assert steps == [[2, 3], [4, 5, 7], [10, 11], [0, 1, 6]]
     found = run(buffer_url, "SELECT count(DISTINCT group_seq) FROM queue_items WHERE task_id = 'a'")
     assert found == [(1,)]  # three rows were used up
 

@@ -24,6 +24,7 @@ CREATE TABLE buffers (
     n_used_up BIGINT DEFAULT 0 NOT NULL,
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
+    n_flat BIGINT DEFAULT 0 NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     n_added INTEGER DEFAULT 0 NOT NULL,
     field_defaults JSONB,
@@ -73,6 +74,7 @@ COMMENT ON COLUMN buffers.n_expired IS 'rows that left because of their age';
 COMMENT ON COLUMN buffers.n_used_up IS 'rows that left because they reached max_use';
 COMMENT ON COLUMN buffers.n_other_session IS 'rows that left because they belonged to another session';
 COMMENT ON COLUMN buffers.n_partial IS 'rows that left because their group stayed incomplete, or they came late';
+COMMENT ON COLUMN buffers.n_flat IS 'rows that left because the rewards of their group differed too little';
 COMMENT ON COLUMN buffers.created_at IS 'when the buffer was created';
 COMMENT ON COLUMN buffers.n_added IS 'typed fields that have been added to it';
 COMMENT ON COLUMN buffers.field_defaults IS 'values of added fields in older steps, for conditions';
@@ -544,6 +546,7 @@ CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE NOT used_up;
 CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up AND leased_until IS NULL;
+CREATE INDEX ix_queue_items_uses ON queue_items (buffer_id, n_uses, seq) WHERE NOT used_up;
 COMMENT ON COLUMN queue_items.buffer_id IS 'the buffer';
 COMMENT ON COLUMN queue_items.seq IS 'the experience';
 COMMENT ON COLUMN queue_items.task_id IS 'its task';

@@ -95,6 +95,7 @@ DO $$ BEGIN
     COMMENT ON COLUMN v_buffers."used_up" IS 'rows that were deleted after `max_use` uses';
     COMMENT ON COLUMN v_buffers."other_session" IS 'rows that were deleted because of another session';
     COMMENT ON COLUMN v_buffers."partial" IS 'rows that were deleted because their group stayed incomplete, or they came late';
+    COMMENT ON COLUMN v_buffers."flat" IS 'rows that were deleted because the rewards of their group differed too little';
     COMMENT ON COLUMN v_buffers."leased" IS 'rows that are leased now: see `v_leases`';
     COMMENT ON COLUMN v_buffers."quarantined" IS 'rows in quarantine';
     COMMENT ON COLUMN v_buffers."clock" IS 'the learner''s iteration or model version';

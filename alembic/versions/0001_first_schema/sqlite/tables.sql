@@ -24,6 +24,7 @@ CREATE TABLE buffers (
     n_used_up BIGINT DEFAULT 0 NOT NULL,
     n_other_session BIGINT DEFAULT 0 NOT NULL,
     n_partial BIGINT DEFAULT 0 NOT NULL,
+    n_flat BIGINT DEFAULT 0 NOT NULL,
     created_at TEXT DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) NOT NULL,
     n_added INTEGER DEFAULT 0 NOT NULL,
     field_defaults TEXT,
@@ -341,6 +342,7 @@ CREATE INDEX ix_queue_items_buffer_id_group_id ON queue_items (buffer_id, group_
 CREATE INDEX ix_queue_items_buffer_id_task_id ON queue_items (buffer_id, task_id);
 CREATE INDEX ix_queue_items_freshness ON queue_items (buffer_id, freshness, seq) WHERE used_up = 0;
 CREATE INDEX ix_queue_items_used_up ON queue_items (buffer_id, seq) WHERE used_up = 1 AND leased_until IS NULL;
+CREATE INDEX ix_queue_items_uses ON queue_items (buffer_id, n_uses, seq) WHERE used_up = 0;
 
 CREATE TABLE leases (
     buffer_id INTEGER NOT NULL,

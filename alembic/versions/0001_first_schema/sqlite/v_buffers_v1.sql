@@ -4,7 +4,7 @@
 -- not know the number, would rather read the whole table.
 CREATE VIEW v_buffers AS
 SELECT buffer, buffer_id, rows, capacity, CAST(rows AS REAL) / capacity AS fill, evict_by, oldest_at, newest_at, last_insert_at, created_at,
-    expired, used_up, other_session, partial, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
+    expired, used_up, other_session, partial, flat, leased, quarantined, clock, max_staleness, max_use, min_size, alpha
 FROM (
     WITH w AS MATERIALIZED (
         SELECT v.*, 4096 * (v.low_seq / 4096 + 1) AS whole, 4096 * max(v.low_seq / 4096 + 1, coalesce((
@@ -44,7 +44,7 @@ FROM (
             (SELECT c.inserted_at FROM chunks c WHERE c.buffer_id = w.buffer_id AND c.first_seq <= w.high_seq
              ORDER BY c.first_seq DESC LIMIT 1)
             ELSE (SELECT e.inserted_at FROM experiences e WHERE e.buffer_id = w.buffer_id AND e.seq = w.high_seq) END END AS last_insert_at,
-        b.created_at, b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial,
+        b.created_at, b.n_expired AS expired, b.n_used_up AS used_up, b.n_other_session AS other_session, b.n_partial AS partial, b.n_flat AS flat,
         (SELECT coalesce(sum(l.n_rows), 0) FROM leases l
          WHERE l.buffer_id = b.id AND NOT l.acknowledged AND l.leased_until > strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) AS leased,
         CASE WHEN b.has_quarantine THEN
