@@ -71,14 +71,55 @@ group_changes = Table(
     Column(
         "n_rollouts",
         Integer,
-        nullable=False,
-        comment="1: an episode counts from now on; -1: no longer; 0: its reward changed",
+        comment=(
+            "1: an episode counts from now on; -1: no longer; 0: its reward changed; null: rewards "
+            "of rows of this group or task in the queue may have changed"
+        ),
     ),
     Column("was", Double, comment="its reward before; null if it had none"),
     Column("now", Double, comment="its reward now; null if it has none"),
     info={"is_vacuumed": True, "learner_may": "DELETE"},
 )
 Index(None, group_changes.c.buffer_id, group_changes.c.group_id)
+
+# A claim that needs a spread reads each group once after a change, and keeps what it found here.
+queue_groups = Table(
+    "queue_groups",
+    metadata,
+    buffer_key(),
+    Column("key", KEY, primary_key=True, comment="a task or a group of rows in the queue"),
+    Column(
+        "task_bound",
+        Double,
+        nullable=False,
+        server_default=text("1e308"),
+        comment=(
+            "rewards of the rollouts of the task differ at most by this; 1e308: unknown; "
+            "-1: no rollout waits"
+        ),
+    ),
+    Column(
+        "group_bound",
+        Double,
+        nullable=False,
+        server_default=text("1e308"),
+        comment="the same of the group",
+    ),
+    Column(
+        "version",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="differs after each change: the transaction on PostgreSQL",
+    ),
+    info={
+        "is_vacuumed": True,
+        "learner_may": "INSERT, UPDATE (task_bound, group_bound, version), DELETE",
+    },
+)
+Index(None, queue_groups.c.buffer_id, queue_groups.c.task_bound, queue_groups.c.key)
+Index(None, queue_groups.c.buffer_id, queue_groups.c.group_bound, queue_groups.c.key)
+UNKNOWN_BOUND = 1e308
 
 rollout_stats = Table(
     "rollout_stats",
@@ -371,7 +412,9 @@ def forget_episode(connection: Connection, buffer_id: int, rollout: Rollout) -> 
 def forget(connection: Connection, buffer_id: int, *others: Table) -> None:
     """Delete all rollouts of a buffer, and its rows of other tables."""
     # Groups first: then rollouts are not subtracted from them.
-    _delete_of(connection, buffer_id, (group_stats, rollout_stats, group_changes, *others))
+    _delete_of(
+        connection, buffer_id, (group_stats, rollout_stats, group_changes, queue_groups, *others)
+    )
 
 
 def _delete_of_sqlite(connection: Connection, buffer_id: int, tables: Sequence[Table]) -> None:

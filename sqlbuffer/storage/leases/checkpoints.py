@@ -39,6 +39,7 @@ from sqlbuffer.storage.leases.leases import (
     evict,
 )
 from sqlbuffer.storage.leases.retirement import retire
+from sqlbuffer.storage.leases.spreads import compare_again
 from sqlbuffer.storage.leases.tables import KEPT_UNTIL, checkpoints, leases, queue_items
 from sqlbuffer.storage.sample_log import samples
 from sqlbuffer.storage.schema.expressions import (
@@ -341,6 +342,7 @@ def _undo(connection: Connection, keeping: LeaseKeeping, which: Any) -> _Undone:
         values = {**buffer, SEQS: seqs, LEASES: [lease.id for lease in some]}
         connection.execute(_HOLD, values)
         freed.update(connection.execute(_UNDO, values).scalars())
+        compare_again(connection, keeping.buffer.info.id, seqs)
         noted = sorted({id_ for lease in some for id_ in lease.episodes})
         if noted:
             numbers = {**buffer, _EPISODES: noted}

@@ -7,7 +7,7 @@ lease ran out, is open again: it takes rows that arrive later.
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -18,16 +18,19 @@ from sqlalchemy import (
     Double,
     Integer,
     Select,
+    Update,
     and_,
     bindparam,
     case,
     cast,
+    delete,
     false,
     func,
     literal,
     null,
     or_,
     select,
+    update,
 )
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -36,7 +39,13 @@ from sqlbuffer.storage.eligibility import NO_LIMITS, Eligibility
 from sqlbuffer.storage.episodes import episode_states, episodes
 from sqlbuffer.storage.labels.reading import resolve_labels, value_of
 from sqlbuffer.storage.leases.tables import queue_items
-from sqlbuffer.storage.rollout_stats import LARGEST_OF_GROUP, rollout_stats
+from sqlbuffer.storage.rollout_stats import (
+    LARGEST_OF_GROUP,
+    UNKNOWN_BOUND,
+    group_changes,
+    queue_groups,
+    rollout_stats,
+)
 from sqlbuffer.storage.rows.conditions import compile_condition
 from sqlbuffer.storage.rows.layouts import ROWS, StepLayout
 from sqlbuffer.storage.rows.statements import remembered
@@ -44,11 +53,13 @@ from sqlbuffer.storage.schema.expressions import (
     KeyList,
     SeqList,
     age_s,
+    is_in_list,
     is_number_of,
     is_one_of,
     is_past,
     unindexed,
 )
+from sqlbuffer.storage.schema.metadata import KEY
 
 Order = Literal["random", "fifo", "freshest", "stalest", "spread", "least_used"]
 GroupBy = Literal["task_id", "group_id", "episode_id"]
@@ -319,6 +330,10 @@ Key = tuple[Any, int | None]  # a task or an episode, and the group's number
 FIRST_ROWS, GROWTH = 1_024, 8
 # Numbers are drawn for the first rows of random groups; if that finds too few, all groups are read.
 PROBES, GROUP_PROBE_ROUNDS = 512, 6
+# Groups that may have a large enough spread are put in order if there are no more than this.
+FEW_KEYS = 512
+# Number of tasks or groups whose rewards are read first, and at most with one statement.
+FIRST_KEYS, MOST_KEYS = 32, 1_024
 
 
 # 1 for an open episode that is not abandoned.
@@ -357,6 +372,7 @@ class LeaseGroup(NamedTuple):
     is_late: bool
     is_flat: bool
     spread: float | None
+    bound: float | None
 
     @property
     def name(self) -> Key:
@@ -381,7 +397,7 @@ def groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
     return select(
         group.key, group.group_seq, group.first_seq, group.n_rows, group.size, group.n_leased,
         case((may_go, 1), else_=0).label("claimable"), case((late, 1), else_=0).label("late"),
-        case((flat, 1), else_=0).label("flat"), group.spread,
+        case((flat, 1), else_=0).label("flat"), group.spread, group.bound,
     )  # fmt: skip
 
 
@@ -389,7 +405,7 @@ def states_of_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
     """Select the key, the size and the state of each group: `free`, or the first reason why it
     cannot be claimed; and the figures that describe it.
     """
-    group = _summed(limits, request, named=False).subquery("groups").c
+    group = _summed(limits, request, named=False, every=True).subquery("groups").c
     may_go, _, flat = _may_go(group, request)
     is_small: Any = (group.size < request.min_group_size) & literal(
         request.group_by != "episode_id"
@@ -460,13 +476,16 @@ def _may_go_with_any_spread(group: Any, request: ClaimRequest) -> tuple[Any, Any
     return and_(group.n_ineligible == 0, group.matches == 1, may_go), late
 
 
-def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
-    """Select the sums over each group."""
-    parts = _parts(limits, request, named=named).subquery("parts")
+def _summed(
+    limits: Eligibility, request: ClaimRequest, *, named: bool, every: bool = False
+) -> Select[Any]:
+    """Select the sums over each group; with `every` also over those that are known to be flat."""
+    parts = _parts(limits, request, named=named, every=every).subquery("parts")
     spread: Any = cast(null(), Double())
+    bound: Any = spread
     if request.needs_spread:
         parts = _with_rewards(parts, request).subquery("rewarded_parts")
-        spread = _spread(parts.c, request)
+        spread, bound = _spread(parts.c, request), func.max(parts.c.bound)
     part = parts.c
     n_open = func.sum(case((episodes.c.status == "open", _IS_OPEN), else_=0))
     rollouts = func.sum(case((part.episode_id.is_(None), part.n), else_=1))
@@ -488,7 +507,7 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
         func.max(case((_is_good(parts, request), part.matches), else_=0)).label("good_matches"),
         func.max(part.held_until).label("held_until"), func.min(part.oldest).label("oldest"),
         _is_after(part, func.min(part.oldest_at), request).label("is_after"),
-        spread.label("spread"),
+        spread.label("spread"), bound.label("bound"),
     )  # fmt: skip
     sums = sums.select_from(parts.outerjoin(episodes, episodes.c.id == part.episode_id))
     if not request.includes_incomplete:
@@ -496,7 +515,9 @@ def _summed(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Selec
     return sums.group_by(part.key, part.group_seq)
 
 
-def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
+def _parts(
+    limits: Eligibility, request: ClaimRequest, *, named: bool, every: bool = False
+) -> Select[Any]:
     """Select the parts of groups: one for each episode, and one for all rows without an episode, or
     for each of them where rollouts are chosen.
     """
@@ -535,7 +556,12 @@ def _parts(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select
         ).label("every"),
         func.min(rewarded).label("rewarded"), *rewards,
     )  # fmt: skip
-    statement = statement.where(*((in_queue_by_key, _is_named(request)) if named else (in_queue,)))
+    if named:
+        statement = statement.where(in_queue_by_key, _is_named(request))
+    elif request.min_spread is not None and not every:
+        statement = statement.where(in_queue_by_key, is_in_list(key, _keys_above(request)))
+    else:
+        statement = statement.where(in_queue)
     statement = statement.where(key.is_not(None))
     by_row = [] if request.group_size is None else [_ROW_ALONE]
     return statement.group_by(key, closed_group, queue_items.c.episode_id, *by_row)
@@ -594,12 +620,16 @@ def _with_rewards(parts: Any, request: ClaimRequest) -> Select[Any]:
         for name, value in (("low", part.row_low), ("high", part.row_high))
     ]
     joined = parts.outerjoin(episodes, episodes.c.id == part.episode_id)
-    statement = select(*part, *judged).select_from(joined)
-    if not request.includes_incomplete:
-        statement = statement.where(~func.coalesce(_IS_INCOMPLETE, false()))
+    is_incomplete = func.coalesce(_IS_INCOMPLETE, false()).label("is_incomplete")
+    every = select(*part, *judged, is_incomplete).select_from(joined).subquery("every").c
+    low, high = (
+        function(value).over(partition_by=every.key)
+        for function, value in ((func.min, every.low), (func.max, every.high))
+    )
+    statement = select(*every, func.coalesce(high - low, 0.0).label("bound"))
+    rewarded: Any = statement.subquery("judged")
     if request.group_size is None:
-        return statement
-    rewarded = statement.subquery("judged")
+        return select(*rewarded.c)
     is_good = case((_is_good(rewarded, request), 1), else_=0)
     column = rewarded.c
     place = func.row_number().over(
@@ -704,6 +734,45 @@ def _key(request: ClaimRequest) -> ColumnElement[Any]:
     return GROUPS[request.group_by or "task_id"]
 
 
+def _bound(request: ClaimRequest) -> ColumnElement[float]:
+    """Return the column with the largest spread that groups of a key can have."""
+    by_task = request.group_by == "task_id"
+    return queue_groups.c.task_bound if by_task else queue_groups.c.group_bound
+
+
+_OF_BUFFER: Any = queue_groups.c.buffer_id == bindparam(BUFFER, type_=Integer())
+_CHANGED = select(group_changes.c.group_id).where(
+    group_changes.c.buffer_id == bindparam(BUFFER, type_=Integer())
+)
+
+
+def _is_above(request: ClaimRequest) -> Any:
+    # Without a threshold also groups whose spread is 0 or unknown, and flat ones to drop them.
+    least = request.min_spread
+    if least is None or request.drops_flat:
+        least = -0.5
+    return _bound(request) > literal(least, Double())
+
+
+def _keys_above(request: ClaimRequest) -> Any:
+    """Select the keys of groups that may have a spread which is large enough."""
+    kept = select(queue_groups.c.key).where(_OF_BUFFER, _is_above(request))
+    return kept.union_all(_CHANGED)
+
+
+@remembered
+def _spreads_above(request: ClaimRequest, *, named: bool) -> Select[Any]:
+    """Select keys that may have such a spread, with what is known of them; largest first."""
+    columns = queue_groups.c.key, _bound(request).label("bound"), queue_groups.c.version
+    statement = select(*columns).where(_OF_BUFFER)
+    if named:
+        is_one = is_one_of(queue_groups.c.key, bindparam(KEYS, type_=KeyList()))
+        return statement.where(is_one, _is_above(request))
+    by = (_bound(request).desc(), queue_groups.c.key.desc())
+    count = bindparam(COUNT, type_=BigInteger())
+    return statement.where(_is_above(request)).order_by(*by).limit(count)
+
+
 def _is_named(request: ClaimRequest) -> ColumnElement[bool]:
     if request.group_by != "episode_id":
         return is_one_of(_key(request), bindparam(KEYS, type_=KeyList()))
@@ -733,7 +802,7 @@ def _share_episodes(request: ClaimRequest) -> Select[Any]:
 
 
 @remembered
-def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
+def _first_groups(limits: Eligibility, request: ClaimRequest, *, named: bool) -> Select[Any]:
     """Select the groups of the first rows in an order, their number of these rows, and the age and
     the uses of the first of them.
     """
@@ -743,7 +812,9 @@ def _first_groups(limits: Eligibility, request: ClaimRequest) -> Select[Any]:
         key.label("key"), closed_group.label("group_seq"), queue_items.c.freshness,
         queue_items.c.n_uses, place,
     )  # fmt: skip
-    within = in_queue if order == ORDERS["fifo"] else in_queue_unindexed
+    within: Any = in_queue if order == ORDERS["fifo"] else in_queue_unindexed
+    if named:
+        within = in_queue_by_key & _is_named(request)
     rows = rows.where(within, allowed(limits), key.is_not(None)).order_by(*order)
     first = rows.limit(bindparam(COUNT, type_=BigInteger())).subquery().c
     freshness = (func.max if request.order == "freshest" else func.min)(first.freshness)
@@ -773,6 +844,49 @@ def _first_rows_among(limits: Eligibility, request: ClaimRequest) -> Select[Any]
     return select(queue_items.c.seq, key, closed_group).where(
         in_queue_by_key, allowed(limits), key.is_not(None), in_seqs, ~has_earlier
     )
+
+
+def _slices(items: Sequence[Any], n: int) -> Iterator[list[Any]]:
+    """Yield the items in slices: the first is for n groups, and each further one is larger."""
+    size, start = max(FIRST_KEYS, 2 * n), 0
+    while start < len(items):
+        yield list(items[start : start + size])
+        start, size = start + size, min(2 * size, MOST_KEYS)
+
+
+_OF_KEY: Any = (
+    _OF_BUFFER
+    & (queue_groups.c.key == bindparam("p_key", type_=KEY))
+    & (queue_groups.c.version == bindparam("p_version", type_=BigInteger()))
+)
+# A writer that changes one of them now will change its version.
+_FREE_SPREADS = (
+    select(queue_groups.c.key)
+    .where(_OF_BUFFER, is_one_of(queue_groups.c.key, bindparam(KEYS, type_=KeyList())))
+    .with_for_update(skip_locked=True)
+)
+
+
+def _waits(column: Any, *tests: Any) -> Any:
+    """Return the condition that rows of a key are in the queue."""
+    waits = select(1).where(
+        queue_items.c.buffer_id == queue_groups.c.buffer_id, column == queue_groups.c.key, *tests
+    )
+    return waits.correlate(queue_groups).exists()
+
+
+_FORGET_KEY = delete(queue_groups).where(
+    _OF_KEY, ~_waits(queue_items.c.task_id), ~_waits(queue_items.c.group_id)
+)
+
+
+@remembered
+def _keep_bound(request: ClaimRequest, *, is_gone: bool = False) -> Update:
+    statement = update(queue_groups).where(_OF_KEY)
+    if is_gone:
+        is_unused = cast(queue_items.c.used_up, Integer) == 0
+        statement = statement.where(~_waits(_key(request), is_unused))
+    return statement.values({_bound(request).key: bindparam("p_bound", type_=Double())})
 
 
 class _UsedLast:
@@ -818,6 +932,10 @@ class GroupChoice:
         self._connection, self._scope, self._request = connection, scope, request
         self.late: list[LeaseGroup] = []
         self.flat: dict[Key, LeaseGroup] = {}
+        # Keys with their bounds and versions before their groups were read.
+        self._known: dict[str, tuple[float, int]] = {}
+        self._keys_read: set[str] = set()
+        self._groups_read: dict[Key, LeaseGroup] = {}
 
     def choose(self) -> list[list[int]]:
         """Return the rows of up to n groups, locked, in the requested order."""
@@ -897,46 +1015,142 @@ class GroupChoice:
         parameters = {} if keys is None else {KEYS: keys}
         statement = groups(self._scope.limits, self._request, named=keys is not None)
         rows = self._connection.execute(statement, self._scope.parameters(**parameters))
-        return [_group(row) for row in rows]
+        read = [_group(row) for row in rows]
+        if self._request.needs_spread:
+            self._keys_read.update(keys or ())
+            self._groups_read.update((group.name, group) for group in read)
+        return read
 
     def _candidates(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the requested order, until there are no more."""
         if self._request.order == "spread":
-            every = self._read()
-            every.sort(key=lambda g: (-1.0 if g.spread is None else g.spread, -g.first_seq))
-            yield every[::-1]
-            return
-        if self._request.order != "random":
+            yield from self._largest_spreads()
+        elif self._request.order != "random":
             yield from self._in_order()
-            return
-        probed = self._probed()
-        if probed is not None:
-            yield probed
+        elif self._request.min_spread is not None:
+            yield from self._random_spreads()
         else:
-            every = self._read()
-            _RANDOM.shuffle(every)
-            yield every
+            probed = self._probed()
+            if probed is not None:
+                yield probed
+            else:
+                every = self._read()
+                _RANDOM.shuffle(every)
+                yield every
 
     def _in_order(self) -> Iterator[list[LeaseGroup]]:
         """Yield groups in the order of their first rows, reading more and more rows."""
+        keys: list[str] | None = None
+        if self._request.min_spread is not None:
+            keys = self._keys_above(FEW_KEYS + 1)
+            if len(keys) > FEW_KEYS:
+                keys = None
         seen: set[Key] = set()
         waiting = _UsedLast(self._request)
-        limit, statement = FIRST_ROWS, _first_groups(self._scope.limits, self._request)
+        limit, named = FIRST_ROWS, {}
         while True:
-            parameters = self._scope.parameters(**{COUNT: limit})
+            if keys is not None:
+                limit, named = LARGEST, {KEYS: keys}
+            statement = _first_groups(self._scope.limits, self._request, named=bool(named))
+            parameters = self._scope.parameters(**{COUNT: limit}, **named)
             rows = self._connection.execute(statement, parameters).all()
             is_end = sum(row[2] for row in rows) < limit
             unseen = [row for row in rows if (row[0], row[1]) not in seen]
             seen.update((row[0], row[1]) for row in unseen)
-            new_groups = waiting.ordered(unseen, is_end=is_end)
-            if new_groups:
-                read = {
-                    g.name: g for g in self._read(list(dict.fromkeys(key for key, _ in new_groups)))
-                }
-                yield [read[name] for name in new_groups if name in read]
+            yield from self._read_in_order(waiting.ordered(unseen, is_end=is_end))
             if is_end:
                 return
+            if self._request.min_spread is not None and limit > FIRST_ROWS:
+                keys, seen = self._keys_above(), set()  # few of the first groups have a spread
+                waiting = _UsedLast(self._request)
             limit *= GROWTH
+
+    def _read_in_order(self, names: Sequence[Key]) -> Iterator[list[LeaseGroup]]:
+        """Yield some groups, without those whose spread is known to be too small."""
+        if self._request.min_spread is not None:
+            keys = list(dict.fromkeys(key for key, _ in names))
+            candidates = self._kept_above(keys)
+            names = [name for name in names if name[0] in candidates]
+            slices: Iterable[Sequence[Key]] = _slices(names, self._request.n)
+        else:
+            slices = [names] if names else []
+        for some in slices:
+            read = {g.name: g for g in self._read(list(dict.fromkeys(key for key, _ in some)))}
+            yield [read[name] for name in some if name in read]
+
+    def _random_spreads(self) -> Iterator[list[LeaseGroup]]:
+        """Yield groups whose spread may be large enough, uniformly."""
+        keys = self._keys_above()
+        _RANDOM.shuffle(keys)
+        for some in _slices(keys, self._request.n):
+            read = self._read(some)
+            _RANDOM.shuffle(read)
+            yield read
+
+    def _largest_spreads(self) -> Iterator[list[LeaseGroup]]:
+        """Yield groups in the order of their spreads, those without one last."""
+        held: list[tuple[tuple[float, int], LeaseGroup]] = []
+        for some in _slices(self._keys_above(), self._request.n):
+            # All later groups have smaller spreads than the bound of the last key.
+            bound = self._known[some[-1]][0]
+            for group in self._read(some):
+                spread = -1.0 if group.spread is None else group.spread
+                held.append(((-spread, group.first_seq), group))
+            held.sort(key=lambda one: one[0])
+            n_ready = sum(-place[0] > bound for place, _ in held)
+            yield [group for _, group in held[:n_ready]]
+            del held[:n_ready]
+        yield [group for _, group in held]
+
+    def _keys_above(self, limit: int = LARGEST) -> list[str]:
+        """Return the keys of groups that may have a large enough spread, largest bounds first."""
+        changed = self._changed()
+        known = self._look_up({COUNT: limit}, named=False)
+        for key in changed:
+            self._known.setdefault(key, (UNKNOWN_BOUND, -1))
+        return list(dict.fromkeys([*changed, *known]))
+
+    def _kept_above(self, keys: Sequence[str]) -> set[str]:
+        """Return those of some keys whose groups may have a large enough spread."""
+        changed = self._changed()
+        return {*self._look_up({KEYS: keys}, named=True), *changed}
+
+    def _changed(self) -> list[str]:
+        """Return the keys with changes that another transaction will apply."""
+        changed = self._connection.execute(_CHANGED.distinct(), self._scope.parameters())
+        return list(changed.scalars())
+
+    def _look_up(self, values: Mapping[str, Any], *, named: bool) -> list[str]:
+        statement = _spreads_above(self._request, named=named)
+        rows = self._connection.execute(statement, self._scope.parameters(**values)).all()
+        for key, bound, version in rows:
+            # The first version counts: that of the time before its groups were read.
+            self._known.setdefault(key, (bound, version))
+        return [row.key for row in rows]
+
+    def settle(self) -> None:
+        """Keep what was found of the spreads of groups: the next claim does not read them again."""
+        found: dict[str, float] = {}
+        changes: list[dict[str, Any]] = []
+        for group in self._groups_read.values():
+            found[group.key] = max(found.get(group.key, 0.0), group.bound or 0.0)
+        for key, (bound, version) in self._known.items():
+            if version >= 0 and key in self._keys_read and found.get(key, -1.0) != bound:
+                changes.append(
+                    {"p_key": key, "p_bound": found.get(key, -1.0), "p_version": version}
+                )
+        if not changes:
+            return
+        buffer = {BUFFER: self._scope.buffer_id}
+        keys = [change["p_key"] for change in changes]
+        free = set(self._connection.execute(_FREE_SPREADS, {**buffer, KEYS: keys}).scalars())
+        kept = [{**buffer, **c} for c in changes if c["p_key"] in free and c["p_bound"] >= 0]
+        gone = [{**buffer, **c} for c in changes if c["p_key"] in free and c["p_bound"] < 0]
+        if kept:
+            self._connection.execute(_keep_bound(self._request), kept)
+        if gone:
+            self._connection.execute(_FORGET_KEY, gone)
+            self._connection.execute(_keep_bound(self._request, is_gone=True), gone)
 
     def _probed(self) -> list[LeaseGroup] | None:
         """Return n groups that may be claimed, drawn uniformly; None if too few are found.
@@ -977,9 +1191,9 @@ class GroupChoice:
 
 
 def _group(row: Any) -> LeaseGroup:
-    *numbers, claimable, late, flat, spread = row
+    *numbers, claimable, late, flat, spread, bound = row
     key, group_seq, first_seq, n_rows, size, n_leased = numbers
     return LeaseGroup(
         key, group_seq, int(first_seq), int(n_rows), int(size), int(n_leased), claimable == 1,
-        late == 1, flat == 1, spread,
+        late == 1, flat == 1, spread, bound,
     )  # fmt: skip

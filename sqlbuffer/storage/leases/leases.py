@@ -56,6 +56,7 @@ from sqlbuffer.storage.leases.choosing import (
     ClaimRequest,
     GroupBy,
     GroupChoice,
+    Key,
     Scope,
     choose_rows,
     claimable,
@@ -379,6 +380,7 @@ class Claim:
     def __init__(self, keeping: LeaseKeeping, request: ClaimRequest) -> None:
         self._keeping, self._request, self._lease_id = keeping, request, uuid7()
         self._chosen: list[list[int]] = []
+        self._skipped: set[Key] = set()
         self.scope: Scope | None = None
 
     def attempt(self, session: SamplingSession) -> LeasedRows | None:
@@ -393,11 +395,14 @@ class Claim:
         leased, choice = self._keeping.buffer.with_retries(partial(self._attempt, session))
         self._keeping.remove_expired()
         if choice is not None:
+            self._skipped.update(choice.flat)
             if choice.late:
                 drop(self._keeping.source, self._request, choice.late, "late")
             if choice.flat and self._request.drops_flat:
                 flat = list(choice.flat.values())
                 drop(self._keeping.source, self._request, flat, "flat")
+        if leased is not None:
+            leased.n_skipped = len(self._skipped)
         return leased
 
     def _attempt(self, session: SamplingSession) -> tuple[LeasedRows | None, GroupChoice | None]:
@@ -427,11 +432,11 @@ class Claim:
                 session.log(connection, leased.seqs, window.clock, note)
                 leased.number = session.batch_id
                 self._add(connection, leased)
+                if choice is not None and self._request.needs_spread:
+                    choice.settle()  # the last statement: writers wait for these rows
         except IntegrityError as error:
             # The server process of an earlier attempt ended only now: try again.
             raise Deadlock(f"{error.orig}; try again") from error
-        if choice is not None:
-            leased.n_skipped = len(choice.flat)
         return leased, choice
 
     def _is_claimed(self, connection: Connection) -> bool:
@@ -452,6 +457,8 @@ class Claim:
         else:
             choice = GroupChoice(connection, scope, request)
             chosen = choice.choose()
+            if request.needs_spread and len(chosen) < request.n:
+                choice.settle()
         self._chosen = chosen if len(chosen) == request.n else []
         return choice
 

@@ -19,6 +19,7 @@ BEGIN
         FROM (
             SELECT v.group_id, v.n, CASE WHEN abs(v.was) < 1e100 THEN v.was END AS was, CASE WHEN abs(v.now) < 1e100 THEN v.now END AS now
             FROM unnest(p_groups, p_rollouts, p_was, p_now) AS v(group_id, n, was, now)
+            WHERE v.n IS NOT NULL
         ) f
         GROUP BY f.group_id
     LOOP
@@ -65,5 +66,10 @@ BEGIN
         SET n_rollouts = excluded.n_rollouts, n_rewards = excluded.n_rewards, mean = excluded.mean, m2 = excluded.m2,
             min = excluded.min, max = excluded.max, spread = excluded.spread;
     END LOOP;
+    -- The rewards of these tasks and groups in the queue are to be compared again.
+    INSERT INTO queue_groups AS q (buffer_id, key, version)
+    SELECT DISTINCT p_buffer_id, v.key, pg_current_xact_id()::text::bigint
+    FROM unnest(p_groups, p_rollouts) AS v(key, n) WHERE v.n IS NULL ORDER BY 2
+    ON CONFLICT (buffer_id, key) DO UPDATE SET task_bound = 1e308, group_bound = 1e308, version = excluded.version;
 END
 $$

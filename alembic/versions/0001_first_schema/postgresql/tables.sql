@@ -835,7 +835,7 @@ CREATE TABLE group_changes (
     id BIGSERIAL NOT NULL,
     buffer_id INTEGER NOT NULL,
     group_id TEXT COLLATE "C" NOT NULL,
-    n_rollouts INTEGER NOT NULL,
+    n_rollouts INTEGER,
     was DOUBLE PRECISION,
     now DOUBLE PRECISION,
     CONSTRAINT pk_group_changes PRIMARY KEY (id)
@@ -844,9 +844,25 @@ CREATE INDEX ix_group_changes_buffer_id_group_id ON group_changes (buffer_id, gr
 COMMENT ON COLUMN group_changes.id IS 'key of the change';
 COMMENT ON COLUMN group_changes.buffer_id IS 'the buffer';
 COMMENT ON COLUMN group_changes.group_id IS 'the group';
-COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode counts from now on; -1: no longer; 0: its reward changed';
+COMMENT ON COLUMN group_changes.n_rollouts IS '1: an episode counts from now on; -1: no longer; 0: its reward changed; null: rewards of rows of this group or task in the queue may have changed';
 COMMENT ON COLUMN group_changes.was IS 'its reward before; null if it had none';
 COMMENT ON COLUMN group_changes.now IS 'its reward now; null if it has none';
+
+CREATE TABLE queue_groups (
+    buffer_id INTEGER NOT NULL,
+    key TEXT COLLATE "C" NOT NULL,
+    task_bound DOUBLE PRECISION DEFAULT 1e308 NOT NULL,
+    group_bound DOUBLE PRECISION DEFAULT 1e308 NOT NULL,
+    version BIGINT DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_queue_groups PRIMARY KEY (buffer_id, key)
+);
+CREATE INDEX ix_queue_groups_buffer_id_group_bound_key ON queue_groups (buffer_id, group_bound, key);
+CREATE INDEX ix_queue_groups_buffer_id_task_bound_key ON queue_groups (buffer_id, task_bound, key);
+COMMENT ON COLUMN queue_groups.buffer_id IS 'the buffer';
+COMMENT ON COLUMN queue_groups.key IS 'a task or a group of rows in the queue';
+COMMENT ON COLUMN queue_groups.task_bound IS 'rewards of the rollouts of the task differ at most by this; 1e308: unknown; -1: no rollout waits';
+COMMENT ON COLUMN queue_groups.group_bound IS 'the same of the group';
+COMMENT ON COLUMN queue_groups.version IS 'differs after each change: the transaction on PostgreSQL';
 
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
@@ -1004,6 +1020,7 @@ ALTER TABLE rank_agreements ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE documents ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE group_changes ALTER COLUMN buffer_id SET STATISTICS 0;
+ALTER TABLE queue_groups ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE rollout_stats ALTER COLUMN buffer_id SET STATISTICS 0;
 ALTER TABLE merges ALTER COLUMN buffer_id SET STATISTICS 0;
 

@@ -514,12 +514,23 @@ CREATE TABLE group_changes (
     id INTEGER NOT NULL,
     buffer_id INTEGER NOT NULL,
     group_id TEXT NOT NULL,
-    n_rollouts INTEGER NOT NULL,
+    n_rollouts INTEGER,
     was DOUBLE,
     now DOUBLE,
     CONSTRAINT pk_group_changes PRIMARY KEY (id)
 );
 CREATE INDEX ix_group_changes_buffer_id_group_id ON group_changes (buffer_id, group_id);
+
+CREATE TABLE queue_groups (
+    buffer_id INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    task_bound DOUBLE DEFAULT 1e308 NOT NULL,
+    group_bound DOUBLE DEFAULT 1e308 NOT NULL,
+    version BIGINT DEFAULT 0 NOT NULL,
+    CONSTRAINT pk_queue_groups PRIMARY KEY (buffer_id, key)
+);
+CREATE INDEX ix_queue_groups_buffer_id_group_bound_key ON queue_groups (buffer_id, group_bound, key);
+CREATE INDEX ix_queue_groups_buffer_id_task_bound_key ON queue_groups (buffer_id, task_bound, key);
 
 CREATE TABLE rollout_stats (
     buffer_id INTEGER NOT NULL,
